@@ -1,0 +1,107 @@
+"""Every public exception, in one place.
+
+Each is also a standard-library error, so that ``except ValueError`` keeps working, and each survives
+pickling, so that it can cross a process. A message names the object, shows the value and says the next step.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RlinfLabError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    def __reduce__(self) -> tuple:
+        # Exceptions with keyword-only state do not survive pickle by default.
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[RlinfLabError], args: tuple, state: dict) -> RlinfLabError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class UnknownNameError(RlinfLabError, LookupError):
+    """A name (environment, worker, channel, field) that does not exist; suggests the nearest one."""
+
+    @classmethod
+    def of(cls, what: str, name: object, known: Iterable[str], hint: str = "") -> UnknownNameError:
+        """Build the message: ``what`` is the kind of thing, ``known`` the names that would work."""
+        names = sorted(str(k) for k in known)
+        near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
+        nearest = f" Did you mean {near[0]!r}?" if near else ""
+        listing = ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
+        return cls(f"Unknown {what} {name!r}.{nearest} Known: {listing}.{' ' + hint if hint else ''}")
+
+
+class ConfigError(RlinfLabError, ValueError):
+    """A field of a configuration has a value that cannot work."""
+
+
+class WorkflowError(RlinfLabError, ValueError):
+    """The workflow itself is wrong: a channel without a consumer, a call with the wrong arguments."""
+
+
+class PlanError(RlinfLabError, ValueError):
+    """The plan does not fit the workflow or the devices."""
+
+
+class EnvError(RlinfLabError, RuntimeError):
+    """A simulator failed, or an environment breaks the `VecEnv` contract."""
+
+
+class MissingDependencyError(RlinfLabError, ImportError):
+    """An optional package is not installed; the message says which extra installs it."""
+
+    @classmethod
+    def of(cls, package: str, extra: str, why: str) -> MissingDependencyError:
+        return cls(f"{why} needs the package {package!r}, which is not installed. Next: pip install 'rlinf-lab[{extra}]'")
+
+
+class ChannelClosed(RlinfLabError, EOFError):
+    """A `take()` found the end of the stream, or a `put()` found that nobody will read any more."""
+
+
+class ChannelBroken(RlinfLabError, ConnectionError):
+    """The process at the other end of a channel died before it closed the channel."""
+
+
+class Cancelled(RlinfLabError, RuntimeError):
+    """The run was stopped while this worker was in the middle of a call."""
+
+
+class DeadlockError(RlinfLabError, RuntimeError):
+    """Nothing can move any more; the message names who waits for whom."""
+
+
+class ExecutorError(RlinfLabError, RuntimeError):
+    """The executor cannot do what was asked (not started, already stopped, a host died)."""
+
+
+class WorkerError(RlinfLabError, RuntimeError):
+    """A worker's own exception, raised where the user waits.
+
+    Attributes: ``worker`` (name), ``rank``, ``method``, ``remote_traceback`` (text of the worker's
+    stack), ``cause_type`` (name of the original class). ``__cause__`` is the original when it pickles.
+    """
+
+    worker: str = "?"
+    rank: int = 0
+    method: str = "?"
+    remote_traceback: str = ""
+    cause_type: str = ""
+
+    @classmethod
+    def of(cls, worker: str, rank: int, method: str, cause: BaseException, remote_traceback: str) -> WorkerError:
+        kind = type(cause).__name__
+        error = cls(
+            f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {cause}\n"
+            f"--- traceback in the worker ---\n{remote_traceback.rstrip()}"
+        )
+        error.worker, error.rank, error.method = worker, rank, method
+        error.remote_traceback, error.cause_type = remote_traceback, kind
+        return error
