@@ -1,0 +1,219 @@
+"""What a worker is, and the two ends of a channel as a worker sees them.
+
+A worker is a plain class. Its methods take inboxes (streams in), outboxes (streams out) and ordinary
+values, and run without any runtime: a list is a good inbox and `Collected` a good outbox in a unit test.
+Under an executor the same code runs in a thread or in a process of a cluster, on the device that the plan names.
+
+Source: RLinf (arXiv 2509.15965), section 3, "worker" and "channel".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Inbox(Protocol[T]):
+    """The reading end of a channel, as a worker's method receives it.
+
+    Iterating yields *batches* (lists); how many items a batch holds is the plan's decision. A batch is
+    never empty, and the iteration ends when every producer of this iteration has finished.
+    """
+
+    def __iter__(self) -> Iterator[list[T]]: ...
+
+    def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
+        """Exactly ``n`` items (``None``: the plan's chunk); fewer only when the stream ends, ``[]`` after its end."""
+        ...
+
+    def get_all(self) -> list[T]:
+        """Everything of this iteration: waits until all producers have finished."""
+        ...
+
+    def take(self, *, key: int | None = None) -> T:
+        """One item. Raises `ChannelClosed` at the end of the stream."""
+        ...
+
+
+@runtime_checkable
+class Outbox(Protocol[T]):
+    """The writing end of a channel. Closed by the executor when the worker's call returns."""
+
+    def put(self, item: T, *, key: int | None = None) -> None:
+        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel."""
+        ...
+
+    def put_all(self, items: Iterable[T], *, key: int | None = None) -> None:
+        """Hand over many items, in order."""
+        ...
+
+
+class Context:
+    """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
+
+    Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``device`` (torch's name for it,
+    ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``.
+    """
+
+    name: str = ""
+    rank: int = 0
+    ranks: int = 1
+    device: str = "cpu"
+    sub_batches: int = 1
+    iteration: int = 0
+
+    def span(self, label: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def log(self, metrics: dict[str, float]) -> None:
+        pass
+
+    def frame(self, image: Any) -> None:
+        pass
+
+    def wants_frame(self) -> bool:
+        return False
+
+    def compute(self, seconds: float) -> None:
+        """Occupy the device for ``seconds`` of the executor's clock (real sleep, or mock time in a test)."""
+        import time
+
+        time.sleep(seconds)
+
+    def cancelled(self) -> bool:
+        return False
+
+
+class Worker:
+    """Base class of every worker. Override `setup`, `onload`, `offload` and `close` where they mean something.
+
+    ``__init__`` receives the arguments given to ``flow.worker(...)`` and should be cheap: what needs the
+    device belongs into `setup`, which runs once, on the device, in the process where the worker lives.
+    """
+
+    _context: Context = Context()
+
+    # --- what a subclass may override -------------------------------------------------------------
+    def setup(self) -> None:
+        """Build what needs the device (models, simulators). Runs once, before the first call."""
+
+    def onload(self) -> None:
+        """Come back to the device after `offload`. Runs on the worker's own thread."""
+
+    def offload(self) -> None:
+        """Leave the device (move to host memory) because another worker needs it."""
+
+    def close(self) -> None:
+        """Release files, processes, windows. Runs once at the end, also after a failure."""
+
+    # --- what a subclass may use --------------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        return self._context.name or type(self).__name__
+
+    @property
+    def rank(self) -> int:
+        """This copy's index, 0 ≤ rank < ranks."""
+        return self._context.rank
+
+    @property
+    def ranks(self) -> int:
+        """How many copies run in parallel."""
+        return self._context.ranks
+
+    @property
+    def device(self) -> str:
+        """torch's name of the device of this rank: ``"cpu"`` or ``"cuda:0"``."""
+        return self._context.device
+
+    @property
+    def sub_batches(self) -> int:
+        """Into how many tokens the plan splits this worker's batch (double buffering inside a cell)."""
+        return self._context.sub_batches
+
+    @property
+    def iteration(self) -> int:
+        return self._context.iteration
+
+    def span(self, label: str) -> AbstractContextManager[Any]:
+        """``with self.span("physics"):`` names a part of this call on the timeline."""
+        return self._context.span(label)
+
+    def log(self, **metrics: float) -> None:
+        """Add numbers to the run's metrics of this iteration (the last value of a name wins)."""
+        self._context.log(metrics)
+
+    def frame(self, image: Any) -> None:
+        """Show a picture (uint8, H×W×3) of the environments in the dashboard."""
+        self._context.frame(image)
+
+    def wants_frame(self) -> bool:
+        """Whether somebody would look at a picture now. Ask before rendering, which is slow."""
+        return self._context.wants_frame()
+
+    def compute(self, seconds: float) -> None:
+        """Occupy the device for ``seconds``: the stand-in for work in schedules, examples and tests."""
+        self._context.compute(seconds)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the run was asked to stop; long loops without a channel should look at it."""
+        return self._context.cancelled()
+
+
+class FunctionWorker(Worker):
+    """A pure function on batches as a worker: one list of items in, one list of results out."""
+
+    def __init__(self, function: Callable[[list[Any]], Iterable[Any]]) -> None:
+        self.function = function
+
+    def __call__(self, inbox: Inbox[Any], outbox: Outbox[Any]) -> None:
+        for batch in inbox:
+            outbox.put_all(self.function(batch))
+
+
+class Collected(list[T], Generic[T]):
+    """An outbox that is a list: for calling a worker's method by hand. ``keys`` holds the key of each item."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[int | None] = []
+
+    def put(self, item: T, *, key: int | None = None) -> None:
+        self.append(item)
+        self.keys.append(key)
+
+    def put_all(self, items: Iterable[T], *, key: int | None = None) -> None:
+        for item in items:
+            self.put(item, key=key)
+
+
+class Scripted(Generic[T]):
+    """An inbox over a list of items: for calling a worker's method by hand. ``chunk`` is the batch size of iteration."""
+
+    def __init__(self, items: Iterable[T], chunk: int | None = None) -> None:
+        self._items = list(items)
+        self._chunk = chunk
+
+    def __iter__(self) -> Iterator[list[T]]:
+        while self._items:
+            yield self.get()
+
+    def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
+        size = n or self._chunk or len(self._items)
+        batch, self._items = self._items[:size], self._items[size:]
+        return batch
+
+    def get_all(self) -> list[T]:
+        return self.get(len(self._items) or None)
+
+    def take(self, *, key: int | None = None) -> T:
+        if not self._items:
+            from rlinf_lab.errors import ChannelClosed
+
+            raise ChannelClosed("this scripted inbox has no item left")
+        return self._items.pop(0)
