@@ -1,0 +1,78 @@
+"""Declaration of a channel, as the workflow's author writes it. The queue itself belongs to the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf_lab.workflow.workflow import Workflow
+
+DEFAULT_CAPACITY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """What a channel promises.
+
+    ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and is
+    read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), so nothing bounds it.
+    """
+
+    name: str
+    capacity: int | None = DEFAULT_CAPACITY
+    keyed: bool = False
+    whole: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ConfigError(f"Channel name {self.name!r} is not an identifier; use letters, digits and underscores.")
+        if self.capacity is not None and (not isinstance(self.capacity, int) or self.capacity < 1):
+            raise ConfigError(
+                f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
+                f"at least 1, or None for no bound."
+            )
+
+
+class Channel:
+    """A named first-in-first-out stream between workers, handed to their methods as an argument.
+
+    In the iteration function (the driver) a channel can also be written (`put`, `put_all`) and read (`get`, iteration).
+    """
+
+    def __init__(self, flow: Workflow, spec: ChannelSpec) -> None:
+        self._flow = flow
+        self.spec = spec
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def put(self, item: Any, *, key: int | None = None) -> None:
+        """Hand over one item from the driver; blocks while the channel is full."""
+        self._flow.dispatcher().driver_put(self.spec, [item], key)
+
+    def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
+        """Hand over many items from the driver, in order."""
+        self._flow.dispatcher().driver_put(self.spec, list(items), key)
+
+    def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
+        """``n`` items for the driver (fewer at the end of the stream, ``[]`` after it)."""
+        return self._flow.dispatcher().driver_get(self.spec, n, key)
+
+    def get_all(self) -> list[Any]:
+        """Everything of this iteration, for the driver."""
+        return self._flow.dispatcher().driver_get(self.spec, "all", None)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while batch := self.get():
+            yield batch
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
+        notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole
+        return f"Channel({spec.name!r}, {', '.join(notes)})"

@@ -1,0 +1,176 @@
+"""The workflow graph: workers, the channels between them, the values they hand on, and the cycles (cells).
+
+Frozen; traced from a dry run of the user's own loop (`trace.py`). Roles are never known by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from rlinf_lab.errors import UnknownNameError, WorkflowError
+from rlinf_lab.workflow.channel import ChannelSpec
+
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call site of the loop: a method with the channels it reads and writes."""
+
+    method: str
+    signature: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    starts_on_device: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A worker (or the driver) with its call sites in program order."""
+
+    name: str
+    class_name: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One producer and one consumer of a channel."""
+
+    channel: str
+    producer: str
+    consumer: str
+    keyed: bool
+    whole: bool
+    capacity: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ValueEdge:
+    """A value that goes from one call's result to another call's argument, once per iteration."""
+
+    producer: str
+    consumer: str
+    label: str
+
+
+@dataclass(frozen=True)
+class WorkflowGraph:
+    """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    channels: tuple[ChannelSpec, ...]
+    value_edges: tuple[ValueEdge, ...]
+
+    @cached_property
+    def edges(self) -> tuple[Edge, ...]:
+        """One edge for every (producer, consumer) pair of every channel, in order of declaration."""
+        return tuple(
+            Edge(c.name, p, q, c.keyed, c.whole, c.capacity)
+            for c in self.channels
+            for p in self.producers(c.name)
+            for q in self.consumers(c.name)
+        )
+
+    @cached_property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(n.name for n in self.nodes if n.name != DRIVER)
+
+    def node(self, name: str) -> Node:
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise UnknownNameError.of("worker", name, self.workers)
+
+    def channel(self, name: str) -> ChannelSpec:
+        for spec in self.channels:
+            if spec.name == name:
+                return spec
+        raise UnknownNameError.of("channel", name, [c.name for c in self.channels])
+
+    def producers(self, channel: str) -> tuple[str, ...]:
+        return tuple(n.name for n in self.nodes if any(channel in c.writes for c in n.calls))
+
+    def consumers(self, channel: str) -> tuple[str, ...]:
+        return tuple(n.name for n in self.nodes if any(channel in c.reads for c in n.calls))
+
+    @cached_property
+    def cells(self) -> tuple[tuple[str, ...], ...]:
+        """Cycles of channel edges (a simulator and its policy), as strongly connected components of two or more."""
+        return tuple(c for c in self._components if len(c) > 1)
+
+    @cached_property
+    def depth(self) -> dict[str, int]:
+        """Longest path from a source over the collapsed graph; members of a cell share one. Smaller is further upstream."""
+        home = {w: i for i, members in enumerate(self._components) for w in members}
+        above: dict[int, set[int]] = {i: set() for i in range(len(self._components))}
+        for edge in self.edges:
+            if home[edge.producer] != home[edge.consumer]:
+                above[home[edge.consumer]].add(home[edge.producer])
+        level: dict[int, int] = {}
+
+        def of(i: int) -> int:
+            if i not in level:
+                level[i] = 1 + max((of(j) for j in above[i]), default=-1)
+            return level[i]
+
+        return {w: of(home[w]) for w in home}
+
+    @cached_property
+    def _components(self) -> tuple[tuple[str, ...], ...]:
+        reach = {n.name: self._reachable(n.name) for n in self.nodes}
+        seen: set[str] = set()
+        found = []
+        for node in self.nodes:
+            if node.name in seen:
+                continue
+            members = (node.name, *(m for m in reach[node.name] if m != node.name and node.name in reach[m]))
+            ordered = tuple(n.name for n in self.nodes if n.name in members)
+            seen.update(ordered)
+            found.append(ordered)
+        return tuple(found)
+
+    def _reachable(self, start: str) -> set[str]:
+        found: set[str] = set()
+        open_: list[str] = [start]
+        while open_:
+            here = open_.pop()
+            for edge in self.edges:
+                if edge.producer == here and edge.consumer not in found:
+                    found.add(edge.consumer)
+                    open_.append(edge.consumer)
+        return found
+
+    def validate(self) -> None:
+        """Raises `WorkflowError` naming the channel that nobody reads or nobody writes."""
+        for spec in self.channels:
+            writers, readers = self.producers(spec.name), self.consumers(spec.name)
+            if writers and not readers:
+                raise WorkflowError(
+                    f"Channel {spec.name!r} of workflow {self.name!r} is written by {_names(writers)} but nobody reads it: "
+                    f"its producers would wait for ever. Next: pass it to a worker as an Inbox, or do not pass it at all."
+                )
+            if readers and not writers:
+                raise WorkflowError(
+                    f"Channel {spec.name!r} of workflow {self.name!r} is read by {_names(readers)} but nobody writes it. "
+                    f"Next: pass it to a worker as an Outbox, or put into it in the iteration."
+                )
+
+    def __repr__(self) -> str:
+        lines = [f"Workflow {self.name!r}: {len(self.workers)} workers, {len(self.channels)} channels"]
+        lines += [f"  {e.producer} --{e.channel}--> {e.consumer}" for e in self.edges]
+        lines += [f"  {v.producer} ..{v.label}..> {v.consumer}" for v in self.value_edges]
+        lines += [f"  cell: {' <-> '.join(c)}" for c in self.cells]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from rlinf_lab.workflow.drawing import graph_svg
+
+        return graph_svg(self.nodes, self.edges, self.value_edges, self.cells)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(repr(n) for n in names)
