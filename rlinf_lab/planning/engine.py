@@ -1,0 +1,445 @@
+"""The scheduler as a state machine: events go in, instructions come out. No clock, no thread, no socket, no payload.
+
+Three drivers feed it: the simulator (virtual time), the host of the local executor (threads) and the device hosts of the
+Ray executor (one engine each). It deals in counts: an item is a sequence number of its channel.
+
+Invariants
+- A process holds all its devices or none; two holders never share a device.
+- A process is in at most one queue (getters, putters, a lock's), and an event of a queued process is an error of the driver.
+- Items leave a channel in the order in which the engine accepted them; each is granted to exactly one get.
+- Events of one instant are settled together, sorted by (process, kind, channel): the order in which threads
+  happened to run has no influence (needed for simulated and local timelines to be equal).
+- The one that waited longest among equals gets the device; upstream goes before downstream, so a consumer runs when
+  its producer has put data and has nothing left to do.
+
+Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded scheduling.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from enum import IntEnum
+
+from rlinf_lab.errors import ExecutorError
+
+
+class Event(IntEnum):
+    """What a driver reports. The numbers are the order within one instant and one process."""
+
+    START = 0  # (process, START, -1, 1 if it needs its devices now else 0)
+    PUT = 1  # (process, PUT, channel, n)
+    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end
+    DONE = 3  # (process, DONE, -1, 0)
+    OFFLOADED = 4
+    ONLOADED = 5
+
+
+class Do(IntEnum):
+    """What the driver must carry out, in the order given."""
+
+    STORE = 0  # (STORE, process, channel, first): the put's items enter the channel from sequence number ``first``
+    BOUND = 1  # (BOUND, process, lo, hi): input or room is there, the process now waits for its devices
+    RESUME = 2  # (RESUME, process, lo, hi): go on, with items [lo, hi) of the channel it asked
+    OFFLOAD = 3  # (OFFLOAD, process, 0, 0): leave the devices, then report OFFLOADED
+    ONLOAD = 4  # (ONLOAD, process, 0, 0): come to the devices, then report ONLOADED
+    FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
+    EXTEND = 6  # (EXTEND, -1, channel, n): an exact get needs n items more than remote producers may send: grant credit
+
+
+ALL = 1 << 60
+UNBOUNDED = 1 << 60
+
+
+class Process:
+    """A rank of a worker, as the engine sees it."""
+
+    __slots__ = ("devices", "granted", "hi", "holding", "index", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state")
+
+    def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool) -> None:
+        self.index = index
+        self.devices = devices
+        self.priority = priority
+        self.size = size  # units of memory on each of its devices while resident
+        self.offloadable = offloadable
+        self.resident = resident
+        self.holding = False
+        self.granted = False  # owns the devices, but may still wait for a switch
+        self.state = "idle"
+        self.lo = self.hi = 0
+        self.lock_key: tuple[int, int, int] = (0, 0, 0)
+
+
+class Stream:
+    """The closing state that all queues of one channel in one iteration share."""
+
+    __slots__ = ("capacity", "channels", "closed", "expected", "name")
+
+    def __init__(self, capacity: int | None, name: object) -> None:
+        self.capacity = UNBOUNDED if capacity is None else capacity
+        self.channels: list[int] = []
+        self.closed = 0
+        self.expected = -1  # unknown until sealed
+        self.name = name
+
+    @property
+    def ended(self) -> bool:
+        return self.closed == self.expected
+
+
+class Channel:
+    """One queue: counts and the processes that wait at either end. ``stub``: its items live on another host."""
+
+    __slots__ = ("getters", "head", "putters", "remote_stalled", "stream", "stub", "tail")
+
+    def __init__(self, stream: Stream, stub: bool) -> None:
+        self.stream = stream
+        self.stub = stub
+        self.head = self.tail = 0
+        self.getters: deque[tuple[Process, int]] = deque()
+        self.putters: deque[tuple[Process, int]] = deque()
+        self.remote_stalled = False
+
+
+class Engine:
+    """See the module's docstring. ``memory``: units per device; ``None`` means that everything fits."""
+
+    def __init__(self, devices: int, memory: int | None = None) -> None:
+        self.processes: list[Process] = []
+        self.streams: list[Stream] = []
+        self.channels: list[Channel] = []
+        self._memory = memory
+        self._used = [0] * devices
+        self._holder: list[Process | None] = [None] * devices
+        self._residents: list[list[Process]] = [[] for _ in range(devices)]
+        self._queue: list[list[Process]] = [[] for _ in range(devices)]
+        self._touched: set[int] = set()
+        self._arrivals = 0
+        self._evicting: dict[Process, list[Process]] = {}
+        self._out: list[tuple[int, int, int, int]] = []
+
+    # --- building --------------------------------------------------------------------------------------
+    def add_process(
+        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False
+    ) -> int:
+        """A new process; ``priority``: depth in the graph, smaller goes first."""
+        process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident)
+        if self._memory is None:
+            process.resident = True
+        self.processes.append(process)
+        return process.index
+
+    def open_stream(self, capacity: int | None, name: object = "") -> int:
+        self.streams.append(Stream(capacity, name))
+        return len(self.streams) - 1
+
+    def open_channel(self, stream: int, stub: bool = False) -> int:
+        """Another queue of a stream (one for each key, or one for each shard)."""
+        self.channels.append(Channel(self.streams[stream], stub))
+        self.streams[stream].channels.append(len(self.channels) - 1)
+        return len(self.channels) - 1
+
+    # --- events ------------------------------------------------------------------------------------------
+    def settle(self, events: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+        """Process the events of one instant; the instructions that follow from them."""
+        if len(events) > 1:
+            events.sort()
+        for process, kind, channel, n in events:
+            if kind == Event.PUT:
+                self._put(self.processes[process], channel, n)
+            elif kind == Event.GET:
+                self._get(self.processes[process], channel, n)
+            elif kind == Event.START:
+                self._start(self.processes[process], n)
+            elif kind == Event.DONE:
+                self._done(self.processes[process])
+            elif kind == Event.ONLOADED:
+                self._onloaded(self.processes[process])
+            else:
+                self._offloaded(self.processes[process])
+        return self._flush()
+
+    def close(self, stream: int, n: int = 1) -> list[tuple[int, int, int, int]]:
+        """``n`` producers of a stream have finished."""
+        self.streams[stream].closed += n
+        return self._closing(stream)
+
+    def seal(self, stream: int, expected: int) -> list[tuple[int, int, int, int]]:
+        """From now on it is known how many producers there are: the stream ends when so many have closed."""
+        self.streams[stream].expected = expected
+        return self._closing(stream)
+
+    def remote_put(self, channel: int, n: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+        """Items arrived from another host (which had the credit for them): the first sequence number, and what follows."""
+        queue = self.channels[channel]
+        first = queue.tail
+        queue.tail += n
+        self._serve(channel)
+        return first, self._flush()
+
+    def credit(self, channel: int, n: int) -> list[tuple[int, int, int, int]]:
+        """The other host has room for ``n`` more items of this stub."""
+        self.channels[channel].head += n
+        self._serve(channel)
+        return self._flush()
+
+    def remote_stall(self, channel: int) -> list[tuple[int, int, int, int]]:
+        """A producer on another host is blocked at this channel."""
+        queue = self.channels[channel]
+        queue.remote_stalled = True
+        if queue.getters:
+            wanted = queue.getters[0][1]
+            missing = wanted - (queue.tail - queue.head)
+            if wanted == ALL:
+                self._out.append((Do.EXTEND, -1, channel, 1 << 20))
+            elif wanted > 0 and missing > 0:
+                self._out.append((Do.EXTEND, -1, channel, missing))
+        self._serve(channel)
+        return self._flush()
+
+    def cancel(self, process: int) -> list[tuple[int, int, int, int]]:
+        """Take a waiting process out of every queue and let it go on, without items and without devices."""
+        p = self.processes[process]
+        if p.state == "get":
+            for queue in self.channels:
+                queue.getters = deque(g for g in queue.getters if g[0] is not p)
+        elif p.state == "put":
+            for queue in self.channels:
+                queue.putters = deque(g for g in queue.putters if g[0] is not p)
+        elif p.state == "lock":
+            for device in p.devices:
+                if p in self._queue[device]:
+                    self._queue[device].remove(p)
+                    self._touched.add(device)
+        else:
+            return []
+        if p.granted:
+            self._release(p)
+        p.state = "run"
+        p.lo = p.hi = 0
+        self._out.append((Do.RESUME, p.index, 0, 0))
+        return self._flush()
+
+    def relieve(self) -> list[tuple[int, int, int, int]]:
+        """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
+
+        Returns no instruction when neither exists: then the workflow really waits for something that never comes.
+        """
+        full = [(q.tail - q.head, i) for i, q in enumerate(self.channels) if q.putters and not q.stub]
+        if full:
+            _, i = min(full)
+            self._accept(i, *self.channels[i].putters.popleft())
+            self._serve(i)
+            return self._flush()
+        for i, queue in enumerate(self.channels):
+            if queue.getters and queue.getters[0][1] < 0 and queue.tail > queue.head:
+                self._bind(i, queue.tail - queue.head)
+                self._serve(i)
+                return self._flush()
+        return []
+
+    # --- looking -------------------------------------------------------------------------------------------
+    def depth(self, channel: int) -> int:
+        return self.channels[channel].tail - self.channels[channel].head
+
+    def waiting(self) -> list[tuple[int, str, int]]:
+        """(process, "get" | "put" | "lock", channel or device) of everything that waits."""
+        rows = [(g[0].index, "get", i) for i, q in enumerate(self.channels) for g in q.getters]
+        rows += [(g[0].index, "put", i) for i, q in enumerate(self.channels) for g in q.putters]
+        rows += [(p.index, "lock", d) for d, waiting in enumerate(self._queue) for p in waiting]
+        return rows
+
+    def holder(self, device: int) -> int | None:
+        holder = self._holder[device]
+        return None if holder is None else holder.index
+
+    # --- the machine -----------------------------------------------------------------------------------
+    def _start(self, p: Process, needs_devices: int) -> None:
+        self._expect_running(p, "idle")
+        p.lo = p.hi = 0
+        if needs_devices:
+            self._want(p)
+        else:
+            p.state = "run"
+            self._out.append((Do.RESUME, p.index, 0, 0))
+
+    def _put(self, p: Process, channel: int, n: int) -> None:
+        self._expect_running(p, "run")
+        queue = self.channels[channel]
+        if not queue.putters and self._room(queue, n):
+            self._store(channel, p, n)
+            self._out.append((Do.RESUME, p.index, 0, 0))  # keeps its devices
+            if queue.getters:
+                self._serve(channel)
+            return
+        p.state = "put"
+        queue.putters.append((p, n))
+        self._release(p)
+        if queue.getters:
+            self._serve(channel)
+
+    def _get(self, p: Process, channel: int, n: int) -> None:
+        self._expect_running(p, "run")
+        p.state = "get"
+        self._release(p)
+        self.channels[channel].getters.append((p, n))
+        self._serve(channel)
+
+    def _done(self, p: Process) -> None:
+        self._expect_running(p, "run")
+        p.state = "idle"
+        self._release(p)
+        self._out.append((Do.FINISHED, p.index, 0, 0))
+
+    def _expect_running(self, p: Process, state: str) -> None:
+        if p.state != state:
+            raise ExecutorError(f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn")
+
+    def _room(self, queue: Channel, n: int) -> bool:
+        """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks for more."""
+        depth = queue.tail - queue.head
+        if depth == 0 or depth + n <= queue.stream.capacity:
+            return True
+        return bool(queue.getters) and queue.getters[0][1] > depth
+
+    def _store(self, channel: int, p: Process, n: int) -> None:
+        queue = self.channels[channel]
+        self._out.append((Do.STORE, p.index, channel, queue.tail))
+        queue.tail += n
+
+    def _accept(self, channel: int, p: Process, n: int) -> None:
+        self._store(channel, p, n)
+        p.lo = p.hi = 0
+        self._out.append((Do.BOUND, p.index, 0, 0))
+        self._want(p)
+
+    def _bind(self, channel: int, n: int) -> None:
+        queue = self.channels[channel]
+        p, _ = queue.getters.popleft()
+        p.lo = queue.head
+        queue.head = p.hi = queue.head + n
+        queue.remote_stalled = False
+        self._out.append((Do.BOUND, p.index, p.lo, p.hi))
+        self._want(p)
+
+    def _serve(self, channel: int) -> None:
+        """Match waiting putters with room and waiting getters with items until neither can move."""
+        queue = self.channels[channel]
+        while True:
+            if queue.putters and self._room(queue, queue.putters[0][1]):
+                self._accept(channel, *queue.putters.popleft())
+                continue
+            if not queue.getters:
+                return
+            depth = queue.tail - queue.head
+            wanted = queue.getters[0][1]
+            if wanted < 0:
+                short = depth > 0 and (bool(queue.putters) or queue.remote_stalled)
+                size = min(-wanted, depth)
+                ready = depth >= -wanted or short
+            else:
+                size = min(wanted, depth)
+                ready = depth >= wanted
+            if not ready and not (queue.stream.ended and not queue.putters):
+                return
+            self._bind(channel, size)
+
+    def _closing(self, stream: int) -> list[tuple[int, int, int, int]]:
+        if self.streams[stream].ended:
+            for channel in self.streams[stream].channels:
+                self._serve(channel)
+        return self._flush()
+
+    # --- devices ---------------------------------------------------------------------------------------
+    def _want(self, p: Process) -> None:
+        if not p.devices:
+            p.state = "run"
+            self._out.append((Do.RESUME, p.index, p.lo, p.hi))
+            return
+        p.state = "lock"
+        self._arrivals += 1
+        p.lock_key = (p.priority, self._arrivals, p.index)
+        for device in p.devices:
+            self._queue[device].append(p)
+            self._touched.add(device)
+
+    def _release(self, p: Process) -> None:
+        if p.granted:
+            p.granted = p.holding = False
+            for device in p.devices:
+                self._holder[device] = None
+                self._touched.add(device)
+
+    def _flush(self) -> list[tuple[int, int, int, int]]:
+        while self._touched:
+            candidates = {p.index: p for d in sorted(self._touched) for p in self._queue[d]}
+            self._touched.clear()
+            self._arbitrate(sorted(candidates.values(), key=lambda p: p.lock_key))
+        out, self._out = self._out, []
+        return out
+
+    def _arbitrate(self, candidates: list[Process]) -> None:
+        """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
+        kept: set[int] = set()
+        for p in candidates:
+            if any(self._holder[d] is not None or d in kept or self._ahead(p, d) for d in p.devices):
+                kept.update(p.devices)
+                continue
+            for device in p.devices:
+                self._holder[device] = p
+                self._queue[device].remove(p)
+            p.granted = True
+            self._switch(p)
+
+    def _ahead(self, p: Process, device: int) -> bool:
+        return any(q.lock_key < p.lock_key for q in self._queue[device])
+
+    def _switch(self, p: Process) -> None:
+        """The devices are p's; bring p onto them, moving out the longest-resident ones that are in the way."""
+        if p.resident:
+            self._resume(p)
+            return
+        p.state = "switch"
+        victims: list[Process] = []
+        for device in p.devices:
+            used = self._used[device] - sum(v.size for v in victims if device in v.devices)
+            for other in self._residents[device]:
+                if self._memory is None or used + p.size <= self._memory:
+                    break
+                if other not in victims and other is not p and other.offloadable and not other.granted:
+                    victims.append(other)
+                    used -= other.size
+        for victim in victims:
+            waiting = self._evicting.setdefault(victim, [])
+            if not waiting:
+                self._out.append((Do.OFFLOAD, victim.index, 0, 0))
+            waiting.append(p)
+        if not victims and not self._is_waiting(p):
+            self._bring(p)
+
+    def _is_waiting(self, p: Process) -> bool:
+        return any(p in waiting for waiting in self._evicting.values())
+
+    def _bring(self, p: Process) -> None:
+        for device in p.devices:
+            self._used[device] += p.size
+            self._residents[device].append(p)
+        self._out.append((Do.ONLOAD, p.index, 0, 0))
+
+    def _onloaded(self, p: Process) -> None:
+        p.resident = True
+        self._resume(p)
+
+    def _offloaded(self, p: Process) -> None:
+        p.resident = False
+        for device in p.devices:
+            self._used[device] -= p.size
+            self._residents[device].remove(p)
+        for waiting in self._evicting.pop(p, ()):
+            if not self._is_waiting(waiting):
+                self._switch(waiting)
+
+    def _resume(self, p: Process) -> None:
+        p.holding = True
+        p.state = "run"
+        self._out.append((Do.RESUME, p.index, p.lo, p.hi))
