@@ -106,8 +106,9 @@ class Engine:
 
     def __init__(self, devices: int, memory: int | None = None) -> None:
         self.processes: list[Process] = []
-        self.streams: list[Stream] = []
-        self.channels: list[Channel] = []
+        self.streams: dict[int, Stream] = {}
+        self.channels: dict[int, Channel] = {}
+        self._opened = 0
         self._memory = memory
         self._used = [0] * devices
         self._holder: list[Process | None] = [None] * devices
@@ -130,14 +131,23 @@ class Engine:
         return process.index
 
     def open_stream(self, capacity: int | None, name: object = "") -> int:
-        self.streams.append(Stream(capacity, name))
-        return len(self.streams) - 1
+        self._opened += 1
+        self.streams[self._opened] = Stream(capacity, name)
+        return self._opened
 
     def open_channel(self, stream: int, stub: bool = False) -> int:
         """Another queue of a stream (one for each key, or one for each shard)."""
-        self.channels.append(Channel(self.streams[stream], stub))
-        self.streams[stream].channels.append(len(self.channels) - 1)
-        return len(self.channels) - 1
+        self._opened += 1
+        self.channels[self._opened] = Channel(self.streams[stream], stub)
+        self.streams[stream].channels.append(self._opened)
+        return self._opened
+
+    def forget_channel(self, channel: int) -> None:
+        """Drop a queue at which nobody waits any more."""
+        del self.channels[channel]
+
+    def forget_stream(self, stream: int) -> None:
+        del self.streams[stream]
 
     # --- events ------------------------------------------------------------------------------------------
     def settle(self, events: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
@@ -201,10 +211,10 @@ class Engine:
         """Take a waiting process out of every queue and let it go on, without items and without devices."""
         p = self.processes[process]
         if p.state == "get":
-            for queue in self.channels:
+            for queue in self.channels.values():
                 queue.getters = deque(g for g in queue.getters if g[0] is not p)
         elif p.state == "put":
-            for queue in self.channels:
+            for queue in self.channels.values():
                 queue.putters = deque(g for g in queue.putters if g[0] is not p)
         elif p.state == "lock":
             for device in p.devices:
@@ -225,27 +235,38 @@ class Engine:
 
         Returns no instruction when neither exists: then the workflow really waits for something that never comes.
         """
-        full = [(q.tail - q.head, i) for i, q in enumerate(self.channels) if q.putters and not q.stub]
+        full = [(q.tail - q.head, q.putters[0][0].index, i) for i, q in self.channels.items() if q.putters and not q.stub]
         if full:
-            _, i = min(full)
+            _, _, i = min(full)
             self._accept(i, *self.channels[i].putters.popleft())
             self._serve(i)
             return self._flush()
-        for i, queue in enumerate(self.channels):
-            if queue.getters and queue.getters[0][1] < 0 and queue.tail > queue.head:
-                self._bind(i, queue.tail - queue.head)
-                self._serve(i)
-                return self._flush()
+        short = [
+            (q.getters[0][0].index, i) for i, q in self.channels.items()
+            if q.getters and q.getters[0][1] < 0 and q.tail > q.head
+        ]  # fmt: skip
+        if short:
+            _, i = min(short)
+            self._bind(i, self.depth(i))
+            self._serve(i)
+            return self._flush()
         return []
 
     # --- looking -------------------------------------------------------------------------------------------
     def depth(self, channel: int) -> int:
         return self.channels[channel].tail - self.channels[channel].head
 
+    def is_putting(self, process: int) -> bool:
+        return self.processes[process].state == "put"
+
+    def is_full(self, channel: int) -> bool:
+        """Putters wait at this channel."""
+        return bool(self.channels[channel].putters)
+
     def waiting(self) -> list[tuple[int, str, int]]:
         """(process, "get" | "put" | "lock", channel or device) of everything that waits."""
-        rows = [(g[0].index, "get", i) for i, q in enumerate(self.channels) for g in q.getters]
-        rows += [(g[0].index, "put", i) for i, q in enumerate(self.channels) for g in q.putters]
+        rows = [(g[0].index, "get", i) for i, q in self.channels.items() for g in q.getters]
+        rows += [(g[0].index, "put", i) for i, q in self.channels.items() for g in q.putters]
         rows += [(p.index, "lock", d) for d, waiting in enumerate(self._queue) for p in waiting]
         return rows
 
@@ -286,7 +307,8 @@ class Engine:
         self._serve(channel)
 
     def _done(self, p: Process) -> None:
-        self._expect_running(p, "run")
+        if p.state not in ("run", "idle"):  # idle: a call that was given up before it started
+            self._expect_running(p, "run")
         p.state = "idle"
         self._release(p)
         self._out.append((Do.FINISHED, p.index, 0, 0))
@@ -346,7 +368,9 @@ class Engine:
 
     def _closing(self, stream: int) -> list[tuple[int, int, int, int]]:
         if self.streams[stream].ended:
-            for channel in self.streams[stream].channels:
+            # In the order of who waits, not of creation: queues are opened by whichever thread comes first.
+            waiting = [(self.channels[c].getters[0][0].index, c) for c in self.streams[stream].channels if self.channels[c].getters]
+            for _, channel in sorted(waiting):
                 self._serve(channel)
         return self._flush()
 

@@ -35,6 +35,10 @@ class Layout:
     def device_names(self, worker: str, rank: int) -> tuple[str, ...]:
         return () if worker == DRIVER else self.plan.device_names(worker, rank)
 
+    def graph_channels(self) -> list[str]:
+        """Channels that somebody writes or reads."""
+        return [c.name for c in self.graph.channels if self.graph.consumers(c.name)]
+
     def ranks(self, worker: str) -> int:
         return 1 if worker == DRIVER else self.plan.ranks(worker)
 

@@ -1,0 +1,782 @@
+"""A host: the threads of some worker ranks in one process, driven by one engine.
+
+The local executor is one host with everything on it; every device host of a Ray run is one, and so is the driver of a Ray
+run. Hosts speak to each other in one-way messages (`wire.py`); nothing is asked once per item.
+
+Threads and time
+- One mutex guards the engine and all state; user code never runs under it, and nothing is sent under it.
+- A thread that posts an event waits at its own gate until the engine resumes it. It also carries out orders to leave or to
+  come onto the device while it waits: no second thread ever touches a worker.
+- ``running`` counts the threads that could still cause an event. At zero, with a mock clock, the last thread to block settles the
+  collected events of this instant or moves time to the next timer; with the real clock it means that nothing can
+  move any more: relief, and if that does not help, a `DeadlockError` that names who waits for what.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rlinf_lab.errors import Cancelled, ChannelClosed, DeadlockError, WorkerError
+from rlinf_lab.planning.engine import Do, Event
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.ports import InboxPort, OutboxPort
+from rlinf_lab.runtime.process import Frame, HostContext, Process
+from rlinf_lab.runtime.queues import Queue, QueueId, QueueTable, StreamId
+from rlinf_lab.runtime.values import ValueTable
+from rlinf_lab.timeline.clock import Clock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, RefArg, follow
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.workflow import Declaration
+
+FRAME_PERIOD_NS = 500_000_000
+
+
+class Host:
+    """See the module's docstring.
+
+    ``place``: host name of every (worker, rank). ``send(host, message)``: how to reach the others; never called under the mutex.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: Layout,
+        place: dict[tuple[str, int], str],
+        clock: Clock,
+        recorder: Recorder,
+        send: Callable[[str, tuple], None] | None = None,
+    ) -> None:
+        self.name, self.layout, self.place = name, layout, place
+        self.clock, self.recorder = clock, recorder
+        self.stopping = False
+        self.failure: WorkerError | DeadlockError | None = None
+        self.metrics: deque[tuple[str, int, int, dict[str, float]]] = deque()
+        self.frames: dict[str, Any] = {}
+        self.relieved = 0
+        self._send = send
+        self._alone = set(place.values()) == {name}
+        self._mock = clock if isinstance(clock, MockClock) else None
+        self._mutex = threading.RLock()
+        self._engine = layout.new_engine()
+        self._queues = QueueTable(layout, self._engine, name)
+        self._processes: list[Process] = []
+        self._by_member: dict[tuple[str, int], Process] = {}
+        self._threads: list[threading.Thread] = []
+        self._values = ValueTable()
+        self._running = 0
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._timers: list[tuple[int, int, Process]] = []
+        self._outgoing: deque[tuple[str, tuple]] = deque()
+        self._sending = threading.Lock()
+        self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
+        self._outstanding = 0  # ranks of calls that the driver has submitted and that have not ended
+        self._batch = 0
+        self._stalled: dict[Queue, list[str]] = {}
+        self._debt: dict[tuple[Queue, str], int] = {}
+        self._given_up: dict[int, BaseException] = {}
+        self._turn = itertools.count()
+        self._homes_of: dict[str, list[str]] = {}
+        self._set_up = 0
+        self._ready = threading.Condition()
+        self.on_failure: Callable[[BaseException], None] | None = None
+        self._frame_due: dict[Process, int] = {}
+        for worker, rank in layout.members:
+            if place[worker, rank] == name:
+                self._add_process(worker, rank)
+
+    def _add_process(self, worker: str, rank: int) -> None:
+        index = self.layout.add_process(self._engine, worker, rank)
+        track = self.recorder.track(worker, rank, self.layout.device_names(worker, rank))
+        process = Process(worker, rank, index, track)
+        self._processes.append(process)
+        self._by_member[worker, rank] = process
+
+    # --- starting and stopping ---------------------------------------------------------------------------
+    def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
+        """Build every worker of this host in its own thread and wait until all are set up. Raises their `WorkerError`."""
+        mine = [p for p in self._processes if p.worker != DRIVER]
+        self._running += len(mine)
+        for process in mine:
+            device = torch_device(self.layout.device_names(process.worker, process.rank))
+            context = HostContext(self, process, self.layout.ranks(process.worker), device, self.layout.plan.tokens(process.worker))
+            arguments = (process, declarations[process.worker], context)
+            self._threads.append(threading.Thread(target=self._main, args=arguments, name=process.label, daemon=True))
+        for thread in self._threads:
+            thread.start()
+        with self._ready:
+            self._ready.wait_for(lambda: self._set_up == len(mine))
+        if self.failure is not None:
+            raise self.failure
+
+    def stop(self, grace_seconds: float = 5.0) -> list[str]:
+        """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not end in time."""
+        with self._mutex:
+            self.stopping = True
+            for process in self._processes:
+                process.calls.clear()
+                if process.call is not None:
+                    self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
+                elif process.waits_for == "call":
+                    self._wake(process)
+        self.flush()
+        for thread in self._threads:
+            thread.join(grace_seconds)
+        return [t.name for t in self._threads if t.is_alive()]
+
+    def cancel(self, iteration: int, cause: BaseException) -> None:
+        """Give up on an iteration: its waiting calls end with `Cancelled`, the workers stay alive."""
+        with self._mutex:
+            if iteration in self._given_up:
+                return
+            self._given_up[iteration] = cause
+            for process in self._processes:
+                dropped = [c for c in process.calls if c.iteration <= iteration]
+                process.calls = deque(c for c in process.calls if c.iteration > iteration)
+                for call in dropped:
+                    self._complete(call, process, None, Cancelled(f"{process.label}.{call.method}: given up, because {cause}"))
+                if process.call is not None and process.call.iteration <= iteration:
+                    self._interrupt(process, Cancelled(f"{process.label}.{process.call.method}: given up, because {cause}"))
+            self._values.fail_missing(iteration, cause, self._wake)
+        self.flush()
+
+    def _interrupt(self, process: Process, error: BaseException) -> None:
+        """Under the mutex: make a waiting thread raise ``error``; one that computes raises it at its next channel."""
+        process.error = error
+        if process.waits_for == "timer":
+            self._timers = [t for t in self._timers if t[2] is not process]
+            heapq.heapify(self._timers)
+            self._wake(process)
+        elif process.waits_for in ("value", "calls"):
+            self._wake(process)
+        elif process.waits_for == "engine":
+            kept = [e for e in self._pending if e[0] != process.index]
+            if len(kept) < len(self._pending):
+                self._pending = kept
+                self._wake(process)
+            else:
+                self._apply(self._engine.cancel(process.index))
+
+    # --- calls -------------------------------------------------------------------------------------------
+    def submit(self, call: CallSpec) -> None:
+        """Queue a call for the ranks of its worker that live here; returns at once."""
+        with self._mutex:
+            for process in self._processes:
+                if process.worker == call.worker:
+                    self._values.entry(call.call_id, process.rank, call.iteration)
+                    process.calls.append(call)
+                    if process.waits_for == "call":
+                        self._wake(process)
+
+    def seal(self, iteration: int, expected: dict[str, int]) -> None:
+        """No further producer will be added to these channels; ``expected``: how many producers a queue of each has."""
+        with self._mutex:
+            for channel, count in expected.items():
+                if self.name not in self._homes(channel):
+                    continue
+                for shard in range(self.layout.shards(channel)):
+                    stream = self._queues.stream(StreamId(channel, iteration, shard, self.name))
+                    self._apply(self._engine.seal(stream, count))
+        self.flush()
+
+    def retire(self, iteration: int) -> None:
+        """Forget the queues and values of this iteration and of those before it."""
+        with self._mutex:
+            self._queues.retire(iteration)
+            self._values.retire(iteration)
+            self._stalled = {q: o for q, o in self._stalled.items() if q.name.iteration > iteration}
+            self._debt = {k: n for k, n in self._debt.items() if k[0].name.iteration > iteration}
+
+    def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
+        start = self.clock.now_ns()
+        try:
+            process.instance = declaration.build()
+            process.instance._context = context
+            process.instance.setup()
+        except BaseException as error:
+            self._fail(WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc()))
+        end = self.clock.now_ns()
+        if end > start:
+            self.recorder.add(process.track, SpanKind.ONLOAD, self.recorder.name("setup"), start, end)
+        with self._ready:
+            self._set_up += 1
+            self._ready.notify_all()
+        while (call := self._next_call(process)) is not None:
+            self._perform(process, call)
+        try:
+            if process.instance is not None:
+                process.instance.close()
+        except Exception as error:
+            self._fail(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
+
+    def _next_call(self, process: Process) -> CallSpec | None:
+        while True:
+            with self._mutex:
+                if process.calls:
+                    process.call = process.calls.popleft()
+                    process.error = self._given_up.get(process.call.iteration)
+                    return process.call
+                if self.stopping:
+                    self._running -= 1
+                    return None
+                self._block(process, "call", "its next call")
+            self._park(process)
+
+    def _perform(self, process: Process, call: CallSpec) -> None:
+        value, error = None, None
+        try:
+            args, kwargs = self._arguments(process, call)
+            self._post(process, Event.START, -1, int(call.starts_on_device), "its devices")
+            self._resumed(process)
+            value = getattr(process.instance, call.method)(*args, **kwargs)
+        except BaseException as raised:
+            error = self._described(process, call, raised)
+        self._end_run(process)
+        with self._mutex:
+            self._finishing[process] = (call, value, error)
+            process.bound_ns = 0
+            process.error = None
+            self._block(process, "engine", "the end of its call", (process.index, Event.DONE, -1, 0))
+        self.flush()
+        self._park(process)
+
+    def _described(self, process: Process, call: CallSpec, raised: BaseException) -> BaseException:
+        if isinstance(raised, (Cancelled, DeadlockError)):
+            return raised.with_traceback(None)
+        trace = "".join(traceback.format_exception(raised))
+        return WorkerError.of(process.worker, process.rank, call.method, raised, trace)
+
+    def _arguments(self, process: Process, call: CallSpec) -> tuple[list[Any], dict[str, Any]]:
+        start = self.clock.now_ns()
+        args = [self._argument(process, call, value) for value in call.args]
+        kwargs = {key: self._argument(process, call, value) for key, value in call.kwargs.items()}
+        end = self.clock.now_ns()
+        if call.refs() and end > start:
+            self.recorder.add(process.track, SpanKind.WAIT, self.recorder.name(call.method), start, end, call.iteration)
+        return args, kwargs
+
+    def _argument(self, process: Process, call: CallSpec, value: Any) -> Any:
+        if isinstance(value, ChannelArg):
+            port = OutboxPort if value.direction == WRITE else InboxPort
+            return port(self, process, value.channel, call.iteration)
+        if isinstance(value, RefArg):
+            return follow(self.fetch(process, value.call_id, value.producer, 0, call.iteration), value.path)
+        return value
+
+    def _finished(self, process: Process) -> None:
+        """Under the mutex: the call has ended; close what it wrote, tell who waits for its value."""
+        call, value, error = self._finishing.pop(process)
+        process.on_device = False
+        process.call = None
+        for channel in call.channels(WRITE):
+            self._close(channel, call.iteration, process.rank)
+        self._complete(call, process, value, error)
+        self._wake(process)
+
+    def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
+        for waiter in self._values.set(call.call_id, process.rank, call.iteration, value, error, self._outgoing):
+            self._wake(waiter)
+        failed = error if isinstance(error, (WorkerError, DeadlockError)) else None
+        home = self.place[DRIVER, 0]
+        if home == self.name:
+            self._ended(call.iteration, failed)
+        else:
+            self._outgoing.append((home, ("ended", call.iteration, failed)))
+
+    def _close(self, channel: str, iteration: int, rank: int) -> None:
+        shard = self.layout.shard(channel, rank)
+        homes = [self._home(channel, shard)] if self.layout.sharded(channel) else self._homes(channel)
+        for home in homes:
+            stream = StreamId(channel, iteration, shard, home)
+            if home == self.name:
+                self._apply(self._engine.close(self._queues.stream(stream)))
+            else:
+                self._outgoing.append((home, ("close", stream)))
+
+    # --- the driver: the thread that runs the user's loop ----------------------------------------------
+    @property
+    def driver(self) -> Process:
+        return self._by_member[DRIVER, 0]
+
+    def enter(self, iteration: int) -> None:
+        """The user's loop begins an iteration on the calling thread."""
+        driver = self.driver
+        with self._mutex:
+            self._running += 1
+            driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
+            driver.error = None
+        self._post(driver, Event.START, -1, 0, "the start of the iteration")
+        self._resumed(driver)
+
+    def leave(self) -> None:
+        """The iteration is over (or has failed)."""
+        driver = self.driver
+        with self._mutex:
+            assert driver.call is not None
+            self._finishing[driver] = (driver.call, None, None)
+            driver.error = None
+            self._outstanding += 1  # the pseudo-call of the driver ends like any other
+            self._block(driver, "engine", "the end of the iteration", (driver.index, Event.DONE, -1, 0))
+        self.flush()
+        self._park(driver)
+        with self._mutex:
+            self._running -= 1
+
+    def expect(self, ranks: int) -> None:
+        """The driver is about to submit a call that so many ranks will perform."""
+        with self._mutex:
+            self._outstanding += ranks
+
+    def wait_for_calls(self) -> None:
+        """Block the driver until every submitted call has ended. Raises the first failure."""
+        driver = self.driver
+        with self._mutex:
+            waits = self._outstanding > 0
+            if waits:
+                self._block(driver, "calls", "the calls of this iteration")
+        self.flush()
+        if waits:
+            self._park(driver)
+        self._raise_if_interrupted(driver)
+
+    def close_driver(self, channel: str, iteration: int) -> None:
+        """The driver will put nothing more into this channel in this iteration."""
+        with self._mutex:
+            self._close(channel, iteration, 0)
+        self.flush()
+
+    def _ended(self, iteration: int, error: WorkerError | DeadlockError | None) -> None:
+        self._outstanding -= 1
+        if error is not None:
+            self._fail(error)
+        if self._outstanding == 0 and self.driver.waits_for == "calls":
+            self._wake(self.driver)
+
+    def _fail(self, error: WorkerError | DeadlockError) -> None:
+        """Remember the first failure; the session hears of it and gives up the iteration everywhere."""
+        with self._mutex:
+            if self.failure is None:
+                self.failure = error
+                if self.on_failure is not None:
+                    self.on_failure(error)
+
+    # --- values ------------------------------------------------------------------------------------------
+    def fetch(
+        self, process: Process, call_id: int, producer: str, rank: int, iteration: int, timeout: float | None = None
+    ) -> Any:
+        """The value that a rank returned, from wherever it is; blocks; raises what the call raised."""
+        home = self.place[producer, rank]
+        with self._mutex:
+            self._raise_if_interrupted(process)
+            value, new = self._values.entry(call_id, rank, iteration)
+            if new and home != self.name:
+                self._outgoing.append((home, ("want", call_id, rank, iteration, self.name)))
+            blocked = not value.ready
+            if blocked:
+                value.waiters.append(process)
+                self._block(process, "value", f"the value of {producer}[{rank}]")
+        self.flush()
+        if blocked:
+            self._park(process, timeout)
+            self._raise_if_interrupted(process)
+        return value.get()
+
+    def is_ready(self, call_id: int, rank: int) -> bool:
+        with self._mutex:
+            return self._values.is_ready(call_id, rank)
+
+    # --- channels: called by the ports -------------------------------------------------------------------
+    def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
+        owner = self.layout.key_owner(channel, key)
+        if key >= 0 and owner != (process.worker, process.rank):
+            raise ChannelClosed(
+                f"{process.label}: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
+                f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1."
+            )
+        with self._mutex:
+            return self._queues.queue(QueueId(channel, iteration, self.layout.shard(channel, process.rank), self.name, key))
+
+    def writing_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
+        shard = self.layout.shard(channel, process.rank)
+        home = self.place[self.layout.key_owner(channel, key)] if key >= 0 else self._home(channel, shard)
+        with self._mutex:
+            return self._queues.queue(QueueId(channel, iteration, shard, home, key))
+
+    def _homes(self, channel: str) -> list[str]:
+        """The hosts where this channel has consumers."""
+        if channel not in self._homes_of:
+            consumers = [(w, r) for w in self.layout.graph.consumers(channel) for r in range(self.layout.ranks(w))]
+            self._homes_of[channel] = sorted({self.place[c] for c in consumers})
+        return self._homes_of[channel]
+
+    def _home(self, channel: str, shard: int) -> str:
+        """Where the next item goes; consumers on several hosts are served in turn."""
+        if self.layout.sharded(channel):
+            return self.place[self.layout.graph.consumers(channel)[0], shard]
+        homes = self._homes(channel)
+        return homes[next(self._turn) % len(homes)] if len(homes) > 1 else homes[0]
+
+    def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
+        start = self._end_run(process)
+        process.items, process.queue, process.getting = items, queue, False
+        self._post(process, Event.PUT, queue.index, len(items), f"room in channel {queue.name.channel!r}")
+        self._resumed(process, SpanKind.PUT, start, len(items))
+
+    def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
+        start = self._end_run(process)
+        process.items, process.queue, process.getting = [], queue, True
+        self._post(process, Event.GET, queue.index, wanted, f"items of channel {queue.name.channel!r}")
+        items, process.items = process.items, []
+        self._resumed(process, SpanKind.GET, start, len(items))
+        return items
+
+    # --- spans -------------------------------------------------------------------------------------------
+    def _end_run(self, process: Process) -> int:
+        """Close the running stretch; returns now, the start of what follows."""
+        now = self.clock.now_ns()
+        if process.on_device and now > process.since and process.call is not None:
+            self._add(process, SpanKind.RUN, process.since, now)
+        return now
+
+    def _resumed(self, process: Process, kind: SpanKind | None = None, start: int = 0, items: int = 0) -> None:
+        """Write down the wait that has just ended; a running stretch begins."""
+        now = self.clock.now_ns()
+        end = process.bound_ns if process.lock_waited else now
+        if kind is not None and process.queue is not None:
+            channel = self.recorder.channel(process.queue.name.channel)
+            self._add(process, kind, start, max(start, end), items, channel, process.first)
+        if process.lock_waited and now > process.lock_from:
+            self._add(process, SpanKind.LOCK, process.lock_from, now)
+        process.since = now
+
+    def _add(
+        self, process: Process, kind: SpanKind, start: int, end: int, items: int = 0, channel: int = -1, first: int = -1, name: str = ""
+    ) -> None:
+        call = process.call
+        text = name or (call.method if call is not None else process.worker)
+        iteration = call.iteration if call is not None else -1
+        self.recorder.add(process.track, kind, self.recorder.name(text), start, end, iteration, items, 0, channel, first)
+
+    # --- posting and waiting -----------------------------------------------------------------------------
+    def _post(self, process: Process, kind: Event, channel: int, n: int, what: str) -> None:
+        """Report an event and wait until the engine lets the thread go on."""
+        with self._mutex:
+            self._raise_if_interrupted(process)
+            process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == Event.START, -1
+            process.lock_from = self.clock.now_ns()
+            self._block(process, "engine", what, (process.index, kind, channel, n))
+            if kind == Event.PUT and process.queue is not None and process.queue.stub and self._engine.is_putting(process.index):
+                self._outgoing.append((process.queue.name.home, ("stall", process.queue.name, self.name)))
+        self.flush()
+        self._park(process)
+        self._raise_if_interrupted(process)
+
+    def _raise_if_interrupted(self, process: Process) -> None:
+        if process.error is not None:
+            error, process.error = process.error, None
+            raise error
+
+    def sleep(self, process: Process, duration_ns: int) -> None:
+        """Occupy the thread for a time: mock time moves, or the thread really sleeps (and hears an interruption)."""
+        if self._mock is None:
+            deadline = self.clock.now_ns() + duration_ns
+            while (left := deadline - self.clock.now_ns()) > 0:
+                self._raise_if_interrupted(process)
+                time.sleep(min(left / 1e9, 0.05))
+            return
+        with self._mutex:
+            heapq.heappush(self._timers, (self.clock.now_ns() + duration_ns, process.index, process))
+            self._block(process, "timer", "a timer")
+        self._park(process)
+        self._raise_if_interrupted(process)
+
+    def _block(self, process: Process, why: str, what: str, event: tuple[int, int, int, int] | None = None) -> None:
+        """Under the mutex: from now on this thread causes nothing until it is woken; it may be woken within."""
+        process.woken = False
+        process.waits_for, process.blocked_at = why, what
+        self._running -= 1
+        self._report(event)
+        if self._running == 0:
+            self._quiescent()
+        process.parked = not process.woken
+
+    def _report(self, event: tuple[int, int, int, int] | None) -> None:
+        if event is None:
+            return
+        if self._mock is not None:
+            self._pending.append(event)
+        else:
+            self._apply(self._engine.settle([event]))
+
+    def _park(self, process: Process, timeout: float | None = None) -> None:
+        """Wait at the gate, carrying out orders meanwhile."""
+        while True:
+            if process.order:
+                self._carry_out(process)
+                continue
+            if not process.parked:
+                return
+            try:
+                if process.gate.acquire(timeout=-1 if timeout is None else timeout):
+                    continue
+                raise TimeoutError(f"{process.label} waited {timeout} s for {process.blocked_at}; it has not come.")
+            except BaseException:  # a time-out or an interrupted kernel: the thread goes on without having been woken
+                with self._mutex:
+                    if process.parked:
+                        self._wake(process)
+                        process.gate.acquire()
+                raise
+
+    def _wake(self, process: Process) -> None:
+        """Under the mutex."""
+        if process.woken:
+            return
+        process.woken = True
+        process.waits_for = process.blocked_at = ""
+        self._running += 1
+        if process.parked:
+            process.parked = False
+            process.gate.release()
+
+    def _order(self, process: Process, order: str) -> None:
+        """Under the mutex: the process's own thread shall leave or come onto its device, while it goes on waiting."""
+        process.order = order
+        self._running += 1
+        if process.parked:
+            process.parked = False
+            process.gate.release()
+
+    def _carry_out(self, process: Process) -> None:
+        order, process.order = process.order, ""
+        start = self.clock.now_ns()
+        coming = order == "onload"
+        if coming and process.call is not None and start > process.lock_from:
+            self._add(process, SpanKind.LOCK, process.lock_from, start)
+        waits_for, blocked_at, woken = process.waits_for, process.blocked_at, process.woken
+        try:
+            assert process.instance is not None
+            getattr(process.instance, order)()
+        except BaseException as error:
+            self._fail(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
+        end = self.clock.now_ns()
+        self._add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
+        with self._mutex:
+            process.lock_from = end if coming else process.lock_from
+            if not woken and not self._came_meanwhile(process, waits_for):
+                process.woken = False
+                process.waits_for, process.blocked_at = waits_for, blocked_at
+            self._running -= 1
+            self._report((process.index, Event.ONLOADED if coming else Event.OFFLOADED, -1, 0))
+            if self._running == 0:
+                self._quiescent()
+            process.parked = not process.woken
+        self.flush()
+
+    def _came_meanwhile(self, process: Process, waits_for: str) -> bool:
+        """What the thread waited for arrived while it was switching (an inner timer has overwritten its state)."""
+        if waits_for == "call" and (process.calls or self.stopping):
+            process.woken, process.waits_for = True, ""
+            self._running += 1
+            return True
+        return process.woken and process.waits_for == ""
+
+    # --- the engine's instructions -------------------------------------------------------------------------
+    def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
+        """Under the mutex."""
+        self._batch += 1
+        batch = self._batch
+        for do, index, a, b in instructions:
+            if do == Do.EXTEND:
+                self._extend_credit(self._queues.of(a), b)
+                continue
+            process = self._processes[index]
+            if do == Do.RESUME:
+                process.on_device = self._engine.processes[index].holding
+                process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
+                self._wake(process)
+            elif do == Do.BOUND:
+                process.bound_ns = process.lock_from = self.clock.now_ns()
+                process.bound_batch = batch
+                if process.getting:
+                    self._hand_over(process, a, b)
+            elif do == Do.STORE:
+                self._store(process, b)
+            elif do == Do.FINISHED:
+                self._finished(process)
+            else:
+                self._order(process, "onload" if do == Do.ONLOAD else "offload")
+
+    def _store(self, process: Process, first: int) -> None:
+        queue = process.queue
+        assert queue is not None
+        process.first = first
+        queue.put += len(process.items)
+        if queue.stub:
+            self._outgoing.append((queue.name.home, ("put", queue.name, process.items, self.name)))
+        else:
+            queue.items.extend((item, self.name) for item in process.items)
+
+    def _hand_over(self, process: Process, lo: int, hi: int) -> None:
+        queue = process.queue
+        assert queue is not None
+        process.first = lo if hi > lo else -1
+        queue.taken += hi - lo
+        self._stalled.pop(queue, None)
+        credit: dict[str, int] = {}
+        for _ in range(hi - lo):
+            item, origin = queue.items.popleft()
+            process.items.append(item)
+            if origin != self.name:
+                credit[origin] = credit.get(origin, 0) + 1
+        for origin, n in credit.items():
+            owed = min(n, self._debt.get((queue, origin), 0))
+            if owed:
+                self._debt[queue, origin] -= owed
+            if n > owed:
+                self._outgoing.append((origin, ("credit", queue.name, n - owed)))
+
+    def _extend_credit(self, queue: Queue, n: int) -> None:
+        """A get wants more than the channel may hold: let its producers send that much more, once."""
+        for origin in self._stalled.pop(queue, []):
+            self._debt[queue, origin] = self._debt.get((queue, origin), 0) + n
+            self._outgoing.append((origin, ("credit", queue.name, n)))
+
+    def _quiescent(self) -> None:
+        """Under the mutex, with no thread running: settle this instant, move mock time, or find out that nothing can move."""
+        while self._running == 0:
+            if self._timers and self._timers[0][0] <= self.clock.now_ns():
+                self._fire_timers()
+            elif self._pending:
+                events, self._pending = self._pending, []
+                self._apply(self._engine.settle(events))
+            elif self._timers:
+                assert self._mock is not None
+                self._mock.time_ns = self._timers[0][0]
+            elif not self._alone or not self._engine.waiting() or self.stopping:
+                return
+            elif out := self._engine.relieve():
+                self.relieved += 1
+                self._apply(out)
+            else:
+                self._deadlock()
+                return
+
+    def _fire_timers(self) -> None:
+        now = self.clock.now_ns()
+        while self._timers and self._timers[0][0] <= now:
+            self._wake(heapq.heappop(self._timers)[2])
+
+    def _deadlock(self) -> None:
+        error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self.waits()))
+        self._fail(error)
+        for process in self._processes:
+            if process.call is not None:
+                self._interrupt(process, DeadlockError(*error.args))
+
+    # --- looking -----------------------------------------------------------------------------------------
+    def waits(self) -> list[str]:
+        """Who waits for what, a line each; for a lock, who holds the device."""
+        lines = []
+        for process in list(self._processes):
+            what = process.blocked_at
+            if what and process.waits_for != "call":
+                lines.append(f"{process.label} waits for {what}{self._holders(process)}")
+        return lines
+
+    def _holders(self, process: Process) -> str:
+        names = []
+        for device in self.layout.devices(process.worker, process.rank):
+            holder = self._engine.holder(device)
+            if holder is not None and holder != process.index:
+                names.append(f"{self.layout.plan.devices[device]} is held by {self._processes[holder].label}")
+        return f" ({', '.join(names)})" if names else ""
+
+    def statistics(self) -> list[dict[str, Any]]:
+        """Depth, puts and gets of every queue of this host."""
+        with self._mutex:
+            return self._queues.rows()
+
+    def report_metrics(self, process: Process, iteration: int, metrics: dict[str, float]) -> None:
+        self.metrics.append((process.worker, process.rank, iteration, metrics))
+
+    def report_frame(self, frame: Frame) -> None:
+        self.frames[frame.source] = frame.image
+
+    def wants_frame(self, process: Process) -> bool:
+        """True at most twice a second for each rank: pictures are slow to draw and to send."""
+        now = self.clock.now_ns()
+        if now < self._frame_due.get(process, 0):
+            return False
+        self._frame_due[process] = now + FRAME_PERIOD_NS
+        return True
+
+    # --- messages ----------------------------------------------------------------------------------------
+    def flush(self) -> None:
+        """Send what has been decided, in that order; outside the mutex, so that a full socket blocks only the sender."""
+        if not self._outgoing:
+            return
+        with self._sending:
+            while self._outgoing:
+                host, message = self._outgoing.popleft()
+                assert self._send is not None
+                self._send(host, message)
+
+    def receive(self, message: tuple) -> None:
+        """A message from another host; see the methods named ``_on_...``."""
+        with self._mutex:
+            getattr(self, f"_on_{message[0]}")(*message[1:])
+        self.flush()
+
+    def _on_put(self, name: QueueId, items: list[Any], origin: str) -> None:
+        if name.iteration in self._given_up:
+            return
+        queue = self._queues.queue(name)
+        queue.items.extend((item, origin) for item in items)
+        queue.put += len(items)
+        _, instructions = self._engine.remote_put(queue.index, len(items))
+        self._apply(instructions)
+
+    def _on_credit(self, name: QueueId, n: int) -> None:
+        queue = self._queues.queue(name)
+        self._apply(self._engine.credit(queue.index, n))
+        if self._engine.is_full(queue.index):
+            self._outgoing.append((name.home, ("stall", name, self.name)))
+
+    def _on_stall(self, name: QueueId, origin: str) -> None:
+        queue = self._queues.queue(name)
+        self._stalled.setdefault(queue, []).append(origin)
+        self._apply(self._engine.remote_stall(queue.index))
+
+    def _on_close(self, stream: StreamId) -> None:
+        self._apply(self._engine.close(self._queues.stream(stream)))
+
+    def _on_want(self, call_id: int, rank: int, iteration: int, host: str) -> None:
+        self._values.ask(call_id, rank, iteration, host, self._outgoing)
+
+    def _on_value(self, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None) -> None:
+        for waiter in self._values.set(call_id, rank, iteration, value, error, self._outgoing):
+            self._wake(waiter)
+
+    def _on_ended(self, iteration: int, error: WorkerError | DeadlockError | None) -> None:
+        self._ended(iteration, error)
+
+    def _on_call(self, call: CallSpec) -> None:
+        self.submit(call)
+
+    def _on_seal(self, iteration: int, expected: dict[str, int]) -> None:
+        self.seal(iteration, expected)
+
+    def _on_cancel(self, iteration: int, cause: BaseException) -> None:
+        self.cancel(iteration, cause)
+
+    def _on_retire(self, iteration: int) -> None:
+        self.retire(iteration)

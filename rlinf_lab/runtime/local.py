@@ -1,0 +1,54 @@
+"""The local executor: every worker is a thread of this process. Breakpoints, `%debug` and print work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_lab.planning.layout import checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.clock import Clock, MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class LocalExecutor:
+    """Threads in this process, one for each rank. See `session.Executor` for the methods."""
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None) -> None:
+        self.flow = flow
+        self.layout = checked_layout(flow.graph, plan)
+        self.clock = clock or MonotonicClock()
+        place = dict.fromkeys(self.layout.members, "local")
+        self.recorder = Recorder("local", self.clock)
+        self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
+
+    def start(self) -> None:
+        self.driver_host.start(self.flow.workers, torch_device)
+
+    def broadcast(self, message: tuple) -> None:
+        self.driver_host.receive(message)
+
+    def send(self, worker: str, message: tuple) -> None:
+        self.driver_host.receive(message)
+
+    def drain(self) -> list[tuple[SpanBatch, int]]:
+        return [(self.recorder.drain(), 0)]
+
+    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        queue = self.driver_host.metrics
+        return [queue.popleft() for _ in range(len(queue))]
+
+    def frames(self) -> dict[str, Any]:
+        return dict(self.driver_host.frames)
+
+    def waits(self) -> list[str]:
+        return self.driver_host.waits()
+
+    def channels(self) -> list[dict[str, Any]]:
+        return self.driver_host.statistics()
+
+    def stop(self) -> list[str]:
+        return self.driver_host.stop()

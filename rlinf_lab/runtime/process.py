@@ -1,0 +1,106 @@
+"""One rank of a worker inside a host: its thread, its state, the calls it has still to do, and what it may tell the run."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.workflow.worker import Context, Worker
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
+    from rlinf_lab.runtime.queues import Queue
+
+
+@dataclass(eq=False)
+class Process:
+    """State of one rank. Everything but ``gate`` is written under the host's mutex or by the rank's own thread."""
+
+    worker: str
+    rank: int
+    index: int  # in the engine
+    track: int  # in the recorder
+    calls: deque[CallSpec] = field(default_factory=deque)
+    gate: threading.Lock = field(default_factory=threading.Lock)
+    parked: bool = False  # the thread waits at its gate
+    waits_for: str = ""  # "engine", "call", "value", "timer" or "" while it runs
+    order: str = ""  # "onload" or "offload", to be carried out by this very thread while it waits
+    woken: bool = False
+    error: BaseException | None = None  # raised in the thread when it wakes
+    items: list[Any] = field(default_factory=list)  # to be stored by a put, or handed over by a get
+    queue: Queue | None = None
+    getting: bool = False
+    first: int = -1  # sequence number of the first item of the last get or put
+    bound_ns: int = 0  # when input or room was there
+    bound_batch: int = -1
+    lock_from: int = 0
+    lock_waited: bool = False
+    since: int = 0  # start of the running stretch
+    on_device: bool = False
+    active: bool = False  # the driver inside an iteration
+    call: CallSpec | None = None
+    blocked_at: str = ""  # what it waits for, in words, for status()
+    instance: Worker | None = None
+
+    def __post_init__(self) -> None:
+        self.gate.acquire()
+
+    @property
+    def label(self) -> str:
+        return f"{self.worker}[{self.rank}]"
+
+
+@dataclass(slots=True)
+class Frame:
+    """A picture of the environments: uint8, H×W×3."""
+
+    source: str
+    image: Any
+
+
+class HostContext(Context):
+    """What a worker sees of the runtime (`Worker` forwards to it)."""
+
+    def __init__(self, host: Host, process: Process, ranks: int, device: str, sub_batches: int) -> None:
+        self._host = host
+        self._process = process
+        self.name = process.worker
+        self.rank = process.rank
+        self.ranks = ranks
+        self.device = device
+        self.sub_batches = sub_batches
+
+    @property
+    def iteration(self) -> int:  # type: ignore[override]
+        return self._process.call.iteration if self._process.call else -1
+
+    @contextlib.contextmanager
+    def span(self, label: str) -> Iterator[None]:
+        host, start = self._host, self._host.clock.now_ns()
+        try:
+            yield
+        finally:
+            host.recorder.add(
+                self._process.track, SpanKind.LABEL, host.recorder.name(label), start, host.clock.now_ns(), self.iteration
+            )
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self._host.report_metrics(self._process, self.iteration, {k: float(v) for k, v in metrics.items()})
+
+    def frame(self, image: Any) -> None:
+        self._host.report_frame(Frame(self._process.label, image))
+
+    def wants_frame(self) -> bool:
+        return self._host.wants_frame(self._process)
+
+    def compute(self, seconds: float) -> None:
+        self._host.sleep(self._process, round(seconds * 1e9))
+
+    def cancelled(self) -> bool:
+        return self._process.error is not None or self._host.stopping

@@ -1,0 +1,188 @@
+"""A session: the user's loop, iteration after iteration, on an executor that has been started."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from rlinf_lab.errors import Cancelled, WorkflowError
+from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, Handle, Ref, bind, follow
+from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Executor(Protocol):
+    """What a session needs of an executor. ``driver_host`` is the host on which the user's loop runs."""
+
+    flow: Workflow
+    layout: Layout
+    driver_host: Host
+
+    def start(self) -> None: ...
+    def broadcast(self, message: tuple) -> None: ...
+    def send(self, worker: str, message: tuple) -> None: ...
+    def drain(self) -> list[tuple[SpanBatch, int]]: ...
+    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]: ...
+    def frames(self) -> dict[str, Any]: ...
+    def waits(self) -> list[str]: ...
+    def channels(self) -> list[dict[str, Any]]: ...
+    def stop(self) -> None: ...
+
+
+class Session:
+    """Runs iterations one by one: ``session.step(batch)`` returns what the iteration function returns, resolved.
+
+    After a failure the workers that are alive stay alive, and `step` may be called again.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._host = executor.driver_host
+        self._flow = executor.flow
+        self._layout = executor.layout
+        self._calls: list[CallSpec] = []
+        self._sealed: set[str] = set()
+        self._ports: dict[tuple[str, str], Any] = {}
+        self._next_call = 0
+        self.iteration = 0
+        self._track = self._host.recorder.track(DRIVER, 0, ())
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """One iteration. Raises the `WorkerError` of a worker that failed, or what the loop itself raised."""
+        host, iteration = self._host, self.iteration
+        self._calls, self._sealed, self._ports = [], set(), {}
+        host.failure = None
+        host.on_failure = lambda error: self._executor.broadcast(("cancel", iteration, Cancelled(_short(error))))
+        start = host.clock.now_ns()
+        host.enter(iteration)
+        try:
+            with self._flow.dispatching(self):
+                result = self._flow.body(*args, **kwargs)
+            self._seal(set(self._layout.graph_channels()))
+            value = self._resolved(result)
+            host.wait_for_calls()
+            return value
+        except BaseException as error:
+            self._executor.broadcast(("cancel", iteration, Cancelled(_short(error))))
+            self._settle_after_failure()
+            if isinstance(error, Cancelled) and host.failure is not None:
+                raise host.failure from None
+            raise
+        finally:
+            host.leave()
+            name = host.recorder.name("iteration")
+            host.recorder.add(self._track, SpanKind.MARK, name, start, host.clock.now_ns(), iteration)
+            self.iteration += 1
+            self._executor.broadcast(("retire", iteration - 1))
+
+    def _settle_after_failure(self) -> None:
+        """Wait until every call of the failed iteration has ended, so that the next one finds idle workers."""
+        while True:
+            try:
+                self._host.driver.error = None
+                self._host.wait_for_calls()
+                return
+            except Cancelled:
+                if self._host.stopping:
+                    return
+
+    def _resolved(self, result: Any) -> Any:
+        """Handles and lazy parts inside the returned structure become their values."""
+        if isinstance(result, (Handle, Ref)):
+            return result.wait()
+        if isinstance(result, dict):
+            return {k: self._resolved(v) for k, v in result.items()}
+        if type(result) in (list, tuple):
+            return type(result)(self._resolved(v) for v in result)
+        return result
+
+    # --- dispatcher (see workflow.calls.Dispatcher) ----------------------------------------------------
+    def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
+        declaration = self._flow.declaration(worker)
+        self._next_call += 1
+        spec = bind(
+            self._next_call, worker, declaration.function(method), method, args, kwargs, self.iteration,
+            declaration.starts_on_device(method),
+        )  # fmt: skip
+        for channel in spec.channels(WRITE):
+            self._refuse_sealed(channel, f"{worker}.{method}")
+        self._calls.append(spec)
+        self._host.expect(self._layout.ranks(worker))
+        self._executor.send(worker, ("call", spec))
+        return Handle(self, spec)
+
+    def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
+        self._seal(self._upstream(call))
+        ranks = self._layout.ranks(call.worker)
+        host, driver = self._host, self._host.driver
+        if path or ranks == 1:
+            return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
+        return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in range(ranks)]
+
+    def done(self, call: CallSpec) -> bool:
+        return all(self._host.is_ready(call.call_id, r) for r in range(self._layout.ranks(call.worker)))
+
+    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
+        self._refuse_sealed(channel.name, "the iteration function")
+        port = self._port(channel.name, WRITE)
+        port.put_all(items, key=key)
+
+    def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
+        self._seal(self._above([channel.name]))
+        port = self._port(channel.name, READ)
+        return port.get(ALL if n == "all" else n, key=key)
+
+    def _port(self, channel: str, direction: str) -> Any:
+        from rlinf_lab.runtime.ports import InboxPort, OutboxPort
+
+        if (channel, direction) not in self._ports:
+            cls = OutboxPort if direction == WRITE else InboxPort
+            self._ports[channel, direction] = cls(self._host, self._host.driver, channel, self.iteration)
+        return self._ports[channel, direction]
+
+    # --- the end of streams ------------------------------------------------------------------------------
+    def _upstream(self, call: CallSpec) -> set[str]:
+        """The channels whose end this call may depend on: the loop waits for it, so it cannot add producers to them."""
+        return self._above(call.channels(READ))
+
+    def _above(self, channels: list[str]) -> set[str]:
+        found: set[str] = set()
+        open_ = list(channels)
+        while open_:
+            channel = open_.pop()
+            if channel not in found:
+                found.add(channel)
+                for spec in self._calls:
+                    if channel in spec.channels(WRITE):
+                        open_ += spec.channels(READ)
+        return found
+
+    def _seal(self, channels: set[str]) -> None:
+        new = channels - self._sealed
+        if not new:
+            return
+        self._sealed |= new
+        graph, expected = self._layout.graph, {}
+        for channel in sorted(new):
+            calls = [c for c in self._calls for name in c.channels(WRITE) if name == channel]
+            expected[channel] = sum(self._layout.closes(channel, c.worker) for c in calls)
+            if DRIVER in graph.producers(channel):
+                expected[channel] += 1
+                self._host.close_driver(channel, self.iteration)
+        self._executor.broadcast(("seal", self.iteration, expected))
+
+    def _refuse_sealed(self, channel: str, who: str) -> None:
+        if channel in self._sealed:
+            raise WorkflowError(
+                f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream of this "
+                f"iteration has ended. Next: make the call before the wait()."
+            )
+
+
+def _short(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0] or type(error).__name__
