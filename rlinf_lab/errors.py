@@ -82,6 +82,10 @@ class ExecutorError(RlinfLabError, RuntimeError):
     """The executor cannot do what was asked (not started, already stopped, a host died)."""
 
 
+class TimelineError(RlinfLabError, ValueError):
+    """Spans do not fit together: a batch is missing, a span ends before it starts, a file is not a timeline."""
+
+
 class WorkerError(RlinfLabError, RuntimeError):
     """A worker's own exception, raised where the user waits.
 

@@ -1,0 +1,137 @@
+"""How spans travel: one fixed-width row in memory, narrow columns on the wire.
+
+A `SpanBatch` is everything one `Recorder` saw since its last drain. Track and name numbers in it are the
+recorder's own; `Timeline.extend` translates them.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline.span import Track
+
+#: One span, 56 bytes, little-endian: times in ns, ``nbytes`` in bytes, ``track``/``name``/``channel`` are table numbers
+#: (``channel`` and ``name`` share one table), -1 where there is none.
+SPAN_DTYPE = np.dtype(
+    {
+        "names": ["start", "end", "nbytes", "flow", "track", "name", "channel", "iteration", "items", "kind"],
+        "formats": ["<i8"] * 4 + ["<i4"] * 5 + ["u1"],
+        "itemsize": 56,
+    }
+)
+#: The same row for `struct`: what `Recorder.add` writes.
+SPAN_STRUCT = struct.Struct("<qqqqiiiiiBxxx")
+#: One sample of a counter: number of its name, ns, value in the counter's own unit.
+COUNTER_DTYPE = np.dtype([("name", "<i4"), ("time", "<i8"), ("value", "<f8")])
+
+SpanArray = NDArray[np.void]
+
+_MAGIC = b"RLSB\x01"
+
+
+@dataclass(frozen=True)
+class SpanBatch:
+    """New spans, tracks, names and counters of one recorder.
+
+    ``source`` is unique to the recorder, ``seq`` counts its batches from 0 without a gap; ``tracks`` and ``names`` are
+    those that are new since the batch before, numbered from ``first_track`` and ``first_name``; ``dropped`` is how many
+    spans were lost since then because nobody drained in time. False when there is nothing to ship.
+    """
+
+    host: str
+    source: str
+    seq: int
+    spans: SpanArray
+    first_track: int = 0
+    tracks: tuple[Track, ...] = ()
+    first_name: int = 0
+    names: tuple[str, ...] = ()
+    counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))
+    dropped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __bool__(self) -> bool:
+        return bool(len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped)
+
+    def __repr__(self) -> str:
+        return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
+
+    def to_bytes(self) -> bytes:
+        """The batch as bytes: a JSON header, then each column less its minimum in the narrowest unsigned type that fits."""
+        columns, parts = [], []
+        for name in SPAN_DTYPE.names or ():
+            values = self.spans[name].astype(np.int64)
+            if name == "end":
+                values -= self.spans["start"]
+            base, code, data = _narrow(values)
+            columns.append([name, code, base])
+            parts.append(data)
+        header = {
+            "host": self.host,
+            "source": self.source,
+            "seq": self.seq,
+            "dropped": self.dropped,
+            "first_track": self.first_track,
+            "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in self.tracks],
+            "first_name": self.first_name,
+            "names": self.names,
+            "spans": len(self.spans),
+            "counters": len(self.counters),
+            "columns": columns,
+        }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        return b"".join([_MAGIC, struct.pack("<I", len(text)), text, *parts, self.counters.tobytes()])
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SpanBatch:
+        """The inverse of `to_bytes`, exact. Raises `TimelineError` for anything else."""
+        if data[: len(_MAGIC)] != _MAGIC:
+            raise TimelineError(
+                f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}."
+                " Next: hand over what SpanBatch.to_bytes() returned, whole."
+            )
+        at = len(_MAGIC) + 4
+        (size,) = struct.unpack_from("<I", data, len(_MAGIC))
+        header = json.loads(data[at : at + size])
+        at += size
+        n = header["spans"]
+        spans = np.zeros(n, SPAN_DTYPE)
+        for name, code, base in header["columns"]:
+            values: NDArray[np.int64] = np.full(n, base, np.int64)
+            if code:
+                narrow = np.frombuffer(data, code, n, at)
+                values += narrow.astype(np.int64)
+                at += narrow.nbytes
+            spans[name] = values + spans["start"] if name == "end" else values
+        return cls(
+            host=header["host"],
+            source=header["source"],
+            seq=header["seq"],
+            spans=spans,
+            first_track=header["first_track"],
+            tracks=tuple(Track(w, r, tuple(d), h) for w, r, d, h in header["tracks"]),
+            first_name=header["first_name"],
+            names=tuple(header["names"]),
+            counters=np.frombuffer(data, COUNTER_DTYPE, header["counters"], at),
+            dropped=header["dropped"],
+        )
+
+
+def _narrow(values: NDArray[np.int64]) -> tuple[int, str, bytes]:
+    """(minimum, dtype code, bytes) of ``values`` less their minimum; a constant column takes no bytes at all."""
+    if not len(values):
+        return 0, "", b""
+    base = int(values.min())
+    width = int(values.max()) - base
+    if width == 0:
+        return base, "", b""
+    code = "<u1" if width < 1 << 8 else "<u2" if width < 1 << 16 else "<u4" if width < 1 << 32 else "<i8"
+    return base, code, (values - base).astype(code).tobytes()

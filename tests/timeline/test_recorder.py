@@ -1,0 +1,145 @@
+"""The recorder: nothing lost, nothing twice, bytes equal to what was added."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT
+
+
+def test_the_row_is_the_same_for_struct_and_numpy():
+    assert SPAN_STRUCT.size == SPAN_DTYPE.itemsize == 56
+    row = (1 << 40, 1 << 41, 1 << 42, 1 << 43, 5, 6, 7, 8, 9, 200)
+    assert np.frombuffer(SPAN_STRUCT.pack(*row), SPAN_DTYPE)[0].tolist() == row
+
+
+def test_a_span_arrives_as_it_was_added():
+    recorder = Recorder("here")
+    track = recorder.track("simulator", 1, ("cpu:0", "cpu:1"))
+    recorder.add(
+        track, SpanKind.GET, recorder.name("collect"), 10, 30, iteration=2, items=4, nbytes=99,
+        channel=recorder.channel("act"), flow=17,
+    )  # fmt: skip
+    timeline = Timeline()
+    timeline.extend(recorder.drain())
+    (span,) = timeline.rows()
+    assert (span.track.worker, span.track.rank, span.track.devices, span.track.host) == (
+        "simulator", 1, ("cpu:0", "cpu:1"), "here",
+    )  # fmt: skip
+    assert (span.kind, span.name, span.start_ns, span.end_ns) == (SpanKind.GET, "collect", 10, 30)
+    assert (span.iteration, span.items, span.nbytes, span.channel, span.flow) == (2, 4, 99, "act", 17)
+    assert timeline.devices == ["cpu:0", "cpu:1"]
+
+
+def test_the_same_arguments_give_the_same_number():
+    recorder = Recorder()
+    assert recorder.track("a", 0, ("cpu:0",)) == recorder.track("a", 0, ("cpu:0",))
+    assert recorder.track("a", 0, ("cpu:0",)) != recorder.track("a", 1, ("cpu:0",))
+    assert recorder.name("x") == recorder.name("x") == recorder.channel("x") != recorder.name("y")
+
+
+def test_no_span_is_lost_or_doubled_while_threads_add_and_another_drains():
+    recorder, timeline, each = Recorder(), Timeline(), 20_000
+    threads = [threading.Thread(target=_add_many, args=(recorder, rank, each)) for rank in range(4)]
+    done = threading.Event()
+
+    def drain() -> None:
+        while not done.is_set():
+            timeline.extend(SpanBatch.from_bytes(recorder.drain().to_bytes()))
+
+    drainer = threading.Thread(target=drain)
+    for thread in [drainer, *threads]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    drainer.join()
+    timeline.extend(recorder.drain())
+    assert len(timeline) == 4 * each
+    for rank in range(4):
+        number = [t.rank for t in timeline.tracks].index(rank)
+        mine = timeline.spans[timeline.spans["track"] == number]
+        assert mine["start"].tolist() == list(range(each))
+    assert recorder.dropped == timeline.dropped == 0
+
+
+def _add_many(recorder: Recorder, rank: int, count: int) -> None:
+    track = recorder.track("worker", rank)
+    for i in range(count):
+        recorder.add(track, 0, recorder.name(f"call {i % 50}"), i, i + 1)
+
+
+def test_what_is_beyond_the_limit_is_counted_and_said():
+    recorder, timeline = Recorder(limit=10), Timeline()
+    _add_many(recorder, 0, 13)
+    assert "3 DROPPED" in repr(recorder)
+    timeline.extend(recorder.drain())
+    assert (len(timeline), timeline.dropped) == (10, 3)
+    assert "3 spans DROPPED" in repr(timeline)
+    _add_many(recorder, 0, 5)
+    timeline.extend(recorder.drain())
+    assert (len(timeline), timeline.dropped) == (15, 3)
+
+
+def test_an_empty_batch_is_false_and_takes_no_number():
+    recorder, timeline = Recorder(), Timeline()
+    recorder.drain()
+    assert not recorder.drain()
+    _add_many(recorder, 0, 1)
+    batch = recorder.drain()
+    assert batch and batch.seq == 0
+    timeline.extend(recorder.drain())
+    timeline.extend(batch)
+    assert len(timeline) == 1
+
+
+def test_a_number_that_does_not_fit_raises():
+    recorder = Recorder()
+    with pytest.raises(Exception, match="int|range"):
+        recorder.add(0, 0, 0, 1 << 70, 0)
+    assert len(recorder) == 0
+
+
+def test_bytes_that_are_no_batch_are_refused():
+    with pytest.raises(TimelineError, match="no span batch"):
+        SpanBatch.from_bytes(b"PAR1xxxxxxxxxx")
+
+
+_i32 = st.integers(-(1 << 31), (1 << 31) - 1)
+_time = st.integers(0, 1 << 62)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(_time, _time, _time, _time, _i32, _i32, _i32, _i32, _i32, st.integers(0, 255)), max_size=20))
+def test_a_batch_survives_bytes_and_pickle(rows):
+    batch = SpanBatch("h", "h/1/x", 3, np.array(rows, SPAN_DTYPE), names=("ä", "b"))
+    for copy in (SpanBatch.from_bytes(batch.to_bytes()), pickle.loads(pickle.dumps(batch))):
+        assert copy.spans.tolist() == batch.spans.tolist()
+        assert (copy.host, copy.source, copy.seq, copy.names) == ("h", "h/1/x", 3, ("ä", "b"))
+
+
+def test_a_typical_span_is_at_most_32_bytes_on_the_wire():
+    recorder = Recorder()
+    track, name, channel = recorder.track("w", 0, ("cpu:0",)), recorder.name("act"), recorder.channel("obs")
+    now = 10**15
+    for i in range(10_000):
+        kind = (SpanKind.RUN, SpanKind.GET)[i % 2]
+        recorder.add(track, kind, name, now, now + 7_000 + i, i // 500, 8, 4096 * (i % 2), channel if i % 2 else -1, i)
+        now += 40_000 + 13 * i
+    data = recorder.drain().to_bytes()
+    assert len(data) / 10_000 <= 32
+
+
+def test_counters_travel():
+    recorder, timeline = Recorder(), Timeline()
+    recorder.counter("cpu:0 %", 5, 99.5)
+    timeline.extend(SpanBatch.from_bytes(recorder.drain().to_bytes()), offset_ns=100)
+    assert timeline.counters().values.tolist() == [["cpu:0 %", 105, 99.5]]

@@ -1,0 +1,114 @@
+"""The timeline: many hosts become one, live, and two timelines can be compared."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+
+def recorded(host: str, shift: int = 0, worker: str = "w") -> Recorder:
+    recorder = Recorder(host)
+    for rank in range(2):
+        track = recorder.track(worker, rank, (f"{host}:{rank}",))
+        recorder.add(track, SpanKind.RUN, recorder.name(f"call {host}"), shift + 10, shift + 20, 0, channel=-1)
+        recorder.add(track, SpanKind.GET, recorder.name("call"), shift + 20, shift + 30, 0, 1, 0, recorder.channel("c"))
+    return recorder
+
+
+def test_hosts_are_joined_on_one_clock():
+    timeline = Timeline(["a:1", "idle:0"])
+    timeline.extend(recorded("a").drain())
+    timeline.extend(recorded("b", shift=1000).drain(), offset_ns=-995)
+    assert timeline.devices == ["a:1", "idle:0", "a:0", "b:0", "b:1"]
+    assert (timeline.start_ns, timeline.end_ns, timeline.elapsed_ns) == (10, 35, 25)
+    assert {(s.track.host, s.name, s.channel) for s in timeline.rows()} == {
+        ("a", "call a", ""), ("a", "call", "c"), ("b", "call b", ""), ("b", "call", "c"),
+    }  # fmt: skip
+
+
+def test_a_batch_that_comes_twice_counts_once_and_a_missing_one_is_named():
+    recorder, timeline = recorded("a"), Timeline()
+    first = recorder.drain()
+    recorder.add(0, SpanKind.RUN, 0, 40, 50)
+    second = recorder.drain()
+    with pytest.raises(TimelineError, match="Batch 1 .* 0 is the next"):
+        timeline.extend(second)
+    timeline.extend(first)
+    timeline.extend(first)
+    timeline.extend(second)
+    assert len(timeline) == 5
+
+
+def test_a_span_that_ends_before_it_starts_is_refused_whole():
+    recorder, timeline = recorded("a"), Timeline()
+    recorder.add(0, SpanKind.LOCK, 0, 40, 39)
+    with pytest.raises(TimelineError, match="end before they start.*LOCK, 40 to 39"):
+        timeline.extend(recorder.drain())
+    assert len(timeline) == 0 and timeline.tracks == []
+
+
+def test_an_array_that_was_handed_out_never_changes():
+    recorder, timeline = recorded("a"), Timeline()
+    timeline.extend(recorder.drain())
+    before, frozen = timeline.spans, timeline.snapshot()
+    for i in range(5000):
+        recorder.add(0, SpanKind.RUN, 0, 100 + i, 101 + i)
+    timeline.extend(recorder.drain())
+    assert len(before) == len(frozen) == 4 and len(timeline) == 5004
+    assert frozen.end_ns == 30
+    assert frozen.spans["start"].tolist() == before["start"].tolist() == [10, 20, 10, 20]
+    with pytest.raises(ValueError):
+        before["start"][0] = 1
+    with pytest.raises(TimelineError, match="snapshot"):
+        frozen.extend(recorder.drain())
+
+
+def test_equal_spans_in_another_order_do_not_differ():
+    ours, theirs = Timeline(), Timeline()
+    for timeline, hosts in ((ours, "ab"), (theirs, "ba")):
+        for host in hosts:
+            timeline.extend(recorded(host).drain())
+    assert ours.diff(theirs) == theirs.diff(ours) == ""
+
+
+def test_a_difference_names_the_span():
+    ours, theirs = Timeline(), Timeline()
+    ours.extend(recorded("a").drain())
+    recorder = recorded("a")
+    recorder.add(0, SpanKind.RUN, 0, 40, 50)
+    recorder.add(0, SpanKind.RUN, 0, 40, 50)
+    theirs.extend(recorder.drain())
+    text = ours.diff(theirs)
+    assert text.startswith("0 spans only here, 2 only in the other, 4 equal:")
+    assert "+ 40–50 ns w[0] on a:0: RUN 'call a' iteration -1 items 0 (2 times)" in text
+    assert "- 40–50 ns" in theirs.diff(ours)
+
+
+def test_pandas_holds_every_field():
+    timeline = Timeline()
+    timeline.extend(recorded("a").drain())
+    frame = timeline.to_pandas()
+    assert frame.kind.tolist() == ["run", "get"] * 2
+    assert frame.name.tolist() == ["call a", "call"] * 2
+    assert frame.channel.isna().tolist() == [True, False] * 2
+    assert frame["rank"].tolist() == [0, 0, 1, 1]
+    assert frame.devices.tolist() == ["a:0", "a:0", "a:1", "a:1"]
+    assert frame.seconds.sum() == pytest.approx(40e-9)
+
+
+def test_an_empty_timeline_answers_everything():
+    timeline = Timeline(["cpu:0"])
+    assert timeline.rows() == [] and len(timeline.to_pandas()) == len(timeline.iterations()) == 0
+    assert timeline.elapsed_ns == 0 and "1 device, 0 spans" in repr(timeline)
+
+
+def test_iterations_are_the_drivers_marks():
+    recorder, timeline = Recorder(), Timeline()
+    driver = recorder.track("driver", 0)
+    for i in (1, 0):
+        recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), 100 * i, 100 * i + 90, i)
+    recorder.add(driver, SpanKind.MARK, recorder.name("checkpoint"), 0, 5, 0)
+    timeline.extend(recorder.drain())
+    assert timeline.iterations()[["iteration", "start_ns", "end_ns"]].values.tolist() == [[0, 0, 90], [1, 100, 190]]
