@@ -46,6 +46,8 @@ class Settings:
     entropy: float = 0.0
     value: float = 0.5
     max_grad_norm: float = 0.5
+    anneal: float = 0.0
+    """share of the learning rate that is gone at the end, linearly"""
     eval_episodes: int = 50
 
 
@@ -192,7 +194,6 @@ def train(s: Settings, report: Callable[[dict], None] = lambda row: None, goal: 
     torch.manual_seed(s.seed)
     roll = Rollout(s)
     agent = Agent(roll.obs.shape[1], roll.envs[0].action_space.shape[0], s.log_std)  # type: ignore[index]
-    agent.observe(torch.as_tensor(roll.obs))
     optimizer = torch.optim.Adam(agent.parameters(), lr=s.learning_rate, eps=1e-5)
     before = evaluate(s, agent) if s.eval_episodes else float("nan")
     curve, seconds = [], {"collect": 0.0, "update": 0.0}
@@ -200,6 +201,7 @@ def train(s: Settings, report: Callable[[dict], None] = lambda row: None, goal: 
         start = time.perf_counter()
         data = roll.collect(agent)
         middle = time.perf_counter()
+        optimizer.param_groups[0]["lr"] = s.learning_rate * (1 - s.anneal * step / s.steps)
         update(s, agent, optimizer, data)
         seconds["collect"] += middle - start
         seconds["update"] += time.perf_counter() - middle

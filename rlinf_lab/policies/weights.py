@@ -1,0 +1,43 @@
+"""Weights on their way: from the learner to the policy, or to a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Named arrays in host memory with the number of updates that made them.
+
+    Plain numpy, so that any transport can carry them without knowing torch. The arrays are copies: the learner
+    may go on training while they travel.
+    """
+
+    arrays: dict[str, NDArray]
+    version: int = 0
+    """how many updates went into them; 0: as initialised"""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.arrays.values())
+
+    def save(self, path: str | Path) -> Path:
+        """Write one safetensors file; the version goes into its metadata. Returns the path."""
+        save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, path, {"version": str(self.version)})
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Weights:
+        """Read what `save` wrote (or any safetensors file; then the version is 0)."""
+        with safe_open(str(path), framework="numpy") as file:
+            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
+            return cls(arrays, int((file.metadata() or {}).get("version", 0)))
+
+    def __repr__(self) -> str:
+        return f"Weights(version={self.version}, {len(self.arrays)} arrays, {self.nbytes / 1024:.1f} KiB)"
