@@ -152,13 +152,14 @@ class Host:
     def _interrupt(self, process: Process, error: BaseException) -> None:
         """Under the mutex: make a waiting thread raise ``error``; one that computes raises it at its next channel."""
         process.error = error
-        if process.waits_for == "timer":
+        waits_for = process.waits_outside if process.ordering else process.waits_for
+        if waits_for == "timer":
             self._timers = [t for t in self._timers if t[2] is not process]
             heapq.heapify(self._timers)
             self._wake(process)
-        elif process.waits_for in ("value", "calls"):
+        elif waits_for in ("value", "calls"):
             self._wake(process)
-        elif process.waits_for == "engine":
+        elif waits_for == "engine":
             kept = [e for e in self._pending if e[0] != process.index]
             if len(kept) < len(self._pending):
                 self._pending = kept
@@ -536,8 +537,11 @@ class Host:
                         process.gate.acquire()
                 raise
 
-    def _wake(self, process: Process) -> None:
-        """Under the mutex."""
+    def _wake(self, process: Process, timer: bool = False) -> None:
+        """Under the mutex. A thread that carries out an order hears of it when it has finished that."""
+        if process.ordering and not timer:
+            process.woken_outside = True
+            return
         if process.woken:
             return
         process.woken = True
@@ -556,12 +560,19 @@ class Host:
             process.gate.release()
 
     def _carry_out(self, process: Process) -> None:
-        order, process.order = process.order, ""
+        """Leave or come onto the device and report it; what the thread waits for stays what it was."""
+        with self._mutex:
+            order, process.order = process.order, ""
+            process.ordering, process.woken_outside = True, False
+            awake = process.woken  # it was resumed in the same instant in which the order came
+            if awake:
+                self._running -= 1  # one thread, counted twice
+            process.waits_outside = waits_for = process.waits_for
+            blocked_at, process.waits_for = process.blocked_at, ""
         start = self.clock.now_ns()
         coming = order == "onload"
         if coming and process.call is not None and start > process.lock_from:
             self._add(process, SpanKind.LOCK, process.lock_from, start)
-        waits_for, blocked_at, woken = process.waits_for, process.blocked_at, process.woken
         try:
             assert process.instance is not None
             getattr(process.instance, order)()
@@ -570,24 +581,18 @@ class Host:
         end = self.clock.now_ns()
         self._add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
         with self._mutex:
+            process.ordering = False
             process.lock_from = end if coming else process.lock_from
-            if not woken and not self._came_meanwhile(process, waits_for):
-                process.woken = False
-                process.waits_for, process.blocked_at = waits_for, blocked_at
-            self._running -= 1
+            came = awake or process.woken_outside or (waits_for == "call" and bool(process.calls or self.stopping))
+            process.woken = came
+            process.waits_for, process.blocked_at = ("", "") if came else (waits_for, blocked_at)
+            if not came:
+                self._running -= 1
             self._report((process.index, Event.ONLOADED if coming else Event.OFFLOADED, -1, 0))
             if self._running == 0:
                 self._quiescent()
             process.parked = not process.woken
         self.flush()
-
-    def _came_meanwhile(self, process: Process, waits_for: str) -> bool:
-        """What the thread waited for arrived while it was switching (an inner timer has overwritten its state)."""
-        if waits_for == "call" and (process.calls or self.stopping):
-            process.woken, process.waits_for = True, ""
-            self._running += 1
-            return True
-        return process.woken and process.waits_for == ""
 
     # --- the engine's instructions -------------------------------------------------------------------------
     def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
@@ -673,7 +678,7 @@ class Host:
     def _fire_timers(self) -> None:
         now = self.clock.now_ns()
         while self._timers and self._timers[0][0] <= now:
-            self._wake(heapq.heappop(self._timers)[2])
+            self._wake(heapq.heappop(self._timers)[2], timer=True)
 
     def _deadlock(self) -> None:
         error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self.waits()))

@@ -31,6 +31,9 @@ class Process:
     parked: bool = False  # the thread waits at its gate
     waits_for: str = ""  # "engine", "call", "value", "timer" or "" while it runs
     order: str = ""  # "onload" or "offload", to be carried out by this very thread while it waits
+    ordering: bool = False  # carrying it out right now
+    waits_outside: str = ""  # what it waits for meanwhile
+    woken_outside: bool = False
     woken: bool = False
     error: BaseException | None = None  # raised in the thread when it wakes
     items: list[Any] = field(default_factory=list)  # to be stored by a put, or handed over by a get

@@ -91,6 +91,9 @@ class WorkflowGraph:
                 return spec
         raise UnknownNameError.of("channel", name, [c.name for c in self.channels])
 
+    def channels_by_name(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.channels)
+
     def producers(self, channel: str) -> tuple[str, ...]:
         return tuple(n.name for n in self.nodes if any(channel in c.writes for c in n.calls))
 

@@ -215,12 +215,19 @@ def _starts_on_device(function: Callable[..., Any]) -> bool:
         statements = statements[1:]
     if not statements:
         return True
-    first = statements[0]
-    if isinstance(first, ast.For):
-        source: ast.AST = first.iter
-    elif isinstance(first, (ast.Assign, ast.AnnAssign, ast.Expr, ast.Return)) and isinstance(first.value, ast.Call):
-        called = first.value.func
-        source = called.value if isinstance(called, ast.Attribute) else called
-    else:
-        return True
+    source = _read_from(statements[0])
     return not (isinstance(source, ast.Name) and source.id in inboxes)
+
+
+def _read_from(statement: ast.stmt) -> ast.AST | None:
+    """What the statement reads first: ``x`` in ``for _ in x``, ``y = x.get()`` and ``while y := x.get()``."""
+    if isinstance(statement, ast.For):
+        return statement.iter
+    value: ast.AST | None = getattr(statement, "value", None)
+    if isinstance(statement, ast.While):
+        value = statement.test
+    if isinstance(value, ast.NamedExpr):
+        value = value.value
+    if not isinstance(value, ast.Call):
+        return None
+    return value.func.value if isinstance(value.func, ast.Attribute) else value.func
