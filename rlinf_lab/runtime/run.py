@@ -1,0 +1,279 @@
+"""A run: iterations in the background, observed while they happen, stopped cleanly, never in the way of the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import numbers
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pandas as pd
+
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.devices import devices
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Executor, Session
+from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.workflow import Workflow
+
+PUMP_SECONDS = 0.1
+ENDED = ("finished", "failed", "stopped")
+
+
+class Run:
+    """Handle of a run that goes on in a background thread. Made by `run`.
+
+    Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished ones),
+    ``iterations`` (asked for; None: until stopped), ``results`` (what the loop returned), ``timeline`` (grows live).
+    """
+
+    def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None) -> None:
+        self.flow, self.plan = executor.flow, executor.layout.plan
+        self.iterations = iterations
+        self.iteration = 0
+        self.state = "starting"
+        self.results: list[Any] = []
+        self.timeline = Timeline(self.plan.devices)
+        self.error: BaseException | None = None
+        self._executor = executor
+        self._inputs = None if inputs is None else iter(inputs)
+        self._rows: dict[int, dict[str, float]] = {}
+        self._sums: dict[tuple[int, str], list[float]] = {}
+        self._lock = threading.RLock()
+        self._go = threading.Event()
+        self._go.set()
+        self._stop = threading.Event()
+        self._ended = threading.Event()
+        self._listeners: list[Callable[[Run], None]] = []
+        self._sampler = UtilisationSampler(executor.driver_host.recorder)
+        self._started_at = self._running_since = time.monotonic()
+        self._seconds = 0.0
+        self._thread = threading.Thread(target=self._main, name=f"run {self.flow.name}", daemon=True)
+        self._pump = threading.Thread(target=self._pumping, name=f"pump {self.flow.name}", daemon=True)
+
+    # --- controlling ---------------------------------------------------------------------------------------
+    def start(self) -> Run:
+        self._thread.start()
+        self._pump.start()
+        return self
+
+    def wait(self, timeout: float | None = None) -> list[Any]:
+        """Block until the run has ended; what each iteration returned. Raises the worker's own exception.
+
+        An interrupt (Ctrl-C, the kernel's stop button) stops the run cleanly and is raised again.
+        ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._ended.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait().")
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+    def stop(self, wait: bool = True) -> None:
+        """End the run: the iteration that is under way is given up. Waits until nothing is left of it."""
+        if self.state not in ENDED:
+            self.state = "stopping"
+        self._stop.set()
+        self._go.set()
+        host = self._executor.driver_host
+        iteration = self.iteration
+        with contextlib.suppress(ExecutorError):
+            self._executor.broadcast(("cancel", iteration, Cancelled("the run was stopped")))
+            host.cancel(iteration, Cancelled("the run was stopped"))
+        if wait and threading.current_thread() is not self._thread:
+            self._ended.wait(30)
+
+    def pause(self) -> None:
+        """Hold before the next iteration; the current one is finished first."""
+        if self.state == "running":
+            self.state = "paused"
+            self._go.clear()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        if self.state == "paused":
+            self.state = "running"
+            self._go.set()
+
+    def on_update(self, listener: Callable[[Run], None]) -> None:
+        """Call ``listener(run)`` from the background about ten times a second, and once after the end."""
+        self._listeners.append(listener)
+
+    # --- looking -----------------------------------------------------------------------------------------
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row for each finished iteration: ``iteration``, ``seconds``, what the loop returned, what workers logged."""
+        with self._lock:
+            return pd.DataFrame([{"iteration": i, **row} for i, row in sorted(self._rows.items()) if "seconds" in row])
+
+    @property
+    def frames(self) -> dict[str, Any]:
+        """The latest picture of each source, uint8, H×W×3."""
+        return self._executor.frames()
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self._seconds if self.state in ENDED else time.monotonic() - self._started_at
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds to the end at the pace of the last ten iterations; None while nothing is known."""
+        with self._lock:
+            recent = [row["seconds"] for _, row in sorted(self._rows.items())[-10:] if "seconds" in row]
+        if self.iterations is None or not recent:
+            return None
+        return (self.iterations - self.iteration) * sum(recent) / len(recent)
+
+    def status(self) -> str:
+        """In words: the state, and who waits for what."""
+        waits = self._executor.waits() if self.state not in ENDED else []
+        return "\n".join([repr(self), *(f"  {line}" for line in waits)])
+
+    def channels(self) -> pd.DataFrame:
+        """Depth, puts and gets of every live queue."""
+        return pd.DataFrame(self._executor.channels())
+
+    def __repr__(self) -> str:
+        of = "" if self.iterations is None else f"/{self.iterations}"
+        eta = self.eta_seconds
+        rest = f", {eta:.0f} s to go" if eta and self.state == "running" else ""
+        return f"Run({self.flow.name!r}, plan {self.plan.name!r}: {self.state}, iteration {self.iteration}{of}, {self.elapsed_seconds:.1f} s{rest})"
+
+    # --- the background ----------------------------------------------------------------------------------
+    def _main(self) -> None:
+        try:
+            self._executor.start()
+            self._running_since = time.monotonic()
+            if self.state == "starting":
+                self.state = "running"
+            self._sampler.start()
+            self._loop(Session(self._executor))
+            outcome = "stopped" if self._stop.is_set() else "finished"
+        except Cancelled as error:
+            outcome = "stopped" if self._stop.is_set() else "failed"
+            self.error = None if outcome == "stopped" else error
+        except BaseException as error:
+            outcome, self.error = ("stopped" if self._stop.is_set() else "failed"), error
+        self._finish(outcome)
+
+    def _loop(self, session: Session) -> None:
+        while not self._stop.is_set() and (self.iterations is None or self.iteration < self.iterations):
+            self._go.wait()
+            if self._stop.is_set():
+                return
+            arguments = self._next_input()
+            if arguments is None:
+                return
+            start = time.monotonic()
+            result = session.step(*arguments)
+            self._record(result, time.monotonic() - start)
+
+    def _next_input(self) -> tuple[Any, ...] | None:
+        if self._inputs is None:
+            return ()
+        try:
+            return (next(self._inputs),)
+        except StopIteration:
+            return None
+
+    def _record(self, result: Any, seconds: float) -> None:
+        with self._lock:
+            row = self._rows.setdefault(self.iteration, {})
+            row["seconds"] = seconds
+            row.update(_numbers(result))
+            self.results.append(result)
+            self.iteration += 1
+
+    def _pumping(self) -> None:
+        while not self._ended.wait(PUMP_SECONDS):
+            self._collect()
+            self._tell()
+
+    def _collect(self) -> None:
+        with self._lock:
+            for batch, offset_ns in self._executor.drain():
+                self.timeline.extend(batch, offset_ns)
+            for worker, _, iteration, values in self._executor.metrics():
+                for name, value in values.items():
+                    seen = self._sums.setdefault((iteration, name), [])
+                    seen.append(value)
+                    self._rows.setdefault(iteration, {})[name] = sum(seen) / len(seen)
+                del worker
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener(self)
+
+    def _finish(self, outcome: str) -> None:
+        self._sampler.stop()
+        try:
+            self._executor.stop()
+        except BaseException as error:
+            self.error = self.error or error
+            outcome = "failed"
+        self._collect()
+        self._seconds = time.monotonic() - self._started_at
+        self.state = outcome
+        self._ended.set()
+        with contextlib.suppress(RuntimeError):
+            self._pump.join(1.0)
+        self._tell()
+
+
+def run(
+    flow: Workflow,
+    plan: ExecutionPlan | None = None,
+    iterations: int | None = None,
+    executor: str = "local",
+    inputs: Iterable[Any] | None = None,
+    **options: Any,
+) -> Run:
+    """Start a workflow under a plan; returns at once.
+
+    ``iterations``: how many (None: until the inputs end, or until stopped). ``inputs``: one argument of the iteration function
+    for each iteration. ``executor``: ``"local"`` (threads here) or ``"ray"``. ``options`` go to the executor
+    (``address`` of a Ray cluster). Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts.
+    """
+    if iterations is not None and (not isinstance(iterations, int) or iterations < 1):
+        raise ConfigError(f"run(iterations={iterations!r}): a whole number of at least 1, or None.")
+    return Run(make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options), iterations, inputs).start()
+
+
+def make_executor(name: str, flow: Workflow, plan: ExecutionPlan, **options: Any) -> Executor:
+    """The executor called ``name``."""
+    if name == "local":
+        return LocalExecutor(flow, plan, **options)
+    if name == "ray":
+        from rlinf_lab.runtime.ray_executor import RayExecutor
+
+        return RayExecutor(flow, plan, **options)
+    raise ConfigError(f"executor={name!r} is not known; use 'local' (threads in this process) or 'ray'.")
+
+
+@contextlib.contextmanager
+def session(flow: Workflow, plan: ExecutionPlan | None = None, executor: str = "local", **options: Any) -> Iterator[Session]:
+    """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block."""
+    chosen = make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options)
+    try:
+        chosen.start()
+        yield Session(chosen)
+    finally:
+        chosen.stop()
+
+
+def _numbers(result: Any) -> dict[str, float]:
+    if isinstance(result, numbers.Real):
+        return {"result": float(result)}
+    if isinstance(result, dict):
+        return {str(k): float(v) for k, v in result.items() if isinstance(v, numbers.Real)}
+    return {}
