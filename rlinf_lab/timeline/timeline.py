@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rlinf_lab.timeline.accounting import Accounting, account
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
 
@@ -17,6 +19,10 @@ class Timeline(SpanStore):
     ``devices`` names all devices of the plan, so that one with nothing placed on it is accounted for too. Built up by
     `extend` while a run is going on, from any thread; every method may be called meanwhile.
     """
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        super().__init__(devices)
+        self._accounted: tuple[tuple[int, int], Accounting] | None = None
 
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
@@ -49,7 +55,45 @@ class Timeline(SpanStore):
 
         return tables.diff(self.snapshot(), other.snapshot(), limit)
 
+    # --- where the time went ----------------------------------------------------------------------------
+    def accounting(self) -> Accounting:
+        """Busy time and bubbles of every device as arrays; see `rlinf_lab.timeline.accounting` for the rule."""
+        frozen = self.snapshot()
+        key, known = (len(frozen), len(frozen.devices)), self._accounted
+        if known is None or known[0] != key:
+            known = self._accounted = (key, account(frozen))
+        return known[1]
+
+    def busy(self) -> pd.DataFrame:
+        """One row per device: device, ns, seconds, share of the elapsed time that a RUN span covers."""
+        from rlinf_lab.timeline import bubbles
+
+        return bubbles.busy(self.accounting())
+
+    def utilisation(self) -> pd.Series[float]:
+        """Share of the elapsed time that each device was busy, by device name."""
+        return self.busy().set_index("device")["share"]
+
+    def bubbles(self, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:
+        """Idle time by cause, device, worker, rank, iteration, channel, waiting_for, or a list of those; largest first.
+
+        ``by=None`` gives every single bubble with its times. Columns: those of ``by``, ns, seconds, share (of the elapsed
+        time of all devices). Causes are explained at `Cause`, the rule in `rlinf_lab.timeline.accounting`.
+        """
+        from rlinf_lab.timeline import bubbles
+
+        return bubbles.bubbles(self, self.accounting(), by)
+
+    def bubble_sum_error_ns(self) -> int:
+        """The largest ``|busy + bubbles - elapsed|`` of any device. Always 0."""
+        return self.accounting().sum_error_ns()
+
     def __repr__(self) -> str:
         devices = len(self.devices)
         text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} spans, {self.elapsed_ns / 1e9:.3g} s"
+        if devices and self.elapsed_ns:
+            text += f", busy {100 * self.utilisation().mean():.1f} %"
+            table = self.bubbles()
+            parts = [f"{c} {100 * share:.1f} %" for c, share in zip(table["cause"], table["share"], strict=True)]
+            text += f", bubbles: {', '.join(parts)}" if parts else ", no bubbles"
         return text + (f", {self.dropped:,} spans DROPPED" if self.dropped else "")

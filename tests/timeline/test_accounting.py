@@ -1,0 +1,252 @@
+"""Busy plus bubbles equals elapsed: against a reference that asks every single nanosecond. Names quote the rule."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
+from rlinf_lab.timeline.accounting import CAUSES, account
+
+K = SpanKind
+DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+
+
+def timeline_of(*rows: tuple, devices: tuple[str, ...] = ("cpu:0", "cpu:1")) -> Timeline:
+    """Rows are (worker, rank, devices, kind, start, end, iteration, channel); short names for what repeats."""
+    recorder, timeline = Recorder(), Timeline(devices)
+    for worker, rank, places, kind, start, end, *rest in rows:
+        iteration, channel = [*rest, *(-1, "")[len(rest) :]]
+        number = recorder.channel(channel) if channel else -1
+        name = recorder.name("iteration" if kind is K.MARK else "call")
+        recorder.add(recorder.track(worker, rank, places), kind, name, start, end, iteration, 0, 0, number)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def causes(timeline: Timeline, device: str) -> list[tuple[int, int, str]]:
+    """(start, end, cause) of each bubble of a device, neighbours of one cause joined."""
+    result: list[tuple[int, int, str]] = []
+    accounting = account(timeline)
+    for row in accounting.bubbles[accounting.bubbles["device"] == timeline.devices.index(device)]:
+        start, end, cause = int(row["start"]), int(row["end"]), str(CAUSES[row["cause"]])
+        if result and result[-1][1:] == (start, cause):
+            start = result.pop()[0]
+        result.append((start, end, cause))
+    return result
+
+
+ONE, TWO = ("cpu:0",), ("cpu:1",)
+ITERATION = ("driver", 0, (), K.MARK, 0, 100, 0)
+
+
+def test_busy_when_a_run_span_covers_it_however_many_do():
+    timeline = timeline_of(
+        ITERATION, ("a", 0, ONE, K.RUN, 0, 60), ("b", 0, ONE, K.RUN, 40, 100), ("c", 0, (*ONE, *TWO), K.RUN, 0, 50)
+    )
+    assert timeline.busy().ns.tolist() == [100, 50]
+    assert timeline.utilisation().to_dict() == {"cpu:0": 1.0, "cpu:1": 0.5}
+
+
+def test_on_a_device_without_a_track_everything_is_off():
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100))
+    assert causes(timeline, "cpu:1") == [(0, 100, "off")]
+    assert timeline.bubbles(by=None).iteration.tolist() == [0]
+
+
+def test_fill_before_the_first_run_and_drain_after_the_last():
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 10, 20), ("a", 0, ONE, K.RUN, 30, 40))
+    assert causes(timeline, "cpu:0") == [(0, 10, "fill"), (20, 30, "starved"), (40, 100, "drain")]
+
+
+def test_tail_until_the_last_run_of_any_rank_of_a_worker_placed_here():
+    timeline = timeline_of(
+        ITERATION, ("a", 0, ONE, K.RUN, 0, 20), ("a", 1, TWO, K.RUN, 0, 70), ("b", 0, TWO, K.RUN, 70, 90)
+    )
+    assert causes(timeline, "cpu:0") == [(20, 70, "tail"), (70, 100, "drain")]
+    assert causes(timeline, "cpu:1") == [(90, 100, "drain")]
+
+
+def test_fill_all_through_an_iteration_without_a_run():
+    timeline = timeline_of(ITERATION, ("driver", 0, (), K.MARK, 100, 200, 1), ("a", 0, ONE, K.RUN, 110, 120))
+    assert causes(timeline, "cpu:0") == [(0, 110, "fill"), (120, 200, "drain")]
+
+
+def test_switch_then_blocked_then_lock_win_everywhere():
+    rows = [("a", 0, ONE, K.RUN, 45, 55)]
+    for offset in (0, 60):
+        rows += [
+            ("a", 0, ONE, K.LOCK, offset, offset + 30),
+            ("b", 0, ONE, K.PUT, offset + 5, offset + 20),
+            ("c", 0, ONE, K.ONLOAD, offset + 10, offset + 15),
+            ("d", 0, ONE, K.GET, offset, offset + 40),
+        ]
+    pattern = [(0, 5, "lock"), (5, 10, "blocked"), (10, 15, "switch"), (15, 20, "blocked"), (20, 30, "lock")]
+    assert causes(timeline_of(ITERATION, *rows), "cpu:0") == [
+        *pattern,
+        (30, 45, "fill"),
+        (55, 60, "drain"),
+        *((a + 60, b + 60, cause) for a, b, cause in pattern),
+        (90, 100, "drain"),
+    ]
+
+
+def test_outside_of_every_iteration_it_is_off_unless_it_switches():
+    timeline = timeline_of(
+        ("a", 0, ONE, K.ONLOAD, 0, 10),
+        ("a", 0, ONE, K.GET, 10, 30),
+        ("driver", 0, (), K.MARK, 30, 60, 0),
+        ("a", 0, ONE, K.RUN, 30, 60, 0),
+        ("driver", 0, (), K.MARK, 80, 90, 1),
+    )
+    assert causes(timeline, "cpu:0") == [(0, 10, "switch"), (10, 30, "off"), (60, 80, "off"), (80, 90, "fill")]
+
+
+def test_an_iteration_without_a_mark_reaches_from_its_first_to_its_last_span():
+    timeline = timeline_of(
+        ("driver", 0, (), K.MARK, 0, 50, 0),
+        ("a", 0, ONE, K.RUN, 0, 50, 0),
+        ("b", 0, TWO, K.GET, 60, 95, 1),
+        ("a", 0, ONE, K.RUN, 70, 80, 1),
+    )
+    assert causes(timeline, "cpu:0") == [(50, 60, "off"), (60, 70, "fill"), (80, 95, "drain")]
+
+
+def test_where_iterations_overlap_time_belongs_to_the_one_that_began_last():
+    timeline = timeline_of(
+        ("driver", 0, (), K.MARK, 0, 100, 0), ("driver", 0, (), K.MARK, 40, 80, 1), ("a", 0, ONE, K.RUN, 10, 20)
+    )
+    table = timeline.bubbles(by=["device", "iteration", "cause"])
+    assert {tuple(row[:4]) for row in table.itertuples(index=False)} == {
+        ("cpu:0", 0, "fill", 10),
+        ("cpu:0", 0, "drain", 20),
+        ("cpu:0", 1, "fill", 60),
+        ("cpu:1", 0, "off", 40),
+        ("cpu:1", 1, "off", 60),
+    }
+
+
+def test_a_timeline_in_which_nothing_carries_an_iteration_is_one_iteration():
+    timeline = timeline_of(("a", 0, ONE, K.GET, 0, 10), ("a", 0, ONE, K.RUN, 10, 20), ("b", 0, TWO, K.RUN, 0, 30))
+    assert causes(timeline, "cpu:0") == [(0, 10, "fill"), (20, 30, "drain")]
+
+
+def test_a_bubble_says_who_waited_and_for_what():
+    timeline = timeline_of(
+        ITERATION,
+        ("sim", 0, ONE, K.RUN, 0, 10, 0),
+        ("sim", 0, ONE, K.GET, 10, 30, 0, "act"),
+        ("sim", 0, ONE, K.RUN, 30, 40, 0),
+        ("sim", 0, ONE, K.PUT, 40, 50, 0, "obs"),
+        ("sim", 0, ONE, K.LOCK, 50, 60, 0),
+        ("sim", 0, ONE, K.ONLOAD, 60, 65, 0),
+        ("sim", 0, ONE, K.RUN, 65, 100, 0),
+        ("learner", 3, TWO, K.WAIT, 0, 100, 0),
+    )
+    table = timeline.bubbles(by=["cause", "worker", "rank", "waiting_for"])
+    assert {tuple(row[:5]) for row in table.itertuples(index=False)} == {
+        ("starved", "sim", 0, "channel act", 20),
+        ("blocked", "sim", 0, "room in channel obs", 10),
+        ("lock", "sim", 0, "the device", 10),
+        ("switch", "sim", 0, "onload", 5),
+        ("fill", "learner", 3, "the value of a call", 100),
+    }
+    assert timeline.bubbles(by="cause").share.sum() + timeline.utilisation().mean() == pytest.approx(1)
+    assert timeline.bubbles(by="device").ns.tolist() == [100, 45]
+
+
+def test_an_unknown_column_suggests_the_nearest():
+    with pytest.raises(UnknownNameError, match="Did you mean 'device'"):
+        timeline_of(ITERATION).bubbles(by="devices")
+
+
+def test_repr_tells_the_shares():
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100))
+    assert repr(timeline) == "Timeline: 2 devices, 3 spans, 1e-07 s, busy 75.0 %, bubbles: fill 25.0 %"
+
+
+# --- every single nanosecond ---------------------------------------------------------------------------------
+_places = st.lists(st.sampled_from(DEVICES), max_size=2, unique=True).map(tuple)
+_span = st.tuples(
+    st.sampled_from(["a", "b"]), st.integers(0, 2), _places, st.sampled_from([k for k in K if k != K.MARK]),
+    st.integers(0, 40), st.integers(0, 12), st.integers(-1, 3), st.sampled_from(["", "x", "y"]),
+)  # fmt: skip
+_mark = st.tuples(st.integers(0, 40), st.integers(0, 25), st.integers(0, 3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_span, max_size=14), st.lists(_mark, max_size=4))
+def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
+    rows = [(w, r, p, k, s, s + n, i, c) for w, r, p, k, s, n, i, c in spans]
+    rows += [("driver", 0, (), K.MARK, s, s + n, i) for s, n, i in marks]
+    timeline = timeline_of(*rows, devices=tuple(DEVICES))
+    accounting = account(timeline)
+    assert accounting.sum_error_ns() == timeline.bubble_sum_error_ns() == 0
+    assert (accounting.bubbles["end"] > accounting.bubbles["start"]).all()
+    counted: Counter = Counter()
+    for row in accounting.bubbles:
+        for ns in range(row["start"], row["end"]):
+            counted[(timeline.devices[row["device"]], ns, str(CAUSES[row["cause"]]), int(row["iteration"]))] += 1
+    assert counted == Counter(reference(timeline.rows(), DEVICES))
+
+
+def reference(rows: list[Span], devices: list[str]) -> list[tuple[str, int, str, int]]:
+    """(device, ns, cause, iteration) of every idle nanosecond, straight from the sentences of the rule."""
+    if not rows:
+        return []
+    first, last = min(s.start_ns for s in rows), max(s.end_ns for s in rows)
+    owner = {ns: _owner(rows, ns, first, last) for ns in range(first, last)}
+    result = []
+    for device in devices:
+        here = [s for s in rows if device in s.track.devices and s.kind not in (K.LABEL, K.MARK)]
+        workers = {s.track.worker for s in rows if device in s.track.devices}
+        for ns in range(first, last):
+            covering = {s.kind for s in here if s.start_ns <= ns < s.end_ns}
+            if K.RUN not in covering:
+                window = [t for t in owner if owner[t] == owner[ns]] if owner[ns] is not None else []
+                iteration = -1 if owner[ns] is None else owner[ns][1]
+                cause = _cause(ns, covering, window, rows, here, workers)
+                result.append((device, ns, str(cause), iteration))
+    return result
+
+
+def _cause(ns: int, covering: set, window: list[int], rows: list[Span], here: list[Span], workers: set[str]) -> Cause:
+    if not workers:
+        return Cause.OFF
+    if covering & {K.ONLOAD, K.OFFLOAD}:
+        return Cause.SWITCH
+    if K.PUT in covering:
+        return Cause.BLOCKED
+    if K.LOCK in covering:
+        return Cause.LOCK
+    if not window:
+        return Cause.OFF
+
+    def ran(spans: list[Span]) -> list[int]:
+        return [t for t in window if any(s.kind == K.RUN and s.start_ns <= t < s.end_ns for s in spans)]
+
+    mine, group = ran(here), ran([s for s in rows if s.track.worker in workers])
+    if not mine or ns < mine[0]:
+        return Cause.FILL
+    if ns < mine[-1]:
+        return Cause.STARVED
+    return Cause.TAIL if ns <= group[-1] else Cause.DRAIN
+
+
+def _owner(rows: list[Span], ns: int, first: int, last: int) -> tuple[int, int] | None:
+    """(start, iteration) of the iteration that owns this nanosecond."""
+    windows = [(s.start_ns, s.iteration, s.end_ns) for s in rows if s.kind == K.MARK]
+    marked = {i for _, i, _ in windows}
+    for i in {s.iteration for s in rows if s.iteration >= 0} - marked:
+        own = [s for s in rows if s.iteration == i]
+        windows.append((min(s.start_ns for s in own), i, max(s.end_ns for s in own)))
+    if not windows:
+        windows = [(first, -1, last)]
+    begun = [w for w in windows if w[0] <= ns]
+    if not any(end > ns for _, _, end in begun):
+        return None
+    return max(begun)[:2]
