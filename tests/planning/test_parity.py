@@ -1,0 +1,112 @@
+"""With fixed durations and a mock clock the simulated and the executed timeline are equal, span by span.
+
+Parity alone would miss a mistake that both drivers make, so the contract of the channels is asserted beside it.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_flows import Scenario, scenario
+
+from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.timeline import Timeline
+
+ITERATIONS = 2
+
+
+def execute(made: Scenario) -> Timeline:
+    executor = LocalExecutor(made.flow, made.plan, MockClock())
+    executor.start()
+    session = Session(executor)
+    try:
+        for _ in range(ITERATIONS):
+            session.step()
+    finally:
+        assert executor.stop() == []
+    timeline = Timeline(made.plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    return timeline
+
+
+def simulate(made: Scenario) -> Timeline:
+    return Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), ITERATIONS)
+
+
+def assert_equal(seed: int) -> int:
+    log: list = []
+    made = scenario(seed, log)
+    executed, simulated = execute(made), simulate(made)
+    difference = executed.diff(simulated)
+    assert not difference, f"seed {seed}, {made.plan}\n{difference}"
+    assert_contract(made, log)
+    assert executed.bubble_sum_error_ns() == 0
+    return len(executed.spans)
+
+
+def assert_contract(made: Scenario, log: list) -> None:
+    """Every item exactly once; one producer's items in its order at every consumer rank; explicit gets are not shortened."""
+    produced = {s.name: s for s in made.stages}.get("source")
+    if produced is None:
+        return
+    per_rank = produced.count
+    ranks = made.plan.ranks("source")
+    expected = Counter({(r, i): ITERATIONS for r in range(ranks) for i in range(per_rank)})
+    channels = {c for s in made.stages for c in s.inputs}
+    for channel in channels:
+        received = [entry for entry in log if entry[0] == channel]
+        assert Counter(item for entry in received for item in entry[3]) == expected, channel
+    first = produced.outputs[0]
+    for consumer, rank in {(e[1], e[2]) for e in log if e[0] == first}:
+        for source in range(ranks):
+            order = [i for e in log if e[:3] == (first, consumer, rank) for r, i in e[3] if r == source]
+            restarts = sum(a > b for a, b in zip(order, order[1:], strict=False))
+            assert restarts <= ITERATIONS - 1, (channel, order)  # ascending within each iteration
+    for stage in made.stages:
+        if stage.explicit:
+            sizes = [len(e[3]) for e in log if e[1] == stage.name]
+            short = sum(size < stage.explicit for size in sizes)
+            assert short <= ITERATIONS * made.plan.ranks(stage.name), (stage.name, sizes)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_simulated_and_executed_timelines_are_equal(block: int) -> None:
+    spans = sum(assert_equal(seed) for seed in range(block * 125, block * 125 + 125))
+    assert spans > 5_000  # the comparison was about something
+
+
+def test_thread_delays_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that are held up at random places give the same timeline: order of execution has no influence."""
+    rng = random.Random(7)
+    guard = threading.Lock()
+    original = Host._post
+
+    def delayed(self: Host, *args, **kwargs):
+        with guard:
+            pause = rng.random() < 0.2
+        if pause:
+            time.sleep(0.0003)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Host, "_post", delayed)
+    for seed in range(1_000, 1_030):
+        assert_equal(seed)
+
+
+@pytest.mark.slow
+def test_parity_over_many_flows() -> None:
+    for seed in range(10_000, 13_000):
+        assert_equal(seed)
