@@ -396,11 +396,29 @@ class Engine:
 
     def _flush(self) -> list[tuple[int, int, int, int]]:
         while self._touched:
+            if len(self._touched) == 1 and self._grant_one(next(iter(self._touched))):
+                self._touched.clear()
+                continue
             candidates = {p.index: p for d in sorted(self._touched) for p in self._queue[d]}
             self._touched.clear()
             self._arbitrate(sorted(candidates.values(), key=lambda p: p.lock_key))
         out, self._out = self._out, []
         return out
+
+    def _grant_one(self, device: int) -> bool:
+        """The usual case, without sorting: one device changed hands and its next user needs no other."""
+        waiting = self._queue[device]
+        if not waiting or self._holder[device] is not None:
+            return True
+        p = waiting[0] if len(waiting) == 1 else min(waiting, key=_lock_key)
+        if len(p.devices) > 1:
+            return False
+        waiting.remove(p)
+        self._holder[device] = p
+        p.granted = True
+        self._touched.discard(device)
+        self._switch(p)
+        return True
 
     def _arbitrate(self, candidates: list[Process]) -> None:
         """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
@@ -467,3 +485,7 @@ class Engine:
         p.holding = True
         p.state = "run"
         self._out.append((Do.RESUME, p.index, p.lo, p.hi))
+
+
+def _lock_key(p: Process) -> tuple[int, int, int]:
+    return p.lock_key

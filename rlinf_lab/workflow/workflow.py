@@ -23,6 +23,7 @@ class Declaration:
 
     def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
+        self._starts: dict[str, bool] = {}  # reading source code takes a millisecond, a call must not
 
     @property
     def class_name(self) -> str:
@@ -45,7 +46,10 @@ class Declaration:
         return f"({', '.join(str(p) for p in parameters)})"
 
     def starts_on_device(self, method: str) -> bool:
-        return _starts_on_device(self.function(method))
+        """Whether the method computes before it first reads from an inbox."""
+        if method not in self._starts:
+            self._starts[method] = _starts_on_device(self.function(method))
+        return self._starts[method]
 
 
 class WorkerHandle:
