@@ -56,14 +56,27 @@ class ValueEdge:
     label: str
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One call of the loop in program order; ``after``: positions of the earlier calls whose values it is given."""
+
+    worker: str
+    call: Call
+    after: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class WorkflowGraph:
-    """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture."""
+    """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture.
+
+    ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen.
+    """
 
     name: str
     nodes: tuple[Node, ...]
     channels: tuple[ChannelSpec, ...]
     value_edges: tuple[ValueEdge, ...]
+    program: tuple[Step, ...] = ()
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:

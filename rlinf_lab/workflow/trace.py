@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, Handle, bind, path_text
 from rlinf_lab.workflow.channel import ChannelSpec
-from rlinf_lab.workflow.graph import DRIVER, Call, Node, ValueEdge, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, Call, Node, Step, ValueEdge, WorkflowGraph
 
 if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
@@ -136,9 +136,7 @@ def _graph(flow: Workflow, tracers: list[Tracer]) -> WorkflowGraph:
         reads |= tracer.driver[READ]
         writes |= tracer.driver[WRITE]
         for spec in tracer.calls:
-            text = flow.declaration(spec.worker).signature(spec.method)
-            site = Call(spec.method, text, tuple(spec.channels(READ)), tuple(spec.channels(WRITE)), spec.starts_on_device)
-            sites[spec.worker][site] = None
+            sites[spec.worker][_site(flow, spec)] = None
             for ref in spec.refs():
                 label = path_text(ref.path).lstrip(".") or "value"
                 values[ValueEdge(ref.producer, spec.worker, label)] = None
@@ -146,6 +144,13 @@ def _graph(flow: Workflow, tracers: list[Tracer]) -> WorkflowGraph:
     if reads or writes:
         driver = Call("iteration", "()", tuple(sorted(reads)), tuple(sorted(writes)), True)
         nodes.insert(0, Node(DRIVER, "your loop", (driver,)))
-    graph = WorkflowGraph(flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values))
+    longest = max(tracers, key=lambda t: len(t.calls)).calls
+    program = tuple(Step(c.worker, _site(flow, c), tuple(r.call_id for r in c.refs())) for c in longest)
+    graph = WorkflowGraph(flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values), program)
     graph.validate()
     return graph
+
+
+def _site(flow: Workflow, spec: CallSpec) -> Call:
+    text = flow.declaration(spec.worker).signature(spec.method)
+    return Call(spec.method, text, tuple(spec.channels(READ)), tuple(spec.channels(WRITE)), spec.starts_on_device)

@@ -1,0 +1,278 @@
+"""Durations from a finished run, so that other plans can be simulated before they are run. First form.
+
+Every call of the workflow gets one of three descriptions, read off its spans (medians over iterations and ranks, the first
+iteration left out because it warms up caches):
+
+- *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed, token
+  by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
+- *stream*: it reads batches (a policy). A batch of n items takes ``fixed + each * n`` nanoseconds, least squares over the
+  batches seen; when all had one size, ``each`` is 0 and `Estimate.notes` says so.
+- *plain*: it reads nothing (setting weights). Its total time.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import Op, Script, SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import Step, WorkflowGraph
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What one rank did in one call: (kind, channel, items, nanoseconds of a run)."""
+
+    operations: tuple[tuple[SpanKind, str, int, int], ...]
+
+    def runs(self) -> int:
+        return sum(op[3] for op in self.operations)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why."""
+
+    graph: WorkflowGraph
+    measured: ExecutionPlan
+    calls: dict[int, list[Recorded]]
+    notes: tuple[str, ...] = field(default=())
+
+    def simulate(self, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
+        """The predicted timeline of ``plan``. Raises `PlanError` when the measurement says nothing about it."""
+        layout = checked_layout(self.graph, plan)
+        return Simulator(self.graph, plan).simulate(self.sim_calls(layout), iterations)
+
+    def iteration_seconds(self, plan: ExecutionPlan) -> float:
+        """Predicted seconds of one iteration under ``plan``."""
+        timeline = self.simulate(plan, 2)
+        return timeline.elapsed_ns / 2e9
+
+    def sim_calls(self, layout: Layout) -> list[SimCall]:
+        found = []
+        for number, step in enumerate(self.graph.program):
+            script = self._script(number, step, layout)
+            call = step.call
+            found.append(SimCall(step.worker, call.method, script, call.reads, call.writes, step.after, call.starts_on_device))
+        return found
+
+    def _script(self, number: int, step: Step, layout: Layout) -> Callable[[int], Script]:
+        recorded = self.calls[number]
+        keyed = [c for c in step.call.reads if self.graph.channel(c).keyed]
+        if keyed:
+            return self._token_holder(recorded, step.worker, layout)
+        if step.call.reads:
+            return self._stream(recorded, step, layout)
+        total = round(statistics.median(r.runs() for r in recorded))
+        puts = {c: round(statistics.median(_puts(r, c) for r in recorded)) for c in step.call.writes}
+
+        def plain(rank: int) -> Script:
+            yield run(total)
+            for channel, n in puts.items():
+                yield put(channel, n)
+
+        return plain
+
+    def _token_holder(self, recorded: list[Recorded], worker: str, layout: Layout) -> Callable[[int], Script]:
+        tokens, before = layout.plan.tokens(worker), self.measured.tokens(worker)
+        total, was = tokens * layout.plan.ranks(worker), before * self.measured.ranks(worker)
+        if total != was:
+            raise PlanError(
+                f"Plan {layout.plan.name!r}: {worker!r} would hold {total} tokens (ranks x sub-batches), but {was} were measured; how "
+                f"long a token of another size takes is not known. Next: choose ranks and sub_batches with {was} tokens, or measure."
+            )
+        pattern = _one_token(recorded, before)
+
+        def holder(rank: int) -> Script:
+            for kind, channel, n, duration in pattern:
+                for k in range(tokens):
+                    if kind == SpanKind.RUN:
+                        yield run(duration)
+                    elif kind == SpanKind.GET:
+                        yield get(channel, n, rank * tokens + k if self.graph.channel(channel).keyed else -1)
+                    else:
+                        yield put(channel, n)
+
+        return _interleaved(holder, tokens)
+
+    def _stream(self, recorded: list[Recorded], step: Step, layout: Layout) -> Callable[[int], Script]:
+        inbox = step.call.reads[0]
+        fixed, each, rest = _affine(recorded)
+        whole = self.graph.channel(inbox).whole
+        ratio = {c: _ratio(recorded, inbox, c) for c in step.call.writes}
+        slots = self._slots(step, layout)
+
+        def stream(rank: int) -> Script:
+            turn = 0
+            while n := (yield get(inbox, ALL if whole else None)):
+                yield run(round(fixed + each * n))
+                for channel, per_item in ratio.items():
+                    for _ in range(round(per_item * n)):
+                        mine = slots(rank) if self.graph.channel(channel).keyed else [-1]
+                        yield put(channel, 1, mine[turn % len(mine)])
+                        turn += 1
+                if whole:
+                    break
+            yield run(rest)
+
+        return stream
+
+    def _slots(self, step: Step, layout: Layout) -> Callable[[int], list[int]]:
+        """The keys that a rank answers to, in turn: those of its unit when fused, else all."""
+        keyed = [c for c in step.call.writes if self.graph.channel(c).keyed]
+        if not keyed:
+            return lambda rank: [-1]
+        consumer = self.graph.consumers(keyed[0])[0]
+        tokens = layout.plan.tokens(consumer)
+        everyone = [r * tokens + k for r in range(layout.ranks(consumer)) for k in range(tokens)]
+        if layout.sharded(keyed[0]):
+            return lambda rank: [rank * tokens + k for k in range(tokens)]
+        return lambda rank: everyone
+
+
+def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Estimate:
+    """Read the cost of every call off a timeline that was recorded under ``plan``."""
+    calls: dict[int, list[Recorded]] = {}
+    notes: list[str] = []
+    sequences = _sequences(timeline)
+    for number, step in enumerate(graph.program):
+        found = sequences.get((step.worker, step.call.method), [])
+        if not found:
+            raise PlanError(
+                f"The timeline has no span of {step.worker}.{step.call.method}() after its first iteration; run two iterations or more."
+            )
+        calls[number] = found
+        sizes = {op[2] for r in found for op in r.operations if op[0] == SpanKind.GET and op[2]}
+        if step.call.reads and not any(graph.channel(c).keyed for c in step.call.reads) and len(sizes) == 1:
+            notes.append(f"{step.worker}.{step.call.method}: every batch had {sizes.pop()} items; assumed to take as long at other sizes")
+    return Estimate(graph, plan, calls, tuple(notes))
+
+
+def _sequences(timeline: Timeline) -> dict[tuple[str, str], list[Recorded]]:
+    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT)]
+    iterations = sorted({s.iteration for s in spans if s.iteration >= 0})
+    warm = set(iterations[1:])
+    groups: dict[tuple[str, int, str, int], list[Span]] = {}
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
+        if span.iteration in warm:
+            groups.setdefault((span.track.worker, span.track.rank, span.name, span.iteration), []).append(span)
+    found: dict[tuple[str, str], list[Recorded]] = {}
+    for (worker, _, method, _), members in groups.items():
+        operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in members)
+        found.setdefault((worker, method), []).append(Recorded(operations))
+    return found
+
+
+def _one_token(recorded: list[Recorded], tokens: int) -> list[tuple[SpanKind, str, int, int]]:
+    """Of a rank that treats its tokens in turn: the sequence of one of them, with median durations.
+
+    Runs are attached to the channel operation that ends them, so that sequences of different length of noise still align.
+    """
+    columns: list[list[tuple[SpanKind, str, int, int]]] = []
+    for r in recorded:
+        joined, waiting = [], 0
+        for kind, channel, n, duration in r.operations:
+            if kind == SpanKind.RUN:
+                waiting += duration
+            else:
+                joined.append((kind, channel, n, waiting))
+                waiting = 0
+        columns.append([*joined, (SpanKind.RUN, "", 0, waiting)])
+    length = statistics.mode(len(c) for c in columns)
+    same = [c for c in columns if len(c) == length]
+    pattern: list[tuple[SpanKind, str, int, int]] = []
+    for position in range(0, length, 1):
+        kind, channel, n, _ = same[0][position]
+        # The mean, not the median: an iteration lasts as long as its steps together, slow ones included.
+        duration = round(statistics.fmean(c[position][3] for c in same))
+        if duration:
+            pattern.append((SpanKind.RUN, "", 0, duration))
+        if kind != SpanKind.RUN:
+            pattern.append((kind, channel, n, 0))
+    return pattern if tokens == 1 else _every(pattern, tokens)
+
+
+def _every(pattern: list[tuple[SpanKind, str, int, int]], tokens: int) -> list[tuple[SpanKind, str, int, int]]:
+    """Keep the operations of the first of ``tokens`` tokens: blocks of (runs, one channel operation) in turn."""
+    blocks: list[list[tuple[SpanKind, str, int, int]]] = [[]]
+    for op in pattern:
+        blocks[-1].append(op)
+        if op[0] != SpanKind.RUN:
+            blocks.append([])
+    return [op for block in blocks[::tokens] for op in block]
+
+
+def _interleaved(holder: Callable[[int], Script], tokens: int) -> Callable[[int], Script]:
+    """With several tokens a rank reads, computes and writes one token before it turns to the next."""
+    if tokens == 1:
+        return holder
+
+    def script(rank: int) -> Script:
+        groups: list[list[Op]] = [[] for _ in range(tokens)]
+        for i, op in enumerate(holder(rank)):
+            groups[i % tokens].append(op)
+        for stretch in _stretches(groups):
+            for op in stretch:
+                yield op
+
+    return script
+
+
+def _stretches(groups: list[list[Op]]) -> Iterator[list[Op]]:
+    """Token by token, from one get to the next."""
+    from rlinf_lab.planning.simulator import GET
+
+    cut = [[i for i, op in enumerate(g) if op[0] == GET] + [len(g)] for g in groups]
+    starts = [0] * len(groups)
+    for turn in range(len(cut[0])):
+        for token, group in enumerate(groups):
+            end = cut[token][turn]
+            yield group[starts[token] : end]
+            starts[token] = end
+
+
+def _affine(recorded: list[Recorded]) -> tuple[float, float, int]:
+    """(fixed, each, rest): nanoseconds of a batch of n items, and of what follows the last batch."""
+    sizes: list[int] = []
+    durations: list[int] = []
+    rests = []
+    for r in recorded:
+        current, rest = 0, 0
+        open_ = False
+        for kind, _, n, duration in r.operations:
+            if kind == SpanKind.GET:
+                if open_:
+                    durations.append(rest)
+                open_, rest, current = n > 0, 0, n
+                if open_:
+                    sizes.append(current)
+            else:
+                rest += duration
+        if open_:
+            durations.append(rest)
+            rest = 0
+        rests.append(rest)
+    rest_ns = round(statistics.median(rests)) if rests else 0
+    if len(set(sizes)) > 1:
+        each, fixed = np.polyfit(np.asarray(sizes, float), np.asarray(durations, float), 1)
+        if each >= 0 and fixed >= 0:
+            return float(fixed), float(each), rest_ns
+    return statistics.fmean(durations) if durations else 0.0, 0.0, rest_ns
+
+
+def _puts(r: Recorded, channel: str) -> int:
+    return sum(op[2] for op in r.operations if op[0] == SpanKind.PUT and op[1] == channel)
+
+
+def _ratio(recorded: list[Recorded], inbox: str, outbox: str) -> float:
+    got = sum(op[2] for r in recorded for op in r.operations if op[0] == SpanKind.GET and op[1] == inbox)
+    return sum(_puts(r, outbox) for r in recorded) / got if got else 0.0
