@@ -67,17 +67,17 @@ class GaussianMLP(nn.Module):
         return self.policy(normal_BO), self.critic(normal_BO).squeeze(-1)
 
     # --- numpy in, numpy out: without gradients ---------------------------------------------------------
-    def act(self, obs_BO: NDArray, rng: np.random.Generator | None) -> tuple[NDArray, NDArray]:
-        """Actions (B×A) and their log-densities in nats (B), float32. Without ``rng``: the mean, which is the greedy action.
+    def act(self, obs_BO: NDArray, noise_BA: NDArray | None) -> tuple[NDArray, NDArray]:
+        """Actions (B×A) and their log-densities in nats (B), float32. ``noise_BA`` is standard normal; None: the greedy action.
 
-        On a CPU this runs in numpy on the module's own memory: at the batch sizes of one robot group torch's dispatch
-        costs several times the arithmetic (``benchmarks/policy_inference.py``). The numbers agree to 1e-6.
+        The noise comes from outside so that whoever calls can give each environment a stream of its own. On a CPU
+        this runs in numpy on the module's own memory: at the batch sizes of one robot group torch's dispatch costs several
+        times the arithmetic (``benchmarks/policy_inference.py``). The numbers agree to 1e-6.
         """
         mean_BA = self._mean(np.asarray(obs_BO, dtype=np.float32))
         log_std_A = self.log_std.detach().cpu().numpy()
-        if rng is None:
+        if noise_BA is None:
             return mean_BA, np.full(len(mean_BA), -(log_std_A + _LOG_SQRT_2PI).sum(), np.float32)
-        noise_BA = rng.standard_normal(mean_BA.shape, dtype=np.float32)
         log_prob_B = (-0.5 * noise_BA * noise_BA - log_std_A - _LOG_SQRT_2PI).sum(-1)
         return mean_BA + np.exp(log_std_A) * noise_BA, log_prob_B
 

@@ -44,11 +44,11 @@ def test_layers_are_orthogonal_and_the_last_policy_layer_is_small():
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_numpy_and_torch_give_the_same_numbers(batch):
     policy = made()
-    action, logp = policy.act(OBS[:batch], np.random.default_rng(3))
+    noise = np.random.default_rng(3).standard_normal((batch, 3), dtype=np.float32)
+    action, logp = policy.act(OBS[:batch], noise)
     with torch.no_grad():
         mean, value = policy(torch.as_tensor(OBS[:batch], dtype=torch.float32))
-        noise = torch.from_numpy(np.random.default_rng(3).standard_normal((batch, 3), dtype=np.float32))
-        expected = mean + policy.log_std.exp() * noise
+        expected = mean + policy.log_std.exp() * torch.from_numpy(noise)
     np.testing.assert_allclose(action, expected, atol=1e-6, rtol=1e-6)
     np.testing.assert_allclose(logp, log_prob(expected, mean, policy.log_std).detach(), atol=2e-6)
     greedy, _ = policy.act(OBS[:batch], None)
