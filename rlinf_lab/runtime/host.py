@@ -450,7 +450,8 @@ class Host:
 
     def _resumed(self, process: Process, kind: SpanKind | None = None, start: int = 0, items: int = 0) -> None:
         """Write down the wait that has just ended; a running stretch begins."""
-        now = self.clock.now_ns()
+        # A put that found room never gave the device away: what it took is part of the running stretch.
+        now = start if kind == SpanKind.PUT and process.bound_batch < 0 else self.clock.now_ns()
         end = process.bound_ns if process.lock_waited else now
         if kind is not None and process.queue is not None:
             channel = self.recorder.channel(process.queue.name.channel)
