@@ -213,8 +213,9 @@ def _zones(runs: tuple[Ints, Ints], windows: Windows, group_end: Ints | None) ->
 def _idle(spans: SpanArray, runs: tuple[Ints, Ints], zones: _Zones, bounds: tuple[int, int]) -> SpanArray:
     """The bubbles of one device: everything between ``bounds`` that is not in ``runs``, cut where its reason changes."""
     waits = spans[spans["kind"] != SpanKind.RUN]
-    edges = np.unique(np.concatenate([bounds, *runs, zones.edges, waits["start"], waits["end"]]).astype(np.int64))
-    edges = edges[(edges >= bounds[0]) & (edges <= bounds[1])]
+    edges = np.sort(np.concatenate([bounds, *runs, zones.edges, waits["start"], waits["end"]]).astype(np.int64))
+    distinct = np.append(True, edges[1:] != edges[:-1])  # np.unique hashes first: ten times slower here
+    edges = edges[distinct & (edges >= bounds[0]) & (edges <= bounds[1])]
     at, until = edges[:-1], edges[1:]
     run = np.searchsorted(runs[0], at, "right") - 1
     idle = (run < 0) | (np.append(runs[1], 0)[run] <= at)
