@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.timeline.accounting import Accounting, account
 from rlinf_lab.timeline.span import Span
@@ -87,6 +89,62 @@ class Timeline(SpanStore):
     def bubble_sum_error_ns(self) -> int:
         """The largest ``|busy + bubbles - elapsed|`` of any device. Always 0."""
         return self.accounting().sum_error_ns()
+
+    # --- files and pictures -----------------------------------------------------------------------------
+    def to_chrome(self, path: str | Path) -> Path:
+        """Chrome trace JSON, with lanes, arrows and counters. Returns the path."""
+        from rlinf_lab.timeline import chrome
+
+        return chrome.to_chrome(self.snapshot(), path)
+
+    def to_perfetto(self, path: str | Path) -> Path:
+        """Perfetto's protobuf (``.pftrace``), with lanes, arrows and counters. Returns the path."""
+        from rlinf_lab.timeline import perfetto
+
+        return perfetto.to_perfetto(self.snapshot(), path)
+
+    def to_parquet(self, path: str | Path) -> Path:
+        """One row per span, readable as it is, and exact through `from_parquet`. Returns the path."""
+        from rlinf_lab.timeline import parquet
+
+        return parquet.to_parquet(self.snapshot(), path)
+
+    @classmethod
+    def from_parquet(cls, path: str | Path) -> Self:
+        """A timeline equal to the one that `to_parquet` wrote. Raises `TimelineError` for another file."""
+        from rlinf_lab.timeline import parquet
+
+        devices, content = parquet.read_parquet(path)
+        timeline = cls(devices)
+        timeline._restore(**content)
+        return timeline
+
+    def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
+        """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.packed.pack_spans`."""
+        from rlinf_lab.timeline import packed
+
+        return packed.pack_spans(self.snapshot(), since)
+
+    def packed_bubbles(self) -> tuple[dict[str, Any], bytes]:
+        """(JSON-able header, bytes) of every bubble; the layout is at `rlinf_lab.timeline.packed.pack_bubbles`."""
+        from rlinf_lab.timeline import packed
+
+        return packed.pack_bubbles(self.accounting())
+
+    def to_svg(self, path: str | Path | None = None, width: int = 960) -> str:
+        """The static picture as SVG text; also written to ``path`` if there is one."""
+        from rlinf_lab.timeline import svg
+
+        text = svg.to_svg(self.snapshot(), self.accounting(), width)
+        if path is not None:
+            Path(path).write_text(text, encoding="utf-8")
+        return text
+
+    def _repr_html_(self) -> str:
+        return f"<div>{self.to_svg()}<div><small>{escape(repr(self))}</small></div></div>"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": repr(self), "text/html": self._repr_html_(), "image/svg+xml": self.to_svg()}
 
     def __repr__(self) -> str:
         devices = len(self.devices)

@@ -1,0 +1,92 @@
+"""Chrome trace JSON: opens in Perfetto, chrome://tracing and many other tools.
+
+A process for each set of devices of a host, a thread for each worker rank, arrows from puts to gets, counters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.timeline.store import SpanStore
+
+COUNTERS = "counters"  # the process that holds the counter tracks
+
+
+def process_of(track: Track) -> str:
+    """The label of the group of lanes that a track belongs to: its host and devices."""
+    return f"{track.host}: {', '.join(track.devices) or 'no device'}"
+
+
+def to_chrome(store: SpanStore, path: str | Path) -> Path:
+    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path."""
+    path = Path(path)
+    with path.open("w", encoding="utf-8") as file:
+        other = {"start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices}
+        file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
+        separator = ""
+        for event in _events(store):
+            file.write(separator + event)
+            separator = ",\n"
+        file.write("\n]}\n")
+    return path
+
+
+def _events(store: SpanStore) -> Iterator[str]:
+    tracks, zero = store.tracks, store.start_ns
+    labels = list(dict.fromkeys([process_of(t) for t in tracks]))
+    pids = [labels.index(process_of(t)) + 1 for t in tracks]
+    for pid, label in enumerate(labels, 1):
+        yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}})
+        yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+    for tid, track in enumerate(tracks):
+        name = {"name": f"{track.worker}[{track.rank}]"}
+        yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[tid], "tid": tid + 1, "args": name})
+    yield from _spans(store, pids)
+    yield from _arrows(store, pids)
+    texts = [json.dumps(name) for name in store.names]
+    pid = len(labels) + 1
+    if len(store.counter_samples):
+        yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": COUNTERS}})
+    for name, time, value in store.counter_samples.tolist():
+        yield (
+            f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},'
+            f'"args":{{"value":{json.dumps(value) if np.isfinite(value) else "null"}}}}}'
+        )
+
+
+def _spans(store: SpanStore, pids: list[int]) -> Iterator[str]:
+    spans, zero = store.spans, store.start_ns
+    texts = [*(json.dumps(name) for name in store.names), '""']
+    kinds = [kind.name.lower() for kind in SpanKind]
+    order = np.lexsort((spans["kind"], -spans["end"], spans["start"], spans["track"]))
+    for start, end, nbytes, flow, track, name, channel, iteration, items, kind in spans[order].tolist():
+        title = texts[name] if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else f'"{kinds[kind]}"'
+        yield (
+            f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{track + 1},'
+            f'"ts":{_us(start - zero)},"dur":{_us(end - start)},"args":{{"call":{texts[name]},"iteration":{iteration},'
+            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}}}}}'
+        )
+
+
+def _arrows(store: SpanStore, pids: list[int]) -> Iterator[str]:
+    spans, zero = store.spans, store.start_ns
+    texts = [json.dumps(name) for name in store.names]
+    puts, gets = (spans[index] for index in arrows(spans))
+    # The arrow arrives inside the get, not before the put: a get has often waited for long.
+    arrival = np.clip(puts["end"], gets["start"], np.maximum(gets["end"] - 1, gets["start"]))
+    for number, (put, get, at) in enumerate(zip(puts.tolist(), gets.tolist(), arrival.tolist(), strict=True), 1):
+        common = f'"name":{texts[put[6]]},"cat":"channel","id":{number}'
+        yield f'{{"ph":"s",{common},"pid":{pids[put[4]]},"tid":{put[4] + 1},"ts":{_us(put[0] - zero)}}}'
+        yield f'{{"ph":"f","bp":"e",{common},"pid":{pids[get[4]]},"tid":{get[4] + 1},"ts":{_us(at - zero)}}}'
+
+
+def _us(ns: int) -> str:
+    """Nanoseconds as a decimal number of microseconds, exactly."""
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    return f"{sign}{ns // 1000}.{ns % 1000:03d}"

@@ -1,0 +1,94 @@
+"""A timeline as bytes for a browser: a JSON-able header and columns that become typed arrays without copying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.timeline.accounting import CAUSES, Accounting
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.store import SpanStore
+
+
+def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
+    """(header, data) of the spans that arrived as number ``since`` and later (0: all; later: a live delta).
+
+    ``data`` is little-endian, one column after the other, widest first, so that each starts at a multiple of its width;
+    the header's ``columns`` lists ``[name, type, byte offset]`` with the type as numpy writes it:
+
+    ========= ===== ==========================================================================
+    start     <f8   ns since the header's ``start_ns`` (exact up to 104 days; negative if a host's batch came late)
+    duration  <f4   ns (24 bits of precision)
+    iteration <i4   -1: none
+    items     <i4
+    track     <u2   number in ``tracks`` (<u4 where there are more than 65,535; so too the next two)
+    name      <u2   number in ``names``
+    channel   <u2   number in ``names`` plus one; 0: none
+    kind      u1    number in ``kinds``
+    ========= ===== ==========================================================================
+
+    Rows are sorted by track and start. The other header fields: ``count``, ``since``, ``next`` (what to ask for as the
+    next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host), ``names``,
+    ``kinds``, ``dropped``. 25 bytes a span.
+    """
+    every = store.spans
+    spans = every[since:]
+    spans = spans[np.lexsort((spans["start"], spans["track"]))]
+    track = "<u2" if len(store.tracks) < 1 << 16 else "<u4"
+    name = "<u2" if len(store.names) < (1 << 16) - 1 else "<u4"
+    header, data = _columns(
+        ("start", "<f8", spans["start"] - store.start_ns),
+        ("duration", "<f4", spans["end"] - spans["start"]),
+        ("iteration", "<i4", spans["iteration"]),
+        ("items", "<i4", spans["items"]),
+        ("track", track, spans["track"]),
+        ("name", name, spans["name"]),
+        ("channel", name, spans["channel"] + 1),
+        ("kind", "u1", spans["kind"]),
+    )
+    header |= {
+        "since": since,
+        "next": len(every),
+        "start_ns": store.start_ns,
+        "end_ns": store.end_ns,
+        "devices": store.devices,
+        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
+        "names": store.names,
+        "kinds": [kind.name.lower() for kind in SpanKind],
+        "dropped": store.dropped,
+    }
+    return header, data
+
+
+def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
+    """(header, data) of every bubble, laid out as in `pack_spans`, sorted by device and start.
+
+    Columns: start <f8 (ns since ``start_ns``), duration <f4 (ns), track <i4 (who waited, -1: nobody), channel <i4 (-1: none),
+    iteration <i4, device <i4 (number in ``devices``), kind i1 (of the span that explains it, -1: none), cause u1 (number in
+    ``causes``).
+    """
+    rows = accounting.bubbles
+    header, data = _columns(
+        ("start", "<f8", rows["start"] - accounting.start_ns),
+        ("duration", "<f4", rows["end"] - rows["start"]),
+        *((field, "<i4", rows[field]) for field in ("track", "channel", "iteration", "device")),
+        ("kind", "i1", rows["kind"]),
+        ("cause", "u1", rows["cause"]),
+    )
+    header |= {
+        "start_ns": accounting.start_ns,
+        "end_ns": accounting.end_ns,
+        "devices": accounting.devices,
+        "causes": [str(cause) for cause in CAUSES],
+    }
+    return header, data
+
+
+def _columns(*columns: tuple[str, str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
+    layout, parts, offset = [], [], 0
+    for name, dtype, values in sorted(columns, key=lambda column: -np.dtype(column[1]).itemsize):
+        layout.append([name, dtype, offset])
+        parts.append(values.astype(dtype).tobytes())
+        offset += len(parts[-1])
+    return {"count": len(columns[0][2]), "columns": layout}, b"".join(parts)

@@ -1,0 +1,206 @@
+"""Exports: read back by independent means, equal to what went in."""
+
+from __future__ import annotations
+
+import json
+import struct
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+K = SpanKind
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    """Two workers: a puts 4 items one by one, b gets them as two chunks of two; a label, a mark, a counter."""
+    recorder, timeline = Recorder("box"), Timeline(["cpu:0", "cpu:1", "cpu:2"])
+    a, b = recorder.track("a", 0, ("cpu:0",)), recorder.track('b"<', 0, ("cpu:1",))
+    driver, act = recorder.track("driver", 0), recorder.channel("act")
+    for i in range(4):
+        start = 10**15 + 1000 * i
+        recorder.add(a, K.RUN, recorder.name("produce"), start, start + 900, 0)
+        recorder.add(a, K.LABEL, recorder.name("physics"), start + 100, start + 900, 0)
+        recorder.add(a, K.PUT, recorder.name("produce"), start + 900, start + 900 + i, 0, 1, 64, act, i)
+    for i in range(2):
+        start = 10**15 + 2000 * i
+        recorder.add(b, K.GET, recorder.name("consume"), start, start + 1903, 0, 2, 128, act, 2 * i)
+        recorder.add(b, K.RUN, recorder.name("consume"), start + 1903, start + 2000, 0)
+    recorder.add(driver, K.MARK, recorder.name("iteration"), 10**15, 10**15 + 5001, 0)
+    recorder.counter("cpu:0 %", 10**15 + 7, 12.5)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_chrome_json_is_valid_and_complete(timeline: Timeline, tmp_path: Path):
+    trace = json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())
+    events = trace["traceEvents"]
+    slices = [e for e in events if e["ph"] == "X"]
+    assert len(slices) == len(timeline)
+    assert trace["otherData"]["start_ns"] == 10**15
+    last = max(slices, key=lambda e: e["ts"] + e["dur"])
+    assert (last["name"], last["ts"], last["dur"]) == ("iteration", 0, 5.001)
+    threads = {e["args"]["name"]: (e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(threads) == {"a[0]", 'b"<[0]', "driver[0]"}
+    assert {e["args"]["name"] for e in events if e["name"] == "process_name"} == {
+        "box: cpu:0", "box: cpu:1", "box: no device", "counters",
+    }  # fmt: skip
+    assert [e["args"] for e in events if e["ph"] == "C"] == [{"value": 12.5}]
+
+
+def test_chrome_arrows_leave_a_put_and_arrive_inside_a_get(timeline: Timeline, tmp_path: Path):
+    events = json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())["traceEvents"]
+    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    ends = {e["id"]: e for e in events if e["ph"] == "f"}
+    assert len(starts) == 4 and starts.keys() == ends.keys()
+    slices = [e for e in events if e["ph"] == "X"]
+    for number, start in starts.items():
+        (put,) = [e for e in slices if e["cat"] == "put" and (e["tid"], e["ts"]) == (start["tid"], start["ts"])]
+        end = ends[number]
+        (get,) = [e for e in slices if e["cat"] == "get" and e["ts"] <= end["ts"] < e["ts"] + e["dur"]]
+        assert get["args"]["flow"] <= put["args"]["flow"] < get["args"]["flow"] + get["args"]["items"]
+
+
+# --- a minimal reader of protobuf's wire format, written apart from the writer --------------------------------
+def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < len(data):
+        key = varint()
+        if key & 7 == 0:
+            yield key >> 3, varint()
+        elif key & 7 == 1:
+            yield key >> 3, data[at : at + 8]
+            at += 8
+        else:
+            assert key & 7 == 2, f"wire type {key & 7}"
+            size = varint()
+            yield key >> 3, data[at : at + size]
+            at += size
+    assert at == len(data)
+
+
+def only(data: bytes, number: int) -> list:
+    return [value for field, value in fields(data) if field == number]
+
+
+def test_perfetto_protobuf_parses_back(timeline: Timeline, tmp_path: Path):
+    packets = only(timeline.to_perfetto(tmp_path / "t.pftrace").read_bytes(), 1)
+    assert all(only(p, 10) == [1] for p in packets)
+    assert only(packets[0], 13) == [3] and all(only(p, 13) == [2] for p in packets[1:])
+    names = {only(n, 1)[0]: only(n, 2)[0].decode() for n in only(only(packets[0], 12)[0], 2)}
+    threads = {}
+    for descriptor in (d for p in packets for d in only(p, 60)):
+        for thread in only(descriptor, 4):
+            threads[only(descriptor, 1)[0]] = only(thread, 5)[0].decode()
+    slices, stacks, counters, out, into = [], {}, [], {}, {}
+    events = [(only(p, 8)[0], only(p, 11)[0]) for p in packets if only(p, 11)]
+    for time, event in sorted(events, key=lambda e: e[0]):  # stable, as the trace processor sorts
+        track, kind = only(event, 11)[0], only(event, 9)[0]
+        stack = stacks.setdefault(track, [])
+        if kind == 1:
+            stack.append((time, names[only(event, 10)[0]]))
+            for target, field in ((out, 47), (into, 48)):
+                target.update({struct.unpack("<Q", f)[0]: (threads[track], time) for f in only(event, field)})
+        elif kind == 2:
+            start, name = stack.pop()
+            slices.append((threads[track], name, start, time))
+        else:
+            counters.append((time, struct.unpack("<d", only(event, 44)[0])[0]))
+    assert not any(stacks.values())
+    kept = (K.RUN, K.LABEL, K.MARK)
+    assert sorted(slices) == sorted(
+        (f"{s.track.worker}[{s.track.rank}]", s.name if s.kind in kept else s.kind.name.lower(), s.start_ns, s.end_ns)
+        for s in timeline.rows()
+    )
+    assert counters == [(10**15 + 7, 12.5)]
+    assert out.keys() == into.keys() and len(out) == 4
+    assert {thread for thread, _ in out.values()} == {"a[0]"} and {thread for thread, _ in into.values()} == {'b"<[0]'}
+
+
+def test_parquet_gives_an_equal_timeline(timeline: Timeline, tmp_path: Path):
+    path = timeline.to_parquet(tmp_path / "t.parquet")
+    again = Timeline.from_parquet(path)
+    assert again.diff(timeline) == ""
+    assert again.spans.tolist() == timeline.spans.tolist()
+    assert again.counter_samples.tolist() == timeline.counter_samples.tolist()
+    assert (again.devices, again.tracks, again.names) == (timeline.devices, timeline.tracks, timeline.names)
+    assert repr(again) == repr(timeline)
+    assert pd.read_parquet(path).kind.value_counts()["label"] == 4
+    empty = Timeline.from_parquet(Timeline(["cpu:0"]).to_parquet(tmp_path / "e.parquet"))
+    assert (len(empty), empty.devices) == (0, ["cpu:0"])
+
+
+def test_a_parquet_file_of_something_else_is_refused(tmp_path: Path):
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "x.parquet")
+    with pytest.raises(TimelineError, match="no timeline"):
+        Timeline.from_parquet(tmp_path / "x.parquet")
+
+
+def unpack(header: dict, data: bytes) -> dict[str, np.ndarray]:
+    return {name: np.frombuffer(data, dtype, header["count"], at) for name, dtype, at in header["columns"]}
+
+
+def test_packed_columns_are_aligned_and_hold_the_spans(timeline: Timeline):
+    header, data = timeline.packed()
+    json.dumps(header)
+    columns = unpack(header, data)
+    assert all(at % np.dtype(dtype).itemsize == 0 for _, dtype, at in header["columns"])
+    spans = timeline.spans[np.lexsort((timeline.spans["start"], timeline.spans["track"]))]
+    assert (columns["start"] == spans["start"] - 10**15).all()
+    assert (columns["duration"] == spans["end"] - spans["start"]).all()
+    assert (columns["channel"].astype(int) - 1 == spans["channel"]).all()
+    assert header["next"] == header["count"] == len(timeline)
+    header, data = timeline.packed(since=len(timeline) - 1)
+    assert header["count"] == 1 and unpack(header, data)["kind"].tolist() == [K.MARK]
+
+
+def test_packed_bubbles_sum_to_the_bubbles(timeline: Timeline):
+    header, data = timeline.packed_bubbles()
+    json.dumps(header)
+    assert unpack(header, data)["duration"].sum() == timeline.bubbles().ns.sum()
+
+
+def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline):
+    text = timeline.to_svg()
+    root = ET.fromstring(text)
+    words = {e.text for e in root.iter() if e.tag.endswith("text")}
+    assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "it 0"} <= words
+    assert "off" not in words
+    bundle = timeline._repr_mimebundle_()
+    assert bundle["text/plain"] == repr(timeline) and "<svg" in bundle["text/html"]
+
+
+def test_the_pictures_size_does_not_grow_with_the_spans():
+    recorder, timeline = Recorder(), Timeline()
+    track = recorder.track("w", 0, ("cpu:0",))
+    for i in range(50_000):
+        recorder.add(track, K.RUN, recorder.name("x"), 100 * i, 100 * i + 60 * (1 + i % 2))
+    timeline.extend(recorder.drain())
+    assert len(timeline.to_svg()) < 200_000
+
+
+def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
+    timeline = Timeline(["cpu:0"])
+    ET.fromstring(timeline.to_svg())
+    assert json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())["traceEvents"] == []
+    timeline.to_perfetto(tmp_path / "t.pftrace")
+    assert timeline.packed()[1] == b""
