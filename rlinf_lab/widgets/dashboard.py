@@ -1,0 +1,141 @@
+"""The dashboard of a run: one widget, fed from a background thread, laid out for a laptop's screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import traitlets
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.timeline import Timeline
+from rlinf_lab.widgets import fallback
+from rlinf_lab.widgets.assets import module, stylesheet
+from rlinf_lab.widgets.feed import TimelineFeed, Update
+from rlinf_lab.widgets.history import SpanHistory
+from rlinf_lab.widgets.pushed import PushedWidget
+from rlinf_lab.widgets.timeline_view import SCRIPTS
+
+COMMANDS = ("pause", "resume", "stop")
+STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message")
+KEPT_SAMPLES = 600
+FRAME_SECONDS = 0.5
+
+
+class Dashboard(PushedWidget):
+    """Progress, learning curves, timeline, utilisation, bubbles and a picture of the environments.
+
+    ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
+    ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons.
+    """
+
+    _esm = module(*SCRIPTS, "charts.js", "panels.js", "dashboard.js")
+    _css = stylesheet()
+    config = traitlets.Dict(help="title, plan, devices, iterations, charts").tag(sync=True)
+
+    def __init__(
+        self,
+        title: str = "run",
+        plan: str = "",
+        devices: Sequence[str] = (),
+        iterations: int | None = None,
+        charts: Sequence[str] = ("success_rate", "return", "loss"),
+    ) -> None:
+        self._kept = SpanHistory()
+        self._feed: TimelineFeed | None = None
+        self._state: dict[str, Any] = {}
+        self._metrics: list[dict[str, Any]] = []
+        self._samples: list[list[Any]] = []
+        self._bubbles: list[dict[str, float]] = []
+        self._frame = b""
+        self._frame_at = -FRAME_SECONDS
+        self._callbacks: list[Callable[[str], None]] = []
+        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts)}
+        super().__init__(config=config)
+
+    def push(
+        self,
+        state: Mapping[str, Any] | None = None,
+        metrics: Iterable[Mapping[str, Any]] = (),
+        timeline: Timeline | None = None,
+        counters: Mapping[str, float] | None = None,
+        frame: bytes | None = None,
+        final: bool = False,
+    ) -> None:
+        """Send what is new as one message; from any thread, at most about ten times a second.
+
+        state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
+        ``eta_seconds``, ``message``. metrics: rows of iterations not sent before. timeline: the growing timeline; what
+        is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
+        (more than two a second are left out). final: the run has ended.
+        """
+        with self._push_lock:
+            content, parts = self._kept.add(self._news(timeline, final))
+            if self._update_sums:
+                content["bubbles"] = self._update_sums
+            if state is not None:
+                self._check(state)
+                self._state.update(state)
+                content["state"] = dict(self._state)
+            if rows := [dict(row) for row in metrics]:
+                self._metrics.extend(rows)
+                content["metrics"] = rows
+            if counters is not None:
+                sample = [time.monotonic(), dict(counters)]
+                self._samples = [*self._samples[1 - KEPT_SAMPLES :], sample]
+                content["counters"] = [sample]
+            if frame is not None and (final or time.monotonic() - self._frame_at >= FRAME_SECONDS):
+                self._frame, self._frame_at = frame, time.monotonic()
+                parts["frame"] = frame
+            self._publish(content, parts)
+
+    def on_command(self, callback: Callable[[str], None]) -> None:
+        """Call ``callback("pause" | "resume" | "stop")`` when a button is pressed. It runs in the kernel's comm thread."""
+        self._callbacks.append(callback)
+
+    @staticmethod
+    def _check(state: Mapping[str, Any]) -> None:
+        for name in state:
+            if name not in STATE_FIELDS:
+                raise UnknownNameError.of("field of a run's state", name, STATE_FIELDS)
+
+    def _news(self, timeline: Timeline | None, final: bool) -> Update:
+        self._update_sums: list[dict[str, float]] = []
+        if timeline is None:
+            return Update()
+        if self._feed is None or self._feed.timeline is not timeline:
+            self._feed = TimelineFeed(timeline)
+        news = self._feed.take(final)
+        self._update_sums = news.bubbles
+        self._bubbles.extend(news.bubbles)
+        return news
+
+    def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        content, parts = self._kept.everything()
+        content |= {"state": self._state, "metrics": self._metrics, "counters": self._samples, "bubbles": self._bubbles}
+        if self._frame:
+            parts["frame"] = self._frame
+        return content, parts
+
+    def _handle(self, content: dict[str, Any]) -> None:
+        command = content.get("command")
+        if content.get("type") == "command" and command in COMMANDS:
+            for callback in self._callbacks:
+                callback(command)
+
+    def still(self) -> fallback.Still:
+        """The dashboard as it is now, as a picture without script: ``display_handle.update(dashboard.still())``."""
+        with self._push_lock:
+            timeline = self._feed.timeline if self._feed else None
+            return fallback.Still(fallback.dashboard_picture(self.config, self._state, self._metrics, timeline), repr(self))
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+        still = self.still()
+        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), still.html, still.text)
+
+    def __repr__(self) -> str:
+        of = self._state.get("iterations", self.config["iterations"])
+        done = f"iteration {self._state.get('iteration', 0)}" + (f"/{of}" if of else "")
+        plan = f", plan {self.config['plan']!r}" if self.config["plan"] else ""
+        return f"Dashboard({self.config['title']!r}{plan}: {self._state.get('state', 'starting')}, {done})"

@@ -1,0 +1,84 @@
+"""A widget that the kernel pushes to: numbered deltas, the whole history for a page that (re)connects.
+
+While a cell runs, the kernel cannot answer the browser, so nothing here waits for a question.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import anywidget
+
+
+class PushedWidget(anywidget.AnyWidget):
+    """Base of the live widgets. Subclasses keep a history and return all of it from `_history`.
+
+    A page asks ``{"type": "history"}`` when it connects and after a gap; the answer replaces what it has and
+    carries the number of the last delta in it, so a delta that crosses it is neither lost nor shown twice.
+    """
+
+    def __init__(self, **traits: Any) -> None:
+        self._push_lock = threading.RLock()
+        self._seq = 0
+        super().__init__(**traits)
+        self.on_msg(self._receive)
+
+    def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        raise NotImplementedError(f"{type(self).__name__} keeps no history")
+
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+        """Number and send one delta; the caller holds `_push_lock` since before it changed the history."""
+        self._seq += 1
+        self._transmit("delta", content, parts)
+
+    def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+        message = {"type": kind, "seq": self._seq, "parts": list(parts), **content}
+        with _without_shell_parent(self.comm):
+            self.send(message, buffers=list(parts.values()))
+
+    def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
+        if not isinstance(content, dict):
+            return
+        if content.get("type") == "history":
+            with self._push_lock:
+                self._transmit("history", *self._history())
+        else:
+            self._handle(content)
+
+    def _handle(self, content: dict[str, Any]) -> None:
+        """Other messages of the page; the base knows none."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(deltas sent: {self._seq})"
+
+
+@contextmanager
+def _without_shell_parent(comm: Any) -> Iterator[None]:
+    """Send so that ipykernel does not remember the sender's shell as the place to answer this comm from.
+
+    ipykernel 7 routes a message of the page to the (sub)shell that sent last on the comm. A sender that inherits the
+    busy main shell would make pause and stop wait until the cell ends. Outside ipykernel this does nothing.
+    """
+    kernel = _kernel()
+    parent = getattr(kernel, "_shell_parent", None)
+    if parent is None:
+        yield
+        return
+    token = parent.set({})
+    try:
+        yield
+    finally:
+        parent.reset(token)
+        # The cell that created the widget has left its own (main) shell there.
+        vars(comm).pop("_reply_subshell_id", None) if comm is not None else None
+
+
+def _kernel() -> Any:
+    module = sys.modules.get("ipykernel.kernelbase")
+    if module is None or not module.Kernel.initialized():
+        return None
+    return module.Kernel.instance()

@@ -1,0 +1,56 @@
+"""A timeline as one HTML file that opens without a kernel, a server or a network."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from html import escape
+from pathlib import Path
+
+from rlinf_lab.timeline import Timeline
+from rlinf_lab.widgets.assets import module, stylesheet
+from rlinf_lab.widgets.feed import TimelineFeed
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="generator" content="rlinf_lab"><title>{title}</title>
+<style>{style}
+html, body {{ margin: 0; height: 100%; }}
+body {{ color-scheme: light dark; }}
+#page {{ display: flex; flex-direction: column; height: 100vh; }}
+#page > h1 {{ margin: 0; padding: 10px 14px 2px; font: 600 15px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }}
+#page > p {{ margin: 0; padding: 0 14px 6px; font: 12px system-ui, "Segoe UI", "DejaVu Sans", sans-serif; opacity: .7; }}
+#timeline {{ flex: 1; min-height: 0; padding: 6px 14px 10px; }}
+</style></head>
+<body><div id="page"><h1>{title}</h1><p>{summary}</p><div id="timeline"></div></div>
+<script type="application/json" id="data">{data}</script>
+<script type="module">
+{script}
+</script></body></html>
+"""
+
+
+def timeline_html(timeline: Timeline, path: str | Path, title: str = "Timeline") -> Path:
+    """Write ``timeline`` as an interactive page (the widget's own canvas) and return its path."""
+    update = TimelineFeed(timeline).take(final=True)
+    data = {
+        "tables": update.tables or {"origin": 0, "devices": [], "tracks": [], "names": []},
+        "spans": _packed(update.spans),
+        "idle": _packed(update.idle),
+    }
+    target = Path(path)
+    page = _PAGE.format(
+        title=escape(title),
+        summary=escape(repr(timeline)),
+        style=stylesheet(),
+        # A "</script>" inside a name must not end the element.
+        data=json.dumps(data).replace("<", "\\u003c"),
+        script=module("base.js", "store.js", "timeline.js", "page.js"),
+    )
+    target.write_text(page, encoding="utf-8")
+    return target
+
+
+def _packed(rows: bytes) -> str:
+    return base64.b64encode(gzip.compress(rows, compresslevel=6, mtime=0)).decode("ascii")

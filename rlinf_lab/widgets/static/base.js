@@ -1,0 +1,158 @@
+// What every picture here shares: vocabulary, colours, theme, text, and the link to the kernel.
+
+export const KINDS = ["run", "get", "put", "lock", "onload", "offload", "transfer", "wait", "label", "mark"];
+export const RUN = 0, LABEL = 8, MARK = 9;
+export const CAUSES = ["starved", "blocked", "lock", "switch", "fill", "drain", "tail", "off"];
+// A waiting kind wears the colour of the bubble that it becomes on its device.
+export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved" };
+export const CAUSE_TEXT = {
+  starved: "waiting for input", blocked: "output channel is full", lock: "waiting for the device",
+  switch: "onloading or offloading", fill: "pipeline filling", drain: "this device has done its part",
+  tail: "the last items run elsewhere", off: "nothing placed or running here",
+};
+// Ten colours, kept apart for protan, deutan and tritan vision, 3:1 against their background; entries pair up by hue.
+const WORKERS = {
+  light: ["#1e69b4", "#ff5a00", "#3ca578", "#a587d2", "#b40078", "#785a00", "#0000c3", "#003c00", "#b400ff", "#4b005a"],
+  dark: ["#4b96ff", "#ff7a3c", "#2dc878", "#e1b4ff", "#ff4bb4", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#8a9a9a"],
+};
+const CAUSE_COLOURS = {
+  light: { starved: "#e8a33d", blocked: "#c8442c", lock: "#8e5bb5", switch: "#4d6f8c", fill: "#a9c6dd", drain: "#c9b79c", tail: "#d98cb3", off: "#dcdfe3" },
+  dark: { starved: "#d99a3a", blocked: "#e0614a", lock: "#a97bd0", switch: "#7d9dba", fill: "#3f6078", drain: "#6e6250", tail: "#b8628c", off: "#2a2d31" },
+};
+const INK = {
+  light: { bg: "#ffffff", panel: "#ffffff", line: "#e3e5e8", grid: "#eef0f2", text: "#1f2328", muted: "#656d76", busy: "#59636e", accent: "#1e69b4", good: "#1f7a4d", bad: "#b3261e" },
+  dark: { bg: "#111111", panel: "#181a1c", line: "#2e3135", grid: "#232629", text: "#e6e8ea", muted: "#969da5", busy: "#aab2bb", accent: "#4b96ff", good: "#4cc38a", bad: "#ff8a7a" },
+};
+
+/** The colours of "light" or "dark". */
+export function palette(mode) {
+  return { mode, workers: WORKERS[mode], causes: CAUSE_COLOURS[mode], ...INK[mode] };
+}
+
+/** JupyterLab says its theme on the body; elsewhere the system's preference counts. */
+export function themeMode() {
+  const said = document.body && document.body.getAttribute("data-jp-theme-light");
+  if (said === "true") return "light";
+  if (said === "false") return "dark";
+  return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+}
+
+/** Calls back with "light" or "dark" at every switch; returns the function that ends it. */
+export function watchTheme(callback) {
+  const tell = () => callback(themeMode());
+  const observer = new MutationObserver(tell);
+  observer.observe(document.body, { attributes: true, attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
+  const media = matchMedia("(prefers-color-scheme: dark)");
+  media.addEventListener("change", tell);
+  return () => { observer.disconnect(); media.removeEventListener("change", tell); };
+}
+
+/** Puts the colours on an element as CSS variables, for what is not drawn on a canvas. */
+export function applyTheme(root, mode) {
+  const colours = palette(mode);
+  root.dataset.theme = mode;
+  for (const key of Object.keys(INK.light)) root.style.setProperty(`--rl-${key}`, colours[key]);
+  for (const [cause, colour] of Object.entries(colours.causes)) root.style.setProperty(`--rl-cause-${cause}`, colour);
+  return colours;
+}
+
+/** An element: make("div.a.b", {title: "x"}, child, "text"). */
+export function make(spec, attributes = {}, ...children) {
+  const [tag, ...classes] = spec.split(".");
+  const node = document.createElement(tag);
+  if (classes.length) node.className = classes.map((c) => `rl-${c}`).join(" ");
+  for (const [key, value] of Object.entries(attributes)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else node.setAttribute(key, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/** Nanoseconds for people: three figures and a unit. */
+export function duration(ns) {
+  const abs = Math.abs(ns);
+  if (abs < 1e3) return `${Math.round(ns)} ns`;
+  if (abs < 1e6) return `${figures(ns / 1e3)} µs`;
+  if (abs < 1e9) return `${figures(ns / 1e6)} ms`;
+  if (abs < 120e9) return `${figures(ns / 1e9)} s`;
+  return clock(ns / 1e9);
+}
+
+/** Seconds as 3:07 or 1:02:03. */
+export function clock(seconds) {
+  const s = Math.max(0, Math.round(seconds));
+  const two = (x) => String(x).padStart(2, "0");
+  return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
+}
+
+/** Three significant figures without an exponent where one can do without. */
+export function figures(x) {
+  if (x === null || x === undefined || Number.isNaN(x)) return "–";
+  const abs = Math.abs(x);
+  if (abs === 0) return "0";
+  if (abs >= 1e4) return abs >= 1e6 ? `${(x / 1e6).toPrecision(3)} M` : `${(x / 1e3).toPrecision(3)} k`;
+  if (abs >= 1000) return x.toFixed(0);
+  if (abs < 1e-3) return x.toExponential(1);
+  return x.toPrecision(3);
+}
+
+export function rgb(hex) {
+  const n = parseInt(hex.slice(1), 16);
+  return [n >> 16, (n >> 8) & 255, n & 255];
+}
+
+/** Dark or light ink, whichever reads better on this colour. */
+export function inkOn(hex) {
+  const [r, g, b] = rgb(hex).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.22 ? "#111111" : "#ffffff";
+}
+
+/** A canvas sized in CSS pixels with a context scaled for the display. */
+export function fitCanvas(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  const w = Math.max(1, Math.round(width * ratio)), h = Math.max(1, Math.round(height * ratio));
+  if (canvas.width !== w || canvas.height !== h) { canvas.width = w; canvas.height = h; }
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
+export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif';
+
+/**
+ * The link to the kernel. Deltas carry a sequence number. The history is asked for once at the start and again
+ * after a gap; it replaces everything, and deltas newer than it are applied on top.
+ */
+export function connect(model, { reset, apply }) {
+  let seq = 0, waiting = true, pending = [];
+  const ask = () => { waiting = true; pending = []; model.send({ type: "history", have: seq }); };
+  const unpack = (message, buffers) => {
+    const parts = {};
+    (message.parts || []).forEach((name, i) => { parts[name] = buffers[i]; });
+    return parts;
+  };
+  model.on("msg:custom", (message, buffers) => {
+    if (message.type === "history") {
+      if (!waiting) return;
+      waiting = false;
+      reset();
+      apply(message, unpack(message, buffers));
+      seq = message.seq;
+      for (const [m, b] of pending) if (m.seq > seq) { apply(m, unpack(m, b)); seq = m.seq; }
+      pending = [];
+    } else if (message.type === "delta") {
+      if (seq === 0 && message.seq === 1) waiting = false; // seen from the very first one: no history needed
+      const gap = message.seq !== seq + 1;
+      if (!waiting && message.seq <= seq) return;
+      if (waiting) pending.push([message, buffers]);
+      else if (gap) { ask(); pending.push([message, buffers]); }
+      // While a busy kernel cannot answer, what comes is drawn all the same; the history replaces it later.
+      apply(message, unpack(message, buffers));
+      seq = message.seq;
+    }
+  });
+  ask();
+}

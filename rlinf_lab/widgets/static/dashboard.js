@@ -1,0 +1,124 @@
+// anywidget entry: the dashboard. One state per model, shared by its views.
+import { applyTheme, connect, make, themeMode, watchTheme } from "./base.js";
+import { Store } from "./store.js";
+import { TimelineView } from "./timeline.js";
+import { LineChart } from "./charts.js";
+import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
+
+const KEPT = 600;
+
+/** What the kernel has told so far. */
+class RunState {
+  constructor() { this.store = new Store(); this.reset(); }
+
+  reset() {
+    this.store.reset();
+    this.state = {};
+    this.metrics = [];
+    this.samples = [];
+    this.bubbles = [];
+    this.frame = null;
+  }
+
+  apply(message, parts) {
+    if (message.tables) this.store.setTables(message.tables);
+    if (parts.spans) this.store.addSpans(parts.spans);
+    if (parts.idle) this.store.addIdle(parts.idle);
+    if (message.state) this.state = message.state;
+    if (message.metrics) this.metrics.push(...message.metrics);
+    if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
+    if (message.bubbles) this.bubbles.push(...message.bubbles);
+    if (parts.frame) this.frame = parts.frame;
+  }
+
+  /** The metrics to plot: the wished ones that are there, else the first ones there are. */
+  keys(wished) {
+    const known = [...new Set(this.metrics.flatMap((row) => Object.keys(row).filter((k) => typeof row[k] === "number")))];
+    const found = wished.map((name) => known.find((k) => k === name) || known.find((k) => k.endsWith(`.${name}`) || k.endsWith(`_${name}`))).filter(Boolean);
+    return found.length || !known.length ? found : known.filter((k) => !["iteration", "seconds"].includes(k)).slice(0, 3);
+  }
+}
+
+class DashboardView {
+  constructor(model, run, el) {
+    this.run = run;
+    this.config = model.get("config");
+    this.charts = new Map();
+    this.header = new Header(this.config, (command) => model.send({ type: "command", command }));
+    this.figures = new Figures();
+    this.curves = make("div.curves");
+    this.picture = new Picture();
+    this.utilisation = new Utilisation();
+    this.bubbles = new Bubbles();
+    const timeline = make("section.panel.lanes");
+    const upper = make("div.upper", {}, this.curves, this.picture.node);
+    const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
+    this.root = make("div.dashboard", {}, this.header.node, this.figures.node, upper, lower);
+    el.append(this.root);
+    this.timeline = new TimelineView(timeline, run.store);
+    this.setTheme(themeMode());
+    this.stopTheme = watchTheme((mode) => this.setTheme(mode));
+    this.observer = new ResizeObserver(() => this.refresh());
+    this.observer.observe(this.root);
+    this.wished().forEach((key) => this.chart(key));
+    this.refresh();
+  }
+
+  destroy() { this.stopTheme(); this.observer.disconnect(); this.timeline.destroy(); }
+
+  setTheme(mode) {
+    this.colours = applyTheme(this.root, mode);
+    for (const chart of this.charts.values()) chart.colours = this.colours;
+    this.refresh();
+  }
+
+  wished() { return this.run.keys(this.config.charts).length ? this.run.keys(this.config.charts) : this.config.charts; }
+
+  chart(key) {
+    const chart = new LineChart(label(key), { colour: this.charts.size, percent: share(key) });
+    chart.colours = this.colours;
+    this.charts.set(key, chart);
+    this.curves.append(chart.node);
+    return chart;
+  }
+
+  refresh() {
+    if (this.pending) return;
+    this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
+  }
+
+  draw() {
+    const run = this.run, state = { iterations: this.config.iterations, ...run.state };
+    this.header.set(state);
+    const keys = this.wished();
+    if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
+    for (const [key, chart] of this.charts) {
+      const points = run.metrics.filter((row) => Number.isFinite(row[key])).map((row, i) => [(row.iteration ?? i) + 1, row[key]]);
+      chart.set(points, state.iterations || 0);
+    }
+    this.figures.set(headline(keys, run.metrics, run.bubbles));
+    this.utilisation.draw(run.samples, this.colours);
+    this.bubbles.draw(run.bubbles, this.colours);
+    if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
+    this.timeline.refresh();
+    this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
+    this.root.dataset.state = state.state || "starting";
+  }
+}
+
+export default () => {
+  const run = new RunState(), views = new Set();
+  return {
+    initialize({ model }) {
+      connect(model, {
+        reset: () => run.reset(),
+        apply: (message, parts) => { run.apply(message, parts); views.forEach((view) => view.refresh()); },
+      });
+    },
+    render({ model, el }) {
+      const view = new DashboardView(model, run, el);
+      views.add(view);
+      return () => { views.delete(view); view.destroy(); };
+    },
+  };
+};

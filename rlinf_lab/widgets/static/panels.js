@@ -1,0 +1,165 @@
+// The parts of the dashboard beside charts and timeline: header, figures, utilisation, bubbles, picture.
+import { CAUSES, CAUSE_TEXT, clock, figures, make } from "./base.js";
+import { drawSpark, drawStacks } from "./charts.js";
+
+const LIVE = ["starting", "running", "paused", "stopping"];
+
+export class Header {
+  constructor(config, command) {
+    this.state = make("span.chip");
+    this.bar = make("i");
+    this.track = make("div.progress", { role: "progressbar", "aria-valuemin": "0" }, this.bar);
+    this.count = make("span.count");
+    this.times = make("span.times");
+    this.pause = make("button.button", { onclick: () => command(this.paused ? "resume" : "pause") }, "Pause");
+    this.stop = make("button.button.danger", { onclick: () => command("stop") }, "Stop");
+    const plan = config.plan ? [make("span.plan", { title: "execution plan" }, config.plan)] : [];
+    this.node = make("header.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times,
+      make("span.buttons", {}, this.pause, this.stop));
+  }
+
+  set(s) {
+    const state = s.state || "starting", of = s.iterations, done = s.iteration || 0;
+    this.paused = state === "paused";
+    this.state.textContent = state;
+    this.state.dataset.state = state;
+    this.state.title = s.message || "";
+    const share = of ? Math.min(1, done / of) : 0;
+    this.bar.style.width = `${100 * share}%`;
+    this.track.style.visibility = of ? "visible" : "hidden";
+    this.track.setAttribute("aria-valuemax", of || 0);
+    this.track.setAttribute("aria-valuenow", done);
+    this.count.textContent = of ? `${done} / ${of}` : `iteration ${done}`;
+    const live = LIVE.includes(state), left = live && s.eta_seconds != null && done < (of || Infinity);
+    this.times.textContent = s.elapsed_seconds == null ? "" : clock(s.elapsed_seconds) + (left ? `  ·  ${clock(s.eta_seconds)} left` : "");
+    this.times.title = left ? "elapsed, and the estimate for the rest" : "elapsed";
+    this.pause.textContent = this.paused ? "Resume" : "Pause";
+    this.pause.disabled = !["running", "paused"].includes(state);
+    this.stop.disabled = !live || state === "stopping";
+  }
+}
+
+export class Figures {
+  constructor() { this.node = make("div.kpis"); this.tiles = new Map(); }
+
+  /** tiles: [[label, value, note], ...] */
+  set(tiles) {
+    for (const [label, value, note] of tiles) {
+      let tile = this.tiles.get(label);
+      if (!tile) {
+        tile = { value: make("b"), note: make("small") };
+        this.tiles.set(label, tile);
+        this.node.append(make("div.kpi", {}, make("span", {}, label), make("div", {}, tile.value, tile.note)));
+      }
+      tile.value.textContent = value;
+      tile.note.textContent = note || "";
+    }
+  }
+}
+
+export class Utilisation {
+  constructor() {
+    this.rows = new Map();
+    this.list = make("div.util");
+    this.node = make("section.panel", {}, make("header", {}, make("h3", {}, "Utilisation")), this.list);
+  }
+
+  /** samples: [[seconds, {device: share}], ...] */
+  draw(samples, colours) {
+    const latest = samples.length ? samples[samples.length - 1][1] : {};
+    for (const device of Object.keys(latest)) {
+      let row = this.rows.get(device);
+      if (!row) {
+        row = { canvas: make("canvas"), value: make("span.value") };
+        row.stage = make("div.spark", {}, row.canvas);
+        this.rows.set(device, row);
+        this.list.append(make("div.utilrow", {}, make("span", { title: device }, device), row.stage, row.value));
+      }
+      row.value.textContent = `${Math.round(100 * latest[device])} %`;
+      const values = samples.filter((s) => device in s[1]).map((s) => [s[0], s[1][device]]);
+      if (row.stage.clientWidth) drawSpark(row.canvas, values, row.stage.clientWidth, row.stage.clientHeight, colours.accent, colours.line);
+    }
+  }
+}
+
+export class Bubbles {
+  constructor() {
+    this.canvas = make("canvas", { role: "img", "aria-label": "Bubbles by cause, one bar per iteration" });
+    this.stage = make("div.stackstage", {}, this.canvas);
+    this.list = make("div.causes");
+    this.total = make("span.value");
+    this.node = make("section.panel.bubbles", {}, make("header", {}, make("h3", {}, "Device time by iteration"), this.total), this.stage, this.list);
+  }
+
+  /** rows: [{iteration, busy, cause: seconds, ...}, ...] */
+  draw(rows, colours) {
+    const keys = ["busy", ...CAUSES], colourOf = (key) => (key === "busy" ? colours.busy : colours.causes[key]);
+    const sorted = [...rows].sort((a, b) => a.iteration - b.iteration);
+    if (this.stage.clientWidth) drawStacks(this.canvas, merged(sorted, Math.floor(this.stage.clientWidth / 3), keys), keys, colourOf, this.stage.clientWidth, this.stage.clientHeight);
+    const sums = Object.fromEntries(keys.map((key) => [key, rows.reduce((s, row) => s + (row[key] || 0), 0)]));
+    const total = keys.reduce((s, key) => s + sums[key], 0);
+    this.total.textContent = total ? `${Math.round((100 * sums.busy) / total)} % busy` : "–";
+    const shown = CAUSES.filter((cause) => sums[cause] > total * 0.001).sort((a, b) => sums[b] - sums[a]).slice(0, 5);
+    this.list.replaceChildren(...shown.map((cause) => make("div.cause", { title: CAUSE_TEXT[cause] },
+      make("i", { style: `background:${colourOf(cause)}` }), make("span", {}, cause), make("b", {}, `${((100 * sums[cause]) / total).toFixed(1)} %`))));
+  }
+}
+
+/** At most `most` rows: neighbours added up. */
+function merged(rows, most, keys) {
+  if (rows.length <= most || most < 1) return rows;
+  const group = Math.ceil(rows.length / most), out = [];
+  for (let i = 0; i < rows.length; i += group) {
+    const sum = {};
+    for (const row of rows.slice(i, i + group)) for (const key of keys) sum[key] = (sum[key] || 0) + (row[key] || 0);
+    out.push(sum);
+  }
+  return out;
+}
+
+export class Picture {
+  constructor() {
+    this.image = make("img", { alt: "the environments" });
+    this.empty = make("span.empty", {}, "no picture yet");
+    this.node = make("section.panel.picture", {}, make("header", {}, make("h3", {}, "Environments")), make("div.frame", {}, this.image, this.empty));
+    this.image.style.display = "none";
+  }
+
+  set(view) {
+    const url = URL.createObjectURL(new Blob([view]));
+    this.image.onload = () => { if (this.url && this.url !== url) URL.revokeObjectURL(this.url); this.url = url; };
+    this.image.src = url;
+    this.image.style.display = "";
+    this.empty.style.display = "none";
+  }
+}
+
+/** Tiles from what is known: the charted metrics, pace, and how busy the devices were lately. */
+export function headline(keys, metrics, bubbles) {
+  const last = metrics[metrics.length - 1] || {}, recent = metrics.slice(-5);
+  const mean = (name) => { const v = recent.map((m) => m[name]).filter(Number.isFinite); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : NaN; };
+  const tiles = keys.map((key) => [label(key), share(key, last[key]) ? `${(100 * last[key]).toFixed(0)} %` : figures(last[key]), change(key, metrics)]);
+  tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", "mean of last 5"]);
+  const pace = Object.keys(last).find((k) => /(^|[._])steps_per_second$/.test(k));
+  if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
+  const row = bubbles[bubbles.length - 1];
+  if (row) {
+    const idle = CAUSES.reduce((s, cause) => s + (row[cause] || 0), 0);
+    tiles.push(["Devices busy", `${Math.round((100 * row.busy) / (row.busy + idle))} %`, `iteration ${row.iteration + 1}`]);
+  }
+  return tiles;
+}
+
+export function share(key, value) { return /(rate|fraction|share)$/.test(key) && (value === undefined || (value >= 0 && value <= 1)); }
+
+export function label(key) {
+  const text = key.split(".").pop().replaceAll("_", " ");
+  return text[0].toUpperCase() + text.slice(1);
+}
+
+function change(key, metrics) {
+  const last = metrics[metrics.length - 1]?.[key], before = metrics[metrics.length - 6]?.[key];
+  if (!Number.isFinite(last) || !Number.isFinite(before)) return "";
+  const by = last - before, sign = by < 0 ? "−" : "+";
+  return share(key, last) ? `${sign}${Math.abs(100 * by).toFixed(0)} pts in 5` : `${sign}${figures(Math.abs(by))} in 5`;
+}
