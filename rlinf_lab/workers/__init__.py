@@ -1,0 +1,7 @@
+"""The stations of reinforcement learning: each is a plain class that also runs by hand, without any runtime."""
+
+from rlinf_lab.workers.learner import LearnerWorker, Update
+from rlinf_lab.workers.policy import PolicyWorker
+from rlinf_lab.workers.simulator import SimulatorWorker
+
+__all__ = ["LearnerWorker", "PolicyWorker", "SimulatorWorker", "Update"]

@@ -1,0 +1,201 @@
+"""The worker that learns: trajectories in, weights out.
+
+    trajectories ──get_all──> values ──gae──> TrainBatch ──epochs × minibatches──> Adam ──> Update(weights, metrics)
+
+On-policy: it waits for all trajectories of the iteration and uses them once. The observation statistics move *after* the gradient
+steps, so that the ratio of the first step is exactly one. Legend: T time, N environments, B samples, O observation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.policies import GaussianMLP, Weights
+from rlinf_lab.records import TrainBatch, Trajectory
+from rlinf_lab.workflow.worker import Inbox, Worker
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one call of `LearnerWorker.train` returns."""
+
+    weights: Weights
+    metrics: dict[str, float]
+
+
+class LearnerWorker(Worker):
+    """Proximal policy optimisation on one rank.
+
+    ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
+    ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
+    ``anneal_updates`` updates. ``save_to``: safetensors file written when the run ends.
+    """
+
+    def __init__(
+        self,
+        policy: Callable[[], GaussianMLP],
+        *,
+        gamma: float,
+        lam: float,
+        learning_rate: float,
+        epochs: int = 8,
+        minibatch: int = 200,
+        clip: float = 0.2,
+        value_coefficient: float = 0.5,
+        entropy_coefficient: float = 0.0,
+        max_grad_norm: float = 0.5,
+        reward_scale: float = 1.0,
+        anneal: float = 0.0,
+        anneal_updates: int = 1,
+        seed: int = 0,
+        save_to: str | None = None,
+    ) -> None:
+        self._make, self._save_to = policy, save_to
+        self.gamma, self.lam, self.reward_scale = gamma, lam, reward_scale
+        self.learning_rate, self.anneal, self.anneal_updates = learning_rate, anneal, anneal_updates
+        self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
+        self._loss = partial(
+            ppo_loss, clip=clip, value_coefficient=value_coefficient, entropy_coefficient=entropy_coefficient
+        )
+        self._rng = np.random.default_rng((seed, 1))
+        self.env_steps = 0
+
+    def setup(self) -> None:
+        if self.ranks > 1:
+            raise ConfigError(f"LearnerWorker runs on one rank, the plan gives it {self.ranks}. Next: ranks={{'learner': 1}}.")
+        if self.device == "cpu":
+            torch.set_num_threads(1)  # a CPU device of a plan is one core
+        self.policy = self._make().to(self.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
+        self.moments = Moments.empty(self.policy.obs_mean.shape[0])
+
+    # --- the update -----------------------------------------------------------------------------------
+    def train(self, trajectories: Inbox[Trajectory]) -> Update:
+        """One update from everything of this iteration. Raises `ValueError` if nothing came."""
+        received = trajectories.get_all()
+        # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
+        batch = self._batch(sorted(received, key=lambda t: t.first_env))
+        with self.span("update"):
+            losses = self._optimise(batch)
+        self.moments = self.moments.update(batch.obs_BO)
+        self.policy.set_normaliser(self.moments.mean, self.moments.std)
+        self.policy.version += 1
+        self.env_steps += len(batch)
+        metrics = {"env_steps": float(self.env_steps), **episode_metrics(received), **losses}
+        return Update(self.policy.weights(), metrics)
+
+    def weights(self) -> Weights:
+        """A copy of the current weights."""
+        return self.policy.weights()
+
+    def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
+        if not trajectories:
+            raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
+        advantages, returns = zip(*map(self._advantages, trajectories), strict=True)
+        return TrainBatch(
+            obs_BO=_flat([t.obs_TNO for t in trajectories]),
+            action_BA=_flat([t.action_TNA for t in trajectories]),
+            log_prob_B=_flat([t.log_prob_TN for t in trajectories]),
+            advantage_B=_flat(advantages),
+            return_B=_flat(returns),
+        )
+
+    def _advantages(self, t: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+        value_TN = self.policy.values(t.obs_TNO)
+        next_TN = t.next_values(value_TN, self.policy.values(t.last_obs_NO), self.policy.values(t.end_obs_EO))
+        reward_TN = (self.reward_scale * t.reward_TN).astype(np.float32)
+        return gae(reward_TN, value_TN, next_TN, t.terminated_TN, t.truncated_TN, gamma=self.gamma, lam=self.lam)
+
+    def _optimise(self, batch: TrainBatch) -> dict[str, float]:
+        self.optimizer.param_groups[0]["lr"] = self._learning_rate()
+        device = self.policy.log_std.device
+        names = ("obs_BO", "action_BA", "log_prob_B", "advantage_B", "return_B")
+        columns = [torch.as_tensor(getattr(batch, n), dtype=torch.float32, device=device) for n in names]
+        sums: dict[str, float] = defaultdict(float)
+        count = 0
+        for _ in range(self.epochs):
+            order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
+            for rows in order.split(self.minibatch):
+                for name, value in self._step(*(c[rows] for c in columns)).items():
+                    sums[name] += value
+                count += 1
+        return {name: float(value) / count for name, value in sums.items()}
+
+    def _step(self, obs: torch.Tensor, action: torch.Tensor, old: torch.Tensor, adv: torch.Tensor, ret: torch.Tensor) -> dict:
+        mean, value = self.policy(obs)
+        log_std = self.policy.log_std
+        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+        loss = self._loss(log_prob(action, mean, log_std), old, adv, value, ret, entropy(log_std))
+        self.optimizer.zero_grad()
+        loss.total.backward()
+        nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+        self.optimizer.step()
+        # Tensors, not numbers: reading a number would wait for the GPU after every step.
+        return {"policy_loss": loss.policy, "value_loss": loss.value, "entropy": loss.entropy,
+                "kl": loss.kl, "clip_fraction": loss.clip_fraction}  # fmt: skip
+
+    def _learning_rate(self) -> float:
+        return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))
+
+    # --- memory, checkpoints ------------------------------------------------------------------------
+    def onload(self) -> None:
+        self._move(self.device)
+
+    def offload(self) -> None:
+        self._move("cpu")
+
+    def _move(self, device: str) -> None:
+        self.policy.to(device)
+        for state in self.optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor) and value.dim():  # Adam's step counter stays in host memory
+                    state[key] = value.to(device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that `load_state_dict` needs to go on exactly here."""
+        return {
+            "weights": self.policy.weights(), "optimizer": self.optimizer.state_dict(), "moments": self.moments,
+            "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.policy.load(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.moments, self.env_steps = state["moments"], state["env_steps"]
+        self._rng.bit_generator.state = state["rng"]
+
+    def close(self) -> None:
+        if self._save_to and hasattr(self, "policy"):
+            self.policy.weights().save(self._save_to)
+
+
+def _flat(parts: Sequence[np.ndarray]) -> np.ndarray:
+    """T×N×… arrays, joined over the environments, as rows: the same order of rows however they were grouped."""
+    joined = np.concatenate(parts, axis=1)
+    return joined.reshape(-1, *joined.shape[2:])
+
+
+def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
+    """Means over the episodes that ended: ``success_rate`` (at the end), ``success_once``, ``return`` (unscaled, undiscounted).
+
+    Empty when no episode ended: a rate of nothing is not zero.
+    """
+    success = np.concatenate([t.end_success_E for t in trajectories])
+    if not len(success):
+        return {"episodes": 0.0}
+    return {
+        "episodes": float(len(success)),
+        "success_rate": float(success.mean()),
+        "success_once": float(np.concatenate([t.end_success_once_E for t in trajectories]).mean()),
+        "return": float(np.concatenate([t.end_return_E for t in trajectories]).mean()),
+    }

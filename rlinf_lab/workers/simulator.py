@@ -1,0 +1,123 @@
+"""The worker that owns the environments.
+
+    observation (slot) ──> policy ──> action (slot) ──> environments of the slot ──> row of the slot's Trajectory
+
+The simulator's environments are split into ``sub_batches`` groups, each a *slot* with its own token: while the policy answers one, the
+simulator steps another. Invariants: a slot has at most one token in flight; a slot's environments are the same in every iteration and
+are not reset between iterations; which environments there are, and their seeds, depend on the configuration only, never on the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.records import Action, Observation, Trajectory
+from rlinf_lab.workers.environments import EnvGroup
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+
+if TYPE_CHECKING:
+    from rlinf_lab.vecenv import VecEnv
+
+EVALUATION_SEED = 1_000_000  # training seeds count from `seed · 1000`; evaluation must never meet them
+
+
+class SimulatorWorker(Worker):
+    """Steps ``num_envs`` environments (over all ranks and slots together) for ``steps`` steps per call of `collect`.
+
+    ``env``: an id ("simulator/task"), or what constructs a `VecEnv` from ``num_envs`` and ``horizon``, such as a class of
+    your own. ``horizon``: steps after which an episode is cut (None: the environment's own limit).
+    ``options`` go to the environment's constructor.
+    """
+
+    def __init__(
+        self,
+        env: str | Callable[..., VecEnv],
+        *,
+        num_envs: int,
+        steps: int,
+        horizon: int | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.env, self.num_envs, self.steps = env, num_envs, steps
+        self.horizon, self.seed, self.options = horizon, seed, options
+        self.groups: list[EnvGroup] = []
+
+    def setup(self) -> None:
+        slots = self.ranks * self.sub_batches
+        if self.num_envs % slots:
+            raise ConfigError(
+                f"{self.name}: num_envs={self.num_envs} cannot be shared by {self.ranks} ranks × {self.sub_batches} sub-batches. "
+                f"Next: a multiple of {slots}."
+            )
+        size = self.num_envs // slots
+        make = self.env if callable(self.env) else _registered(self.env)
+        for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
+            env = make(num_envs=size, horizon=self.horizon, **self.options)
+            self.groups.append(EnvGroup(env, slot, slot * size, self.seed * 1000))
+
+    def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
+        """``steps`` steps of every environment; then one `Trajectory` per slot."""
+        for group in self.groups:
+            group.begin(self.steps)
+            observations.put(group.observation())
+        for left in range(self.steps - 1, -1, -1):
+            for group in self.groups:
+                group.record(actions.take(key=group.slot))
+                if left:
+                    observations.put(group.observation())
+            self._show()
+        trajectories.put_all(group.finish() for group in self.groups)
+
+    def evaluate(self, actions: Inbox[Action], observations: Outbox[Observation], episodes: int = 50) -> dict[str, float]:
+        """Whole episodes on seeds that training never sees; training episodes under way are given up.
+
+        Ranks share the ``episodes``, rounded up to whole rounds of all environments. Returns this rank's means: ``episodes``,
+        ``success_rate`` (at the end), ``success_once``, ``return``.
+        """
+        rounds = -(-episodes // self.num_envs)
+        outcomes: list[tuple[float, bool, bool]] = []
+        for index in range(rounds):
+            seed = EVALUATION_SEED + self.seed * 1000 + index * self.num_envs
+            for group in self.groups:
+                group.restart(seed)
+                observations.put(group.observation())
+            live = list(self.groups)
+            while live:
+                for group in live:
+                    group.step(actions.take(key=group.slot).action_NA)
+                live = [g for g in live if not g.each_has_ended()]
+                for group in live:
+                    observations.put(group.observation())
+                self._show()
+            outcomes += [outcome for group in self.groups for outcome in group.first_outcomes()]
+        for group in self.groups:
+            group.forget()
+        returns, at_end, once = np.array(outcomes, dtype=float).T
+        return {
+            "episodes": float(len(outcomes)), "success_rate": float(at_end.mean()),
+            "success_once": float(once.mean()), "return": float(returns.mean()),
+        }  # fmt: skip
+
+    def close(self) -> None:
+        for group in self.groups:
+            group.env.close()
+
+    def _show(self) -> None:
+        if self.wants_frame():
+            image = self.groups[0].env.render()
+            if image is not None:
+                self.frame(image)
+
+
+def _registered(env_id: str) -> Callable[..., VecEnv]:
+    from rlinf_lab.vecenv import (
+        make_vec,  # where the worker lives; declaring it needs no simulator
+    )
+
+    return partial(make_vec, env_id)

@@ -1,0 +1,47 @@
+"""A vector of one-dimensional arms for tests of the workers: small enough to compute by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from rlinf_lab.records import EnvStep
+
+
+class LineEnv:
+    """State x in one dimension, starts at the environment's seed, moves by the action; success where |x| < 0.5; reward −|x|.
+
+    Cut after ``horizon`` steps; terminates where |x| > 1000. Every later episode starts at seed + 0.25.
+    """
+
+    spec = SimpleNamespace(obs_size=2, action_size=1)
+
+    def __init__(self, num_envs, horizon):
+        self.num_envs, self.horizon = num_envs, horizon
+        self.resets, self.closed = [], False
+
+    def reset(self, seed):
+        self.resets.append(seed)
+        self.start = seed + np.arange(self.num_envs, dtype=float)
+        self.x, self.t = self.start.copy(), np.zeros(self.num_envs)
+        return self._obs()
+
+    def step(self, action_NA):
+        self.x += np.asarray(action_NA)[:, 0]
+        self.t += 1
+        terminated, success, reward = np.abs(self.x) > 1000, np.abs(self.x) < 0.5, -np.abs(self.x)
+        truncated = (self.t >= self.horizon) & ~terminated
+        final = self._obs()
+        ended = terminated | truncated
+        self.x[ended], self.t[ended] = self.start[ended] + 0.25, 0
+        return EnvStep(self._obs(), reward, terminated, truncated, success, final)
+
+    def render(self):
+        return np.zeros((4, 4, 3), np.uint8)
+
+    def close(self):
+        self.closed = True
+
+    def _obs(self):
+        return np.stack([self.x, self.t], 1)

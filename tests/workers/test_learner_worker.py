@@ -1,0 +1,183 @@
+"""The learner by hand: equal start, determinism, order of arrival, statistics, checkpoint, and that it learns."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from line_env import LineEnv
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.policies import GaussianMLP, Weights
+from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
+from rlinf_lab.workers.learner import episode_metrics
+from rlinf_lab.workflow.worker import Collected, Context, Scripted
+
+MAKE = partial(GaussianMLP, 2, 1, log_std=-0.5, seed=3)
+
+
+def learner(**kwargs):
+    made = LearnerWorker(MAKE, **{"gamma": 0.9, "lam": 0.9, "learning_rate": 1e-3, "epochs": 2, "minibatch": 16, **kwargs})
+    made.setup()
+    return made
+
+
+class Cell:
+    """A policy worker as both ends of the simulator's cell."""
+
+    def __init__(self):
+        self.policy, self.waiting = PolicyWorker(MAKE, seed=1), {}
+        self.policy.setup()
+
+    def put(self, token, *, key=None):
+        out = Collected()
+        self.policy.act(Scripted([token]), out)
+        self.waiting[token.slot] = out[0]
+
+    def take(self, *, key):
+        return self.waiting.pop(key)
+
+
+def simulator(sub_batches=2):
+    made = SimulatorWorker(LineEnv, num_envs=4, steps=12, horizon=5)
+    made._context = Context()
+    made._context.sub_batches = sub_batches
+    made.setup()
+    return made
+
+
+def trajectories(seed=None):
+    out = Collected()
+    cell = Cell()
+    simulator().collect(cell, cell, out)
+    return list(out)
+
+
+def same(a: Weights, b: Weights) -> bool:
+    return all(np.array_equal(a.arrays[k], b.arrays[k]) for k in a.arrays)
+
+
+def test_learner_and_policy_start_equal():
+    policy = PolicyWorker(MAKE)
+    policy.setup()
+    assert same(learner().weights(), policy.policy.weights())
+
+
+def test_an_update_counts_moves_weights_and_reports():
+    worker = learner()
+    before = worker.weights()
+    update = worker.train(Scripted(trajectories()))
+    assert update.weights.version == 1 and not same(before, update.weights)
+    assert update.metrics["env_steps"] == 48 and update.metrics["episodes"] == 8
+    assert {"success_rate", "success_once", "return", "policy_loss", "value_loss", "entropy", "kl"} <= update.metrics.keys()
+    assert all(isinstance(v, float) and np.isfinite(v) for v in update.metrics.values())
+
+
+def test_returned_weights_are_not_touched_by_the_next_update():
+    worker = learner()
+    first = worker.train(Scripted(trajectories())).weights
+    kept = copy.deepcopy(first)
+    worker.train(Scripted(trajectories()))
+    assert same(first, kept)
+
+
+def test_order_of_arrival_does_not_matter():
+    data = trajectories()
+    assert same(learner().train(Scripted(data)).weights, learner().train(Scripted(data[::-1])).weights)
+
+
+def test_normalisation_follows_the_observations():
+    worker, data = learner(), trajectories()
+    weights = worker.train(Scripted(data)).weights
+    rows = np.concatenate([t.obs_TNO.reshape(-1, 2) for t in data]).astype(float)
+    np.testing.assert_allclose(weights.arrays["obs_mean"], rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(weights.arrays["obs_std"], rows.std(0), rtol=1e-5)
+
+
+def test_the_first_gradient_step_starts_at_ratio_one():
+    update = learner(epochs=1, minibatch=48).train(Scripted(trajectories()))
+    assert update.metrics["kl"] == pytest.approx(0, abs=1e-6) and update.metrics["clip_fraction"] == 0
+
+
+def test_checkpoint_continues_exactly():
+    a, b, data = learner(), learner(), trajectories()
+    a.train(Scripted(data))
+    b.load_state_dict(copy.deepcopy(a.state_dict()))
+    assert same(a.train(Scripted(data)).weights, b.train(Scripted(data)).weights) and a.env_steps == b.env_steps == 96
+
+
+def test_learning_rate_is_annealed():
+    worker = learner(learning_rate=1e-2, anneal=0.5, anneal_updates=10)
+    assert worker._learning_rate() == 1e-2
+    worker.policy.version = 10
+    assert worker._learning_rate() == pytest.approx(5e-3)
+    worker.policy.version = 99
+    assert worker._learning_rate() == pytest.approx(5e-3)
+
+
+def test_switching_out_and_in_changes_nothing():
+    a, b, data = learner(), learner(), trajectories()
+    for worker in (a, b):
+        worker.train(Scripted(data))
+    a.offload()
+    a.onload()
+    assert same(a.train(Scripted(data)).weights, b.train(Scripted(data)).weights)
+
+
+def test_close_saves_the_weights(tmp_path):
+    worker = learner(save_to=str(tmp_path / "w.safetensors"))
+    weights = worker.train(Scripted(trajectories())).weights
+    worker.close()
+    assert same(Weights.load(tmp_path / "w.safetensors"), weights)
+
+
+def test_wrong_use_is_refused():
+    with pytest.raises(ValueError, match="no trajectory"):
+        learner().train(Scripted([]))
+    worker = LearnerWorker(MAKE, gamma=0.9, lam=0.9, learning_rate=1e-3)
+    worker._context = Context()
+    worker._context.ranks = 2
+    with pytest.raises(ConfigError, match="one rank"):
+        worker.setup()
+
+
+def test_no_episode_ended_means_no_rate():
+    out, cell = Collected(), Cell()
+    short = SimulatorWorker(LineEnv, num_envs=1, steps=2, horizon=5)
+    short.setup()
+    short.collect(cell, cell, out)
+    assert episode_metrics(list(out)) == {"episodes": 0.0}
+
+
+def test_it_learns():
+    """Going to the origin of a line: the return rises by more than half of what is possible."""
+    sim, cell = simulator(), Cell()
+    worker = learner(learning_rate=3e-3, epochs=8, reward_scale=0.5)
+    returns = []
+    for _ in range(40):
+        out = Collected()
+        sim.collect(cell, cell, out)
+        update = worker.train(Scripted(out))
+        cell.policy.load_weights(update.weights)
+        returns.append(update.metrics["return"])
+    assert np.mean(returns[-5:]) > np.mean(returns[:5]) / 2, returns
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_optimiser_moves_too():
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    worker = LearnerWorker(MAKE, gamma=0.9, lam=0.9, learning_rate=1e-3, minibatch=16)
+    worker._context = Context()
+    worker._context.device = "cuda:0"
+    worker.setup()
+    data = trajectories()
+    worker.train(Scripted(data))
+    worker.offload()
+    held = [v for s in worker.optimizer.state.values() for v in s.values() if isinstance(v, torch.Tensor)]
+    assert all(v.device.type == "cpu" for v in [*held, *worker.policy.parameters()])
+    worker.onload()
+    assert worker.train(Scripted(data)).weights.version == 2

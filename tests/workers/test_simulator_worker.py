@@ -1,0 +1,133 @@
+"""The simulator by hand: protocol, rows, episode ends, persistence, evaluation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from line_env import LineEnv
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.records import Action
+from rlinf_lab.workers import SimulatorWorker
+from rlinf_lab.workflow.worker import Collected, Context
+
+
+class Answering:
+    """Both ends of the cell: every observation put is answered by ``policy``; answers are taken by slot."""
+
+    def __init__(self, policy):
+        self.policy, self.waiting, self.seen = policy, {}, []
+
+    def put(self, token, *, key=None):
+        assert key is None and token.slot not in self.waiting, "one token of a slot in flight"
+        self.seen.append(token)
+        action = self.policy(token.obs_NO)
+        self.waiting[token.slot] = Action(token.slot, action, np.full(len(action), -0.5), len(self.seen))
+
+    def take(self, *, key):
+        return self.waiting.pop(key)
+
+
+def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, **context):
+    made = SimulatorWorker(LineEnv, num_envs=num_envs, steps=steps, horizon=horizon, seed=0)
+    made._context = Context()
+    for key, value in {"rank": rank, "ranks": ranks, "sub_batches": sub_batches, **context}.items():
+        setattr(made._context, key, value)
+    made.setup()
+    return made
+
+
+def collect(simulator, policy=lambda obs: np.full((len(obs), 1), 0.5)):
+    cell, out = Answering(policy), Collected()
+    simulator.collect(cell, cell, out)
+    assert not cell.waiting
+    return out, cell
+
+
+def test_rows_are_observation_action_consequence():
+    (t,), cell = collect(worker())
+    np.testing.assert_array_equal(t.obs_TNO[:, 0], [[0, 0], [0.5, 1], [1, 2]])
+    np.testing.assert_array_equal(t.obs_TNO[:, 1, 0], [1, 1.5, 2])
+    np.testing.assert_array_equal(t.reward_TN[:, 0], [-0.5, -1, -1.5])
+    np.testing.assert_array_equal(t.last_obs_NO[:, 0], [1.5, 2.5])
+    np.testing.assert_array_equal(t.version_T, [1, 2, 3])
+    assert (t.action_TNA == 0.5).all() and (t.log_prob_TN == -0.5).all() and t.steps == 6
+    assert len(cell.seen) == 3 and len(t.end_E2) == 0
+    assert "3 steps × 2 environments" in repr(t)
+
+
+def test_episodes_run_through_iterations_and_end_with_their_final_observation():
+    simulator = worker()
+    (first,), _ = collect(simulator)
+    (second,), _ = collect(simulator)
+    np.testing.assert_array_equal(second.obs_TNO[0], first.last_obs_NO)
+    np.testing.assert_array_equal(second.truncated_TN[:, 0], [True, False, False])
+    np.testing.assert_array_equal(second.end_E2, [[0, 0], [0, 1]])
+    np.testing.assert_array_equal(second.end_obs_EO, [[2, 4], [3, 4]])
+    np.testing.assert_array_equal(second.obs_TNO[1, :, 0], [0.25, 1.25])  # after the reset
+    np.testing.assert_allclose(second.end_return_E, [-(0.5 + 1 + 1.5 + 2), -(1.5 + 2 + 2.5 + 3)])
+    assert simulator.groups[0].env.resets == [0]
+    assert (first.obs_TNO[:, 0, 0] == [0, 0.5, 1]).all(), "an earlier trajectory is not written again"
+
+
+def test_success_at_the_end_and_once_are_told_apart():
+    # environment 0 starts in the goal's middle and leaves it; environment 1 arrives in its last step
+    (t,), _ = collect(worker(steps=4), lambda obs: np.array([[0.25], [-0.25]]))
+    np.testing.assert_array_equal(t.end_success_once_E, [True, True])
+    np.testing.assert_array_equal(t.end_success_E, [False, True])
+
+
+def test_bootstrap_values_come_from_the_final_observation():
+    simulator = worker(steps=6)
+    (t,), _ = collect(simulator)
+    following = t.next_values(t.obs_TNO[..., 0], t.last_obs_NO[:, 0], t.end_obs_EO[:, 0])
+    np.testing.assert_allclose(following[:, 0], [0.5, 1, 1.5, 2, 0.75, 1.25])
+
+
+def test_termination_is_not_truncation():
+    (t,), _ = collect(worker(steps=1), lambda obs: np.array([[2000.0], [0.0]]))
+    np.testing.assert_array_equal(t.terminated_TN, [[True, False]])
+    assert not t.truncated_TN.any() and (t.end_E2 == [[0, 0]]).all()
+
+
+@pytest.mark.parametrize(("ranks", "sub_batches"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_what_is_collected_does_not_depend_on_the_plan(ranks, sub_batches):
+    trajectories = []
+    for rank in range(ranks):
+        out, cell = collect(worker(4, rank=rank, ranks=ranks, sub_batches=sub_batches))
+        assert {o.slot for o in cell.seen} == {rank * sub_batches + k for k in range(sub_batches)}
+        trajectories += out
+    assert [t.slot for t in trajectories] == list(range(ranks * sub_batches))
+    assert [t.first_env for t in trajectories] == [t.slot * 4 // (ranks * sub_batches) for t in trajectories]
+    np.testing.assert_array_equal(np.concatenate([t.obs_TNO for t in trajectories], 1)[0, :, 0], [0, 1, 2, 3])
+
+
+def test_environments_that_cannot_be_shared_evenly():
+    with pytest.raises(ConfigError, match=r"num_envs=3 .* 1 ranks × 2 sub-batches.* multiple of 2"):
+        worker(3, sub_batches=2)
+
+
+def test_evaluation_uses_fresh_seeds_whole_episodes_and_leaves_training_a_clean_start():
+    simulator = worker(num_envs=4, sub_batches=2)
+    collect(simulator)
+    cell = Answering(lambda obs: -obs[:, :1])
+    score = simulator.evaluate(cell, cell, episodes=6)
+    assert score == {"episodes": 8.0, "success_rate": 1.0, "success_once": 1.0, "return": 0.0}
+    assert len(cell.seen) == 2 * 2 * 4 and not cell.waiting  # rounds × slots × horizon
+    assert simulator.groups[1].env.resets == [2, 1_000_002, 1_000_006]
+    (first, _), _ = collect(simulator)
+    assert first.obs_TNO[0, 0, 1] == 0 and simulator.groups[0].env.resets[-1] < 1_000_000
+
+
+def test_pictures_only_when_somebody_looks():
+    shown = []
+    hooks = {"wants_frame": lambda: len(shown) < 1, "frame": shown.append}
+    collect(worker(**hooks))
+    assert [image.shape for image in shown] == [(4, 4, 3)]
+    collect(worker(wants_frame=lambda: False, frame=lambda image: pytest.fail("nobody asked")))
+
+
+def test_close_closes_the_environments():
+    simulator = worker(sub_batches=2)
+    simulator.close()
+    assert all(group.env.closed for group in simulator.groups)
