@@ -106,11 +106,11 @@ def _slices(store: SpanStore, lanes: list[int]) -> Iterator[bytes]:
             yield _event(open_ends.pop(), _int(9, _END) + _int(11, lanes[lane]))
         lane = track
         iid = len(SpanKind) + 1 + name if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else kind + 1
-        values: list[int | str] = [names[name], iteration, items, nbytes, names[channel]]
+        values: list[int | str] = [names[name], iteration, items or "", nbytes or "", names[channel]]
         notes = b"".join(
             _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value)))
             for i, value in enumerate(values, 1)
-            if value not in ("", 0)
+            if value != ""
         )
         body = _int(3, kind + 1) + _int(9, _BEGIN) + _int(10, iid) + _int(11, lanes[track]) + notes
         yield _event(start, body + out.get(number, b"") + into.get(number, b""))

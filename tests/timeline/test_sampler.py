@@ -1,0 +1,79 @@
+"""The sampler writes counters until it is stopped, and leaves no thread."""
+
+from __future__ import annotations
+
+import threading
+import types
+
+import pytest
+
+from rlinf_lab.timeline import Recorder, Timeline
+from rlinf_lab.timeline.sampler import UtilisationSampler
+
+
+class Signalling(Recorder):
+    """Says when a third sample of one counter has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+        self.enough = threading.Event()
+
+    def counter(self, name: str, time_ns: int, value: float) -> None:
+        super().counter(name, time_ns, value)
+        self.seen.append(name)
+        if self.seen.count("process MiB") == 3:
+            self.enough.set()
+
+
+def sampled() -> tuple[UtilisationSampler, Timeline]:
+    recorder, timeline = Signalling(), Timeline()
+    with UtilisationSampler(recorder, seconds=0.01) as sampler:
+        assert recorder.enough.wait(20)
+        assert sampler.start() is sampler  # a second start changes nothing
+    timeline.extend(recorder.drain())
+    return sampler, timeline
+
+
+def test_cores_and_memory_become_counters_and_no_thread_is_left():
+    sampler, timeline = sampled()
+    assert not [t for t in threading.enumerate() if t.name == "utilisation sampler"]
+    table = timeline.counters()
+    means = table.groupby(table.name.astype(str)).value.mean()
+    assert means["process MiB"] > 5 and means["host MiB"] > means["process MiB"] / 2
+    assert any(name.startswith("core ") for name in means.index)
+    assert table.time_ns.is_monotonic_increasing
+    assert "stopped" in repr(sampler)
+    sampler.stop()
+
+
+def test_without_nvml_it_says_why(monkeypatch: pytest.MonkeyPatch):
+    import pynvml
+
+    def fail() -> None:
+        raise pynvml.NVMLError_LibraryNotFound()
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fail)
+    sampler, timeline = sampled()
+    assert "Not Found" in sampler.gpu_problem and "no GPU" in repr(sampler)
+    assert not [name for name in timeline.names if name.startswith("cuda")]
+
+
+def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.MonkeyPatch):
+    import pynvml
+
+    def refuse(handle: int) -> None:
+        raise pynvml.NVMLError_NotSupported()
+
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
+        "nvmlDeviceGetUtilizationRates": lambda h: refuse(h) if h else types.SimpleNamespace(gpu=40),
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
+    sampler, timeline = sampled()
+    means = timeline.counters().groupby("name", observed=True).value.mean()
+    assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
+    assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
