@@ -1,0 +1,89 @@
+"""Meta-World's manipulation tasks (MT1, version 3): a Sawyer arm on MuJoCo, state observations of 39 numbers.
+
+Observation: hand position and gripper opening, object positions and quaternions, of this and the last step, and the goal. Action: hand
+displacement and gripper effort in [-1, 1]. Every episode draws one of the task's 50 object and goal positions. Success is the
+task's own signal; an episode goes on after it, because ending on success with value zero teaches the arm not to finish.
+"""
+
+from __future__ import annotations
+
+import os
+from ctypes.util import find_library
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import MissingDependencyError
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
+
+OBS_SIZE, ACTION_SIZE = 39, 4
+CAMERA = "corner"
+
+
+def choose_renderer() -> str | None:
+    """How MuJoCo can draw without a screen here: EGL on a GPU, OSMesa in software, None when neither is there. Set once, before MuJoCo loads."""
+    if os.environ.get("MUJOCO_GL"):
+        return os.environ["MUJOCO_GL"]
+    if os.path.exists("/dev/nvidia0") and find_library("EGL"):
+        choice = "egl"
+    elif find_library("OSMesa"):
+        choice = "osmesa"
+    else:
+        return None
+    os.environ["MUJOCO_GL"] = choice
+    os.environ.setdefault("PYOPENGL_PLATFORM", choice)
+    return choice
+
+
+def _simulator() -> tuple[Any, dict[str, Any]]:
+    choose_renderer()
+    try:
+        import metaworld
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+    except ImportError as error:
+        raise MissingDependencyError.of("metaworld", "metaworld", "A Meta-World environment") from error
+    return metaworld, ALL_V3_ENVIRONMENTS
+
+
+def tasks() -> list[str]:
+    """Names of all tasks, such as "button-press-v3"."""
+    return list(_simulator()[1])
+
+
+class MetaWorldEnv:
+    """One environment. ``shared_tasks``: the object and goal positions to draw from."""
+
+    def __init__(self, cls: Any, shared_tasks: list[Any], draws: bool) -> None:
+        self._env = cls(render_mode="rgb_array" if draws else None, camera_name=CAMERA if draws else None, width=320, height=240)
+        self._tasks, self._draws = shared_tasks, draws
+        self._rng = np.random.default_rng()
+
+    def reset(self, seed: int | None) -> NDArray:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        self._env.set_task(self._tasks[self._rng.integers(len(self._tasks))])
+        # The simulator's own generator draws too; it is given a number of ours, so that a seed fixes all of the episode.
+        observation, _ = self._env.reset(seed=int(self._rng.integers(2**31)))
+        return observation
+
+    def step(self, action_A: NDArray) -> Outcome:
+        # The simulator refuses to step beyond its own limit of 500; the vector's horizon is what ends an episode.
+        observation, reward, _, truncated, info = self._env.step(action_A)
+        return Outcome(observation, float(reward), False, bool(truncated), bool(info["success"]))
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return np.ascontiguousarray(self._env.render()[::-1]) if self._draws else None
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def make(task: str, num_envs: int, horizon: int | None = None, *, task_seed: int = 0) -> LoopVecEnv:
+    """``num_envs`` environments of one task. ``task_seed`` fixes the 50 object and goal positions; horizon: at most 500 steps."""
+    metaworld, classes = _simulator()
+    positions = metaworld.MT1(task, seed=task_seed).train_tasks
+    draws = choose_renderer() is not None
+    envs = [MetaWorldEnv(classes[task], positions, draws) for _ in range(num_envs)]
+    spec = EnvSpec(f"metaworld/{task}", OBS_SIZE, ACTION_SIZE, min(horizon or 500, 500), renders=draws)
+    return LoopVecEnv(envs, spec)

@@ -1,0 +1,66 @@
+"""The conformance check of the `VecEnv` contract, for authors of adapters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlinf_lab.errors import EnvError
+from rlinf_lab.records import EnvStep
+from rlinf_lab.vecenv.base import VecEnv
+
+
+def check_env(make: Callable[[], VecEnv], steps: int | None = None, seed: int = 0) -> None:
+    """Run two vectors from ``make()`` side by side and raise `EnvError` naming the first rule that is broken.
+
+    Checked: shapes and types, finite numbers, an episode that ends at the horizon and is reset in the same step with its
+    final observation kept, the same seed giving the same episode, and different environments beginning differently.
+    ``steps``: how many to take (default: one horizon and two more).
+    """
+    first, second = make(), make()
+    try:
+        _check(first, second, steps or first.spec.horizon + 2, seed)
+    finally:
+        first.close()
+        second.close()
+
+
+def _check(env: VecEnv, twin: VecEnv, steps: int, seed: int) -> None:
+    spec, rng = env.spec, np.random.default_rng(seed)
+    obs, obs_twin = env.reset(seed=seed), twin.reset(seed=seed)
+    _require(spec.id, obs.shape == (env.num_envs, spec.obs_size), f"reset() gives shape {obs.shape}, spec says {spec.obs_size} numbers")
+    _require(spec.id, obs.dtype == np.float32, f"reset() gives {obs.dtype}, float32 is needed")
+    _require(spec.id, np.array_equal(obs, obs_twin), "the same seed gives another first observation")
+    if env.num_envs > 1:
+        _require(spec.id, not np.array_equal(obs[0], obs[1]), "environments 0 and 1 begin alike: seeds must differ")
+    ended = False
+    for t in range(steps):
+        action = rng.uniform(-1, 1, (env.num_envs, spec.action_size)).astype(np.float32)
+        step, other = env.step(action), twin.step(action)
+        _check_step(spec.id, step, env.num_envs, spec.obs_size, t)
+        _require(spec.id, np.array_equal(step.obs_NO, other.obs_NO), f"the same seed and actions give another observation at step {t}")
+        done = step.terminated_N | step.truncated_N
+        if done.any():
+            ended = True
+            same = np.array_equal(step.final_obs_NO[done], step.obs_NO[done])
+            _require(spec.id, not same, f"step {t} ended an episode, but obs_NO is still its last observation: reset in the same step")
+        running = ~done
+        _require(spec.id, np.array_equal(step.final_obs_NO[running], step.obs_NO[running]), f"step {t}: final_obs_NO differs without an end")
+    _require(spec.id, ended or steps < spec.horizon, f"no episode ended in {steps} steps, the horizon is {spec.horizon}")
+
+
+def _check_step(id: str, step: EnvStep, n: int, size: int, t: int) -> None:
+    shapes = {"obs_NO": (n, size), "final_obs_NO": (n, size), "reward_N": (n,), "terminated_N": (n,), "truncated_N": (n,), "success_N": (n,)}
+    for name, shape in shapes.items():
+        array = getattr(step, name)
+        _require(id, array.shape == shape, f"step {t}: {name} has shape {array.shape}, not {shape}")
+        _require(id, bool(np.isfinite(array).all()), f"step {t}: {name} is not finite")
+    for name in ("terminated_N", "truncated_N", "success_N"):
+        _require(id, getattr(step, name).dtype == bool, f"step {t}: {name} is {getattr(step, name).dtype}, not bool")
+    _require(id, not (step.terminated_N & step.truncated_N).any(), f"step {t}: an episode is both terminated and truncated")
+
+
+def _require(id: str, holds: bool, problem: str) -> None:
+    if not holds:
+        raise EnvError(f"{id} breaks the VecEnv contract: {problem}.")
