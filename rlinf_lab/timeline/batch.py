@@ -40,7 +40,7 @@ class SpanBatch:
     """New spans, tracks, names and counters of one recorder.
 
     ``source`` is unique to the recorder, ``seq`` counts its batches from 0 without a gap; ``tracks`` and ``names`` are
-    those that are new since the batch before, numbered from ``first_track`` and ``first_name``; ``dropped`` is how many
+    those that are new since the batch before, numbered on from there; ``dropped`` is how many
     spans were lost since then because nobody drained in time. False when there is nothing to ship.
     """
 
@@ -48,9 +48,7 @@ class SpanBatch:
     source: str
     seq: int
     spans: SpanArray
-    first_track: int = 0
     tracks: tuple[Track, ...] = ()
-    first_name: int = 0
     names: tuple[str, ...] = ()
     counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))
     dropped: int = 0
@@ -79,9 +77,7 @@ class SpanBatch:
             "source": self.source,
             "seq": self.seq,
             "dropped": self.dropped,
-            "first_track": self.first_track,
             "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in self.tracks],
-            "first_name": self.first_name,
             "names": self.names,
             "spans": len(self.spans),
             "counters": len(self.counters),
@@ -116,9 +112,7 @@ class SpanBatch:
             source=header["source"],
             seq=header["seq"],
             spans=spans,
-            first_track=header["first_track"],
             tracks=tuple(Track(w, r, tuple(d), h) for w, r, d, h in header["tracks"]),
-            first_name=header["first_name"],
             names=tuple(header["names"]),
             counters=np.frombuffer(data, COUNTER_DTYPE, header["counters"], at),
             dropped=header["dropped"],

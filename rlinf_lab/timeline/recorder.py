@@ -117,9 +117,7 @@ class Recorder:
                 source=self.source,
                 seq=next(self._seq) if news else -1,  # an empty batch need not be shipped, so it takes no number
                 spans=np.frombuffer(data, SPAN_DTYPE),
-                first_track=first_track,
                 tracks=tracks,
-                first_name=first_name,
                 names=names,
                 counters=np.array(samples, COUNTER_DTYPE),
                 dropped=lost,

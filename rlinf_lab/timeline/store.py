@@ -97,6 +97,14 @@ class SpanStore:
                 f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one."
                 " Next: deliver every batch of a recorder, in order."
             )
+        tracks, names = len(source.tracks) + len(batch.tracks), len(source.names) + len(batch.names)
+        for field, low, size in (("track", 0, tracks), ("name", -1, names), ("channel", -1, names)):
+            strange = batch.spans[field][(batch.spans[field] < low) | (batch.spans[field] >= size)]
+            if len(strange):
+                raise TimelineError(
+                    f"A span of {batch.source!r} has {field} {strange[0]}, of which there are {size}."
+                    f" Next: pass Recorder.add what Recorder.{field}() returned."
+                )
         wrong = np.flatnonzero(batch.spans["end"] < batch.spans["start"])
         if len(wrong):
             row = batch.spans[wrong[0]]

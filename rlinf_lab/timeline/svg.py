@@ -70,13 +70,14 @@ def to_svg(store: SpanStore, accounting: Accounting, width: int = 960, max_lanes
 def _shares(store: SpanStore, accounting: Accounting, device: int, workers: list[str], columns: int) -> NDArray:
     """(workers + causes, columns): nanoseconds of each pixel column that each takes."""
     edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
-    spans, name = store.spans, accounting.devices[device]
-    spans = spans[spans["kind"] == SpanKind.RUN]
+    name = accounting.devices[device]
+    # The lane's number of each track: its worker's, or none where the track is not on this device.
+    worker = np.array([workers.index(t.worker) if name in t.devices else -1 for t in store.tracks] or [-1])
+    runs = store.spans[store.spans["kind"] == SpanKind.RUN]
+    owner = worker[runs["track"]]
+    runs, owner = runs[owner >= 0], owner[owner >= 0]
     mine = accounting.bubbles[accounting.bubbles["device"] == device]
-    rows = []
-    for worker in workers:
-        here = [i for i, t in enumerate(store.tracks) if t.worker == worker and name in t.devices]
-        rows.append(_cover(spans[np.isin(spans["track"], here)], accounting.start_ns, edges))
+    rows = [_cover(runs[owner == i], accounting.start_ns, edges) for i in range(len(workers))]
     rows += [_cover(mine[mine["cause"] == i], accounting.start_ns, edges) for i in range(len(CAUSES))]
     return np.array(rows)
 

@@ -26,6 +26,11 @@ class Timeline(SpanStore):
         super().__init__(devices)
         self._accounted: tuple[tuple[int, int], Accounting] | None = None
 
+    def snapshot(self) -> Self:
+        copy = super().snapshot()
+        copy._accounted = self._accounted
+        return copy
+
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
         """Every span as a `Span`, by start, end and track. For tests and small timelines."""
@@ -141,10 +146,13 @@ class Timeline(SpanStore):
         return text
 
     def _repr_html_(self) -> str:
-        return f"<div>{self.to_svg()}<div><small>{escape(repr(self))}</small></div></div>"
+        return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": repr(self), "text/html": self._repr_html_(), "image/svg+xml": self.to_svg()}
+        frozen = self.snapshot()
+        plain, picture = repr(frozen), frozen.to_svg()
+        html = f"<div>{picture}<div><small>{escape(plain)}</small></div></div>"
+        return {"text/plain": plain, "text/html": html, "image/svg+xml": picture}
 
     def __repr__(self) -> str:
         devices = len(self.devices)

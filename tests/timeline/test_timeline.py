@@ -49,6 +49,16 @@ def test_a_span_that_ends_before_it_starts_is_refused_whole():
     assert len(timeline) == 0 and timeline.tracks == []
 
 
+@pytest.mark.parametrize("field", ["track", "name", "channel"])
+def test_a_number_that_nobody_gave_out_is_refused(field: str):
+    recorder, timeline = recorded("a"), Timeline()
+    numbers = {"track": 0, "name": 0, "channel": 0, field: 77}
+    recorder.add(numbers["track"], SpanKind.RUN, numbers["name"], 1, 2, channel=numbers["channel"])
+    with pytest.raises(TimelineError, match=rf"{field} 77.*Recorder\.{field}\(\)"):
+        timeline.extend(recorder.drain())
+    assert len(timeline) == 0
+
+
 def test_an_array_that_was_handed_out_never_changes():
     recorder, timeline = recorded("a"), Timeline()
     timeline.extend(recorder.drain())
@@ -102,6 +112,9 @@ def test_an_empty_timeline_answers_everything():
     timeline = Timeline(["cpu:0"])
     assert timeline.rows() == [] and len(timeline.to_pandas()) == len(timeline.iterations()) == 0
     assert timeline.elapsed_ns == 0 and "1 device, 0 spans" in repr(timeline)
+    assert len(timeline.bubbles()) == len(timeline.bubbles(by=None)) == timeline.bubble_sum_error_ns() == 0
+    assert timeline.utilisation().to_dict() == {"cpu:0": 0}
+    assert len(Timeline().busy()) == 0 and "0 devices" in repr(Timeline())
 
 
 def test_iterations_are_the_drivers_marks():
