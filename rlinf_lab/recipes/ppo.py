@@ -189,5 +189,6 @@ def _cell(flow: Workflow, config: PPOConfig) -> tuple[WorkerHandle, WorkerHandle
     simulator = flow.worker(
         SimulatorWorker, config.env_id, name="simulator",
         num_envs=config.num_envs, steps=config.steps, horizon=config.horizon, seed=config.seed,
+        sizes=(config.obs_size, config.action_size),
     )  # fmt: skip
     return simulator, flow.worker(PolicyWorker, config.policy(), name="policy", seed=config.seed)

@@ -21,7 +21,7 @@ from rlinf_lab.workers.environments import EnvGroup
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
-    from rlinf_lab.vecenv import VecEnv
+    from rlinf_lab.vecenv import EnvSpec, VecEnv
 
 EVALUATION_SEED = 1_000_000  # training seeds count from `seed · 1000`; evaluation must never meet them
 
@@ -31,7 +31,8 @@ class SimulatorWorker(Worker):
 
     ``env``: an id ("simulator/task"), or what constructs a `VecEnv` from ``num_envs`` and ``horizon``, such as a class of
     your own. ``horizon``: steps after which an episode is cut (None: the environment's own limit).
-    ``options`` go to the environment's constructor.
+    ``sizes``: the (observation, action) sizes that the policy was built for, checked in `setup`. ``options`` go to the environment's
+    constructor.
     """
 
     def __init__(
@@ -42,10 +43,11 @@ class SimulatorWorker(Worker):
         steps: int,
         horizon: int | None = None,
         seed: int = 0,
+        sizes: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         self.env, self.num_envs, self.steps = env, num_envs, steps
-        self.horizon, self.seed, self.options = horizon, seed, options
+        self.horizon, self.seed, self.sizes, self.options = horizon, seed, sizes, options
         self.groups: list[EnvGroup] = []
 
     def setup(self) -> None:
@@ -59,6 +61,7 @@ class SimulatorWorker(Worker):
         make = self.env if callable(self.env) else _registered(self.env)
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = make(num_envs=size, horizon=self.horizon, **self.options)
+            self._check_sizes(env.spec)
             self.groups.append(EnvGroup(env, slot, slot * size, self.seed * 1000))
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
@@ -107,6 +110,14 @@ class SimulatorWorker(Worker):
     def close(self) -> None:
         for group in self.groups:
             group.env.close()
+
+    def _check_sizes(self, spec: EnvSpec) -> None:
+        found = (spec.obs_size, spec.action_size)
+        if self.sizes not in (None, found):
+            raise ConfigError(
+                f"{self.name}: {spec.id} has observations of {found[0]} and actions of {found[1]} numbers, the policy is built for "
+                f"{self.sizes}. Next: obs_size={found[0]}, action_size={found[1]}."
+            )
 
     def _show(self) -> None:
         if self.wants_frame():

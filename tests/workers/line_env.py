@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 
 from rlinf_lab.records import EnvStep
+from rlinf_lab.vecenv import EnvSpec
 
 
 class LineEnv:
@@ -15,13 +14,12 @@ class LineEnv:
     Cut after ``horizon`` steps; terminates where |x| > 1000. Every later episode starts at seed + 0.25.
     """
 
-    spec = SimpleNamespace(obs_size=2, action_size=1)
-
     def __init__(self, num_envs, horizon):
         self.num_envs, self.horizon = num_envs, horizon
+        self.spec = EnvSpec("test/Line-v0", obs_size=2, action_size=1, horizon=horizon)
         self.resets, self.closed = [], False
 
-    def reset(self, seed):
+    def reset(self, *, seed):
         self.resets.append(seed)
         self.start = seed + np.arange(self.num_envs, dtype=float)
         self.x, self.t = self.start.copy(), np.zeros(self.num_envs)

@@ -107,6 +107,12 @@ def test_environments_that_cannot_be_shared_evenly():
         worker(3, sub_batches=2)
 
 
+def test_a_policy_of_another_size_is_refused():
+    simulator = SimulatorWorker(LineEnv, num_envs=1, steps=1, horizon=1, sizes=(39, 4))
+    with pytest.raises(ConfigError, match=r"test/Line-v0 has observations of 2 and actions of 1 .*obs_size=2, action_size=1"):
+        simulator.setup()
+
+
 def test_evaluation_uses_fresh_seeds_whole_episodes_and_leaves_training_a_clean_start():
     simulator = worker(num_envs=4, sub_batches=2)
     collect(simulator)
