@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -44,13 +45,17 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
+# Keys of fields and lengths of messages are small numbers: looked up, not computed.
+_SMALL = [_varint(i) for i in range(1 << 10)]
+
+
 def _int(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+    return _SMALL[field << 3] + _varint(value)
 
 
 def _bytes(field: int, value: bytes | str) -> bytes:
     data = value.encode() if isinstance(value, str) else value
-    return _varint(field << 3 | 2) + _varint(len(data)) + data
+    return _SMALL[field << 3 | 2] + (_SMALL[len(data)] if len(data) < len(_SMALL) else _varint(len(data))) + data
 
 
 def _fixed64(field: int, value: int) -> bytes:
@@ -100,23 +105,33 @@ def _slices(store: SpanStore, lanes: list[int]) -> Iterator[bytes]:
     out, into = _flow_fields(spans)
     open_ends: list[int] = []
     lane = -1
-    for row, number in zip(spans[order].tolist(), order.tolist(), strict=True):
-        start, end, nbytes, _, track, name, channel, iteration, items, kind = row
-        while open_ends and (track != lane or open_ends[-1] <= start):
-            yield _event(open_ends.pop(), _int(9, _END) + _int(11, lanes[lane]))
-        lane = track
+
+    # Few of these differ in a trace, and encoding a number is a loop: remember them.
+    @lru_cache(1 << 14)
+    def head(kind: int, name: int, track: int) -> bytes:
         iid = len(SpanKind) + 1 + name if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else kind + 1
+        return _int(3, kind + 1) + _int(9, _BEGIN) + _int(10, iid) + _int(11, lanes[track])
+
+    @lru_cache(1 << 14)
+    def notes(name: int, iteration: int, items: int, nbytes: int, channel: int) -> bytes:
         values: list[int | str] = [names[name], iteration, items or "", nbytes or "", names[channel]]
-        notes = b"".join(
+        return b"".join(
             _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value)))
             for i, value in enumerate(values, 1)
             if value != ""
         )
-        body = _int(3, kind + 1) + _int(9, _BEGIN) + _int(10, iid) + _int(11, lanes[track]) + notes
+
+    tails = [_int(9, _END) + _int(11, uuid) for uuid in lanes]
+    for row, number in zip(spans[order].tolist(), order.tolist(), strict=True):
+        start, end, nbytes, _, track, name, channel, iteration, items, kind = row
+        while open_ends and (track != lane or open_ends[-1] <= start):
+            yield _event(open_ends.pop(), tails[lane])
+        lane = track
+        body = head(kind, name, track) + notes(name, iteration, items, nbytes, channel)
         yield _event(start, body + out.get(number, b"") + into.get(number, b""))
         open_ends.append(end)
     while open_ends:
-        yield _event(open_ends.pop(), _int(9, _END) + _int(11, lanes[lane]))
+        yield _event(open_ends.pop(), tails[lane])
 
 
 def _flow_fields(spans: np.ndarray) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -129,8 +144,11 @@ def _flow_fields(spans: np.ndarray) -> tuple[dict[int, bytes], dict[int, bytes]]
     return out, into
 
 
+_PACKET_TAIL = _int(10, _SEQUENCE) + _int(13, _NEEDED)
+
+
 def _event(time_ns: int, body: bytes) -> bytes:
-    return _packet(_int(8, time_ns) + _bytes(11, body))
+    return _int(8, time_ns) + _bytes(11, body) + _PACKET_TAIL
 
 
 def _counters(store: SpanStore, first: int, parent: int) -> Iterator[bytes]:
