@@ -38,7 +38,10 @@ class GymnasiumEnv:
         return Outcome(observation, float(reward), bool(terminated), bool(truncated), bool(info.get("is_success", info.get("success", False))))
 
     def render(self) -> NDArray[np.uint8] | None:
-        picture = self.env.render()
+        try:
+            picture = self.env.render()
+        except gymnasium.error.DependencyNotInstalled:  # a toolkit for drawing is an extra of gymnasium
+            return None
         return picture if isinstance(picture, np.ndarray) else None
 
     def close(self) -> None:

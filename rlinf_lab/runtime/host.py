@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, ChannelClosed, DeadlockError, WorkerError
+from rlinf_lab.errors import Cancelled, ChannelClosed, DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.engine import Do, Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.clocks import MockClock
@@ -38,6 +38,7 @@ from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, RefArg, follow
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration
 
+Failure = WorkerError | DeadlockError | ExecutorError
 FRAME_PERIOD_NS = 500_000_000
 
 
@@ -59,7 +60,7 @@ class Host:
         self.name, self.layout, self.place = name, layout, place
         self.clock, self.recorder = clock, recorder
         self.stopping = False
-        self.failure: WorkerError | DeadlockError | None = None
+        self.failure: Failure | None = None
         self.metrics: deque[tuple[str, int, int, dict[str, float]]] = deque()
         self.frames: dict[str, Any] = {}
         self.relieved = 0
@@ -81,6 +82,7 @@ class Host:
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._outstanding = 0  # ranks of calls that the driver has submitted and that have not ended
         self._batch = 0
+        self._lost: set[str] = set()
         self._stalled: dict[Queue, list[str]] = {}
         self._debt: dict[tuple[Queue, str], int] = {}
         self._given_up: dict[int, BaseException] = {}
@@ -286,7 +288,7 @@ class Host:
     def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
         for waiter in self._values.set(call.call_id, process.rank, call.iteration, value, error, self._outgoing):
             self._wake(waiter)
-        failed = error if isinstance(error, (WorkerError, DeadlockError)) else None
+        failed = error if isinstance(error, (WorkerError, DeadlockError, ExecutorError)) else None
         home = self.place[DRIVER, 0]
         if home == self.name:
             self._ended(call.iteration, failed)
@@ -355,14 +357,14 @@ class Host:
             self._close(channel, iteration, 0)
         self.flush()
 
-    def _ended(self, iteration: int, error: WorkerError | DeadlockError | None) -> None:
+    def _ended(self, iteration: int, error: Failure | None) -> None:
         self._outstanding -= 1
         if error is not None:
             self._fail(error)
         if self._outstanding == 0 and self.driver.waits_for == "calls":
             self._wake(self.driver)
 
-    def _fail(self, error: WorkerError | DeadlockError) -> None:
+    def _fail(self, error: Failure) -> None:
         """Remember the first failure; the session hears of it and gives up the iteration everywhere."""
         with self._mutex:
             if self.failure is None:
@@ -688,6 +690,22 @@ class Host:
             if process.call is not None:
                 self._interrupt(process, DeadlockError(*error.args))
 
+    def lost(self, host: str) -> None:
+        """Another host has died: the iteration cannot go on."""
+        members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
+        error = ExecutorError(
+            f"Host {host!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
+        )
+        with self._mutex:
+            self._lost.add(host)
+            self._fail(error)
+            # Calls of the dead host will not report their end; nothing of this iteration is waited for any more.
+            self._outstanding = 0
+            for process in self._processes:
+                if process.call is not None:
+                    self._interrupt(process, Cancelled(str(error)))
+        self.flush()
+
     # --- looking -----------------------------------------------------------------------------------------
     def waits(self) -> list[str]:
         """Who waits for what, a line each; for a lock, who holds the device."""
@@ -734,7 +752,8 @@ class Host:
             while self._outgoing:
                 host, message = self._outgoing.popleft()
                 assert self._send is not None
-                self._send(host, message)
+                if host not in self._lost:
+                    self._send(host, message)
 
     def receive(self, message: tuple) -> None:
         """A message from another host; see the methods named ``_on_...``."""
@@ -772,7 +791,7 @@ class Host:
         for waiter in self._values.set(call_id, rank, iteration, value, error, self._outgoing):
             self._wake(waiter)
 
-    def _on_ended(self, iteration: int, error: WorkerError | DeadlockError | None) -> None:
+    def _on_ended(self, iteration: int, error: Failure | None) -> None:
         self._ended(iteration, error)
 
     def _on_call(self, call: CallSpec) -> None:

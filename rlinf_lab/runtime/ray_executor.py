@@ -1,0 +1,255 @@
+"""The Ray executor: one device host (an actor) for each group of devices that worker ranks share.
+
+        your loop ── driver host ══ links ══ host0 (cpu:0) ══ links ══ host1 (cpu:1)
+                           │                      │                         │
+                           └── Ray: create, connect, start, stop ──────────┘
+
+Ray makes the processes, finds their nodes and cleans up after crashes. Calls, items, credits, values and spans go straight from
+host to host, so nothing central is asked once per item.
+
+A Ray that was already initialised here, or one named by ``address`` or ``RAY_ADDRESS``, is used and left running. Otherwise a private
+one is started; it stays warm for the next run of this process and ends with `shutdown` or with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+
+from rlinf_lab.errors import ExecutorError, WorkflowError
+from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.devices import cores
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.process import Frame
+from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.clock import MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.workflow import Declaration, Workflow
+
+_OWNED = {"ray": False}
+
+
+class RayExecutor:
+    """See the module's docstring and `session.Executor`. ``address``: of an existing cluster, as Ray writes it."""
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, address: str | None = None) -> None:
+        self.flow = flow
+        self.layout = checked_layout(flow.graph, plan)
+        self._declarations = ship(flow.workers)
+        self._address = address
+        self.place = place_hosts(self.layout)
+        self.hosts = sorted(set(self.place.values()) - {"driver"})
+        self.recorder = Recorder("driver", MonotonicClock())
+        self.driver_host = Host("driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send)
+        self.transports: dict[str, dict[str, str]] = {}
+        self._links: dict[str, Link] = {}
+        self._actors: dict[str, Any] = {}
+        self._pids: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
+        self._news: list[tuple[SpanBatch, int]] = []
+        self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
+        self._waits: dict[str, list[str]] = {}
+        self._channels: dict[str, list[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+        self._stopped = False
+
+    # --- life ------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when Ray cannot give a process."""
+        import ray
+
+        ensure_ray(self._address)
+        ip = ray.util.get_node_ip_address() if self._address or os.environ.get("RAY_ADDRESS") else "127.0.0.1"
+        self._listener = Listener("driver", self._receive, self._broken, ip)
+        try:
+            self._create(ray, ip)
+            answers = ray.get([actor.start.remote(self._declarations) for actor in self._actors.values()])
+        except ray.exceptions.RayError as error:
+            self.stop()
+            raise ExecutorError(f"Ray could not set up the device hosts: {error}") from error
+        error = failed(answers)
+        if error is not None:
+            self.stop()
+            raise error
+
+    def _create(self, ray: Any, ip: str) -> None:
+        remote = ray.remote(DeviceHost)
+        payload = pack(self.layout, self.place, ip)
+        for name in self.hosts:
+            gpus = sum(d.startswith("cuda") for d in self._device_names(name))
+            # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
+            options = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+            self._actors[name] = remote.options(**options).remote(name, payload)
+        addresses = [self._listener.address] if self._listener else []
+        for name, actor in self._actors.items():
+            asked = time.monotonic_ns()
+            address, self._pids[name], theirs = ray.get(actor.address.remote())
+            middle = (asked + time.monotonic_ns()) // 2
+            same = address.node == addresses[0].node
+            self._offsets[name] = 0 if same else middle - theirs
+            addresses.append(address)
+        for address in addresses[1:]:
+            self._links[address.host] = Link(address, "driver")
+        connected = ray.get([actor.connect.remote(addresses) for actor in self._actors.values()])
+        self.transports = dict(zip(self._actors, connected, strict=True))
+
+    def stop(self) -> list[str]:
+        """End workers and processes; a Ray of others is left alone. Returns ranks that had to be killed."""
+        if self._stopped:
+            return []
+        self._stopped = True
+        import ray
+
+        late: list[str] = self.driver_host.stop()
+        if ray.is_initialized():
+            asked = {name: actor.stop.remote() for name, actor in self._actors.items()}
+            for name, reference in asked.items():
+                with contextlib.suppress(ray.exceptions.RayError):
+                    late += ray.get(reference, timeout=10)
+                with contextlib.suppress(Exception):  # it is dead already
+                    ray.kill(self._actors[name], no_restart=True)
+        for link in self._links.values():
+            link.close()
+        if self._listener is not None:
+            self._listener.close()
+        return late
+
+    # --- messages --------------------------------------------------------------------------------------------
+    def broadcast(self, message: tuple) -> None:
+        for name in self.hosts:
+            self._send(name, message)
+        self.driver_host.receive(message)
+
+    def send(self, worker: str, message: tuple) -> None:
+        for name in sorted({h for (w, _), h in self.place.items() if w == worker}):
+            self._send(name, message)
+
+    def _send(self, host: str, message: tuple) -> None:
+        link = self._links.get(host)
+        if link is None:
+            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started, or has stopped.")
+        try:
+            link.send(message)
+        except ConnectionError:
+            self._broken(host)
+
+    def _receive(self, message: tuple) -> None:
+        if message[0] != "news":
+            self.driver_host.receive(message)
+            return
+        _, host, spans, metrics, frames, waits, channels = message
+        with self._lock:
+            self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
+            self._metrics += metrics
+            self._waits[host], self._channels[host] = waits, channels
+        for source, image in frames.items():
+            self.driver_host.report_frame(Frame(source, image))
+
+    def _broken(self, host: str) -> None:
+        if not self._stopped:
+            self.driver_host.lost(host)
+
+    # --- looking -----------------------------------------------------------------------------------------
+    def drain(self) -> list[tuple[SpanBatch, int]]:
+        with self._lock:
+            news, self._news = self._news, []
+        return [(self.recorder.drain(), 0), *news]
+
+    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        with self._lock:
+            found, self._metrics = self._metrics, []
+        return found
+
+    def frames(self) -> dict[str, Any]:
+        return dict(self.driver_host.frames)
+
+    def waits(self) -> list[str]:
+        with self._lock:
+            return [*self.driver_host.waits(), *(line for lines in self._waits.values() for line in lines)]
+
+    def channels(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [row for rows in self._channels.values() for row in rows]
+
+    def _device_names(self, host: str) -> list[str]:
+        return sorted({d for (w, r), h in self.place.items() if h == host and w != DRIVER for d in self.layout.device_names(w, r)})
+
+    def __repr__(self) -> str:
+        return f"RayExecutor({self.flow.name!r}, {len(self.hosts)} hosts: {', '.join(f'{h} on {self._device_names(h)}' for h in self.hosts)})"
+
+
+def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
+    """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
+    groups: list[tuple[set[int], list[tuple[str, int]]]] = []
+    for member in layout.members[1:]:
+        mine, members = set(layout.devices(*member)), [member]
+        for group in [g for g in groups if g[0] & mine]:
+            groups.remove(group)
+            mine |= group[0]
+            members = group[1] + members
+        groups.append((mine, members))
+    groups.sort(key=lambda g: min(g[0], default=0))
+    place = {member: f"host{i}" for i, (_, members) in enumerate(groups) for member in members}
+    return {(DRIVER, 0): "driver", **place}
+
+
+def ensure_ray(address: str | None) -> None:
+    """Use the Ray of this process or the one named; else start a private one."""
+    import ray
+
+    if ray.is_initialized():
+        if address is not None and not _OWNED["ray"]:
+            current = ray.get_runtime_context().gcs_address
+            if address not in (current, "auto"):
+                raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
+        return
+    named = address or os.environ.get("RAY_ADDRESS")
+    if named:
+        ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level="error")
+        return
+    # address="local" never joins somebody else's Ray that happens to run on this node.
+    ray.init(
+        address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level="error",
+        namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
+    )  # fmt: skip
+    _OWNED["ray"] = True
+
+
+def shutdown() -> None:
+    """End the private Ray that earlier runs have started; somebody else's is left alone."""
+    if not _OWNED["ray"]:
+        return
+    import ray
+
+    ray.shutdown()
+    _OWNED["ray"] = False
+
+
+def ship(declarations: dict[str, Declaration]) -> bytes:
+    """Worker classes and their arguments, by value where they come from a notebook. `WorkflowError` names what cannot travel."""
+    try:
+        return cloudpickle.dumps(declarations)
+    except Exception:
+        for name, declaration in declarations.items():
+            parts = {"the class": declaration.cls, **{f"argument {i}": a for i, a in enumerate(declaration.args)}, **declaration.kwargs}
+            for part, value in parts.items():
+                try:
+                    cloudpickle.dumps(value)
+                except Exception as error:
+                    raise WorkflowError(
+                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = {value!r} does not "
+                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or connections in setup()."
+                    ) from error
+        raise
+
+

@@ -1,0 +1,108 @@
+"""A device host as a Ray actor: one process for the worker ranks that share devices. Ray sets it up; messages go over links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import threading
+import time
+from typing import Any
+
+import cloudpickle
+
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.devices import cores, torch_device
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.links import Address, Link, Listener
+from rlinf_lab.timeline.clock import MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.graph import DRIVER
+
+PUSH_SECONDS = 0.1
+
+
+class DeviceHost:
+    """Lives in an actor's process. The driver calls its methods only to set it up and to end it."""
+
+    def __init__(self, name: str, payload: bytes) -> None:
+        # One compute thread a process: two on a busy core make a step of 30 ms last a second.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        layout, place, ip = pickle.loads(payload)
+        self.name, self.layout, self.place = name, layout, place
+        self._pin()
+        self.recorder = Recorder(name, MonotonicClock())
+        self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send)
+        self.links: dict[str, Link] = {}
+        self._listener = Listener(name, self.host.receive, self._broken, ip)
+        self._stop = threading.Event()
+
+    def _pin(self) -> None:
+        """Stay on the cores that the plan's CPU devices stand for."""
+        names = {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
+        numbers = sorted(int(n.partition(":")[2]) for n in names if n.startswith("cpu:"))
+        available = cores()
+        mine = {available[i] for i in numbers if i < len(available)}
+        if mine and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, mine)
+
+    def address(self) -> tuple[Address, int, int]:
+        """Where it listens, its process id, and its clock (for aligning clocks between nodes)."""
+        return self._listener.address, os.getpid(), time.monotonic_ns()
+
+    def connect(self, addresses: list[Address]) -> dict[str, str]:
+        """Open a link to every other host; the transport of each."""
+        for address in addresses:
+            if address.host != self.name:
+                self.links[address.host] = Link(address, self.name)
+        return {name: link.transport for name, link in self.links.items()}
+
+    def start(self, declarations: bytes) -> BaseException | None:
+        """Build the workers. Returns what went wrong instead of raising: Ray would wrap it."""
+        try:
+            self.host.start(pickle.loads(declarations), torch_device)
+        except BaseException as error:
+            return error
+        self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
+        self._pusher.start()
+        return None
+
+    def _push(self) -> None:
+        """Send what was recorded, ten times a second; nobody has to ask."""
+        while not self._stop.wait(PUSH_SECONDS):
+            with contextlib.suppress(Exception):  # the driver is gone: its end of the link says so to everyone
+                self.push()
+
+    def push(self) -> None:
+        batch = self.recorder.drain()
+        metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
+        frames, self.host.frames = self.host.frames, {}
+        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics())
+        self.links["driver"].send(("news", *news))
+
+    def stop(self) -> list[str]:
+        """End the workers; what is left of the recording is sent. Returns the ranks that did not end in time."""
+        late = self.host.stop()
+        self._stop.set()
+        with contextlib.suppress(Exception):
+            self.push()
+        for link in self.links.values():
+            link.close()
+        self._listener.close()
+        return late
+
+    def _send(self, host: str, message: tuple) -> None:
+        self.links[host].send(message)
+
+    def _broken(self, peer: str) -> None:
+        if peer == "driver":  # nobody is left to work for
+            os._exit(1)
+        self.host.lost(peer)
+
+
+def pack(layout: Layout, place: dict[tuple[str, int], str], ip: str) -> bytes:
+    return cloudpickle.dumps((layout, place, ip))
+
+
+def failed(answers: list[Any]) -> BaseException | None:
+    return next((a for a in answers if a is not None), None)
