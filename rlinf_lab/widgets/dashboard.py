@@ -13,7 +13,6 @@ from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
-from rlinf_lab.widgets.history import SpanHistory
 from rlinf_lab.widgets.pushed import PushedWidget
 from rlinf_lab.widgets.timeline_view import SCRIPTS
 
@@ -42,12 +41,10 @@ class Dashboard(PushedWidget):
         iterations: int | None = None,
         charts: Sequence[str] = ("success_rate", "return", "loss"),
     ) -> None:
-        self._kept = SpanHistory()
         self._feed: TimelineFeed | None = None
         self._state: dict[str, Any] = {}
         self._metrics: list[dict[str, Any]] = []
         self._samples: list[list[Any]] = []
-        self._bubbles: list[dict[str, float]] = []
         self._frame = b""
         self._frame_at = -FRAME_SECONDS
         self._callbacks: list[Callable[[str], None]] = []
@@ -71,9 +68,7 @@ class Dashboard(PushedWidget):
         (more than two a second are left out). final: the run has ended.
         """
         with self._push_lock:
-            content, parts = self._kept.add(self._news(timeline, final))
-            if self._update_sums:
-                content["bubbles"] = self._update_sums
+            content, parts = self._news(timeline, final).message()
             if state is not None:
                 self._check(state)
                 self._state.update(state)
@@ -101,19 +96,15 @@ class Dashboard(PushedWidget):
                 raise UnknownNameError.of("field of a run's state", name, STATE_FIELDS)
 
     def _news(self, timeline: Timeline | None, final: bool) -> Update:
-        self._update_sums: list[dict[str, float]] = []
         if timeline is None:
             return Update()
         if self._feed is None or self._feed.timeline is not timeline:
             self._feed = TimelineFeed(timeline)
-        news = self._feed.take(final)
-        self._update_sums = news.bubbles
-        self._bubbles.extend(news.bubbles)
-        return news
+        return self._feed.take(final)
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        content, parts = self._kept.everything()
-        content |= {"state": self._state, "metrics": self._metrics, "counters": self._samples, "bubbles": self._bubbles}
+        content, parts = (self._feed.everything() if self._feed else Update()).message()
+        content |= {"state": self._state, "metrics": self._metrics, "counters": self._samples}
         if self._frame:
             parts["frame"] = self._frame
         return content, parts

@@ -11,7 +11,8 @@ import numpy as np
 
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.accounting import Accounting
-from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle, pack_spans
+from rlinf_lab.timeline.packed import pack_spans
+from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle
 
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
@@ -19,9 +20,13 @@ SETTLE_NS = 500_000_000
 
 @dataclass
 class Update:
-    """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration."""
+    """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
+
+    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin.
+    """
 
     tables: Mapping[str, Any] | None = None
+    layout: Mapping[str, Any] | None = None
     spans: bytes = b""
     idle: bytes = b""
     bubbles: list[dict[str, float]] = field(default_factory=list)
@@ -29,13 +34,27 @@ class Update:
     def __bool__(self) -> bool:
         return bool(self.tables or self.spans or self.idle or self.bubbles)
 
+    def message(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """(content, binary parts) of the message that carries it."""
+        content: dict[str, Any] = {}
+        if self.tables is not None:
+            content["tables"] = self.tables
+        if self.spans:
+            content["layout"] = self.layout
+        if self.bubbles:
+            content["bubbles"] = self.bubbles
+        return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle)) if data}
+
 
 class TimelineFeed:
     """Reads a timeline from where it stopped the last time. Not thread-safe: one feed, one pushing thread."""
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
+        self._now = timeline.snapshot()
         self._seen = 0
+        self._idle: list[bytes] = []
+        self._bubbles: list[dict[str, float]] = []
         self._shape = (-1, -1, -1)
         self._origin: int | None = None
         self._idle_until: int | None = None
@@ -44,22 +63,37 @@ class TimelineFeed:
 
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: the run has ended, so the bubbles up to the end are known."""
-        now = self.timeline.snapshot()
+        now = self._now = self.timeline.snapshot()
         update = Update()
         if not len(now) and not now.devices:
             return update
         if self._origin is None and len(now):
             self._origin = self._idle_until = now.start_ns
-        origin = self._origin or 0
+            self._shape = (-1, -1, -1)  # the origin is in the tables
         shape = (len(now.devices), len(now.tracks), len(now.names))
-        if shape != self._shape or not self._seen and len(now):
+        if shape != self._shape:
             self._shape = shape
-            update.tables = make_tables(origin, now.devices, now.tracks, now.names)
-        update.spans = pack_spans(now.spans[self._seen :], origin)
-        self._seen = len(now)
+            update.tables = self._tables()
+        if len(now) > self._seen:
+            update.layout, update.spans = self._spans(self._seen)
+            self._seen = len(now)
         if len(now):
             self._add_bubbles(now, update, final)
         return update
+
+    def everything(self) -> Update:
+        """All that `take` has returned so far, as one update; nothing is kept twice for it."""
+        layout, spans = self._spans(0) if self._seen else (None, b"")
+        self._idle = [b"".join(self._idle)]
+        return Update(self._tables(), layout, spans, self._idle[0], list(self._bubbles))
+
+    def _tables(self) -> Mapping[str, Any]:
+        return make_tables(self._origin or 0, self._now.devices, self._now.tracks, self._now.names)
+
+    def _spans(self, since: int) -> tuple[dict[str, Any], bytes]:
+        header, data = pack_spans(self._now, since)
+        shift = header["start_ns"] - (self._origin or 0)
+        return {"count": header["count"], "columns": header["columns"], "shift": shift}, data
 
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
         marks = now.marks()
@@ -73,6 +107,8 @@ class TimelineFeed:
         update.idle = pack_idle(accounting.bubbles, self._origin, len(now.devices), self._idle_until, until)
         self._idle_until = until
         update.bubbles = self._sums(accounting, settled)
+        self._idle.append(update.idle)
+        self._bubbles.extend(update.bubbles)
         # Accounting looks at the whole timeline: spend at most a twentieth of the time on it.
         self._not_before = time.monotonic() + 20 * (time.monotonic() - began)
 

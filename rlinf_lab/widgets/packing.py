@@ -1,4 +1,7 @@
-"""Spans as the browser reads them: fixed rows, little-endian, times relative to an origin so that a double is exact."""
+"""Device time as the browser reads it: 16-byte rows, little-endian, times relative to an origin so that a double is exact.
+
+Spans travel as `rlinf_lab.timeline.packed` lays them out.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
 from rlinf_lab.timeline.span import Cause
 
-#: One span, 40 bytes: `static/store.js` reads the same offsets. Times in ns after the origin, ``nbytes`` in bytes.
-SPAN_WIRE = np.dtype(
-    {
-        "names": ["start", "dur", "track", "name", "iteration", "items", "nbytes", "flow", "channel", "kind"],
-        "formats": ["<f8", "<f4", "<u2", "<u2", "<i4", "<i4", "<f4", "<i4", "<i2", "u1"],
-        "offsets": [0, 8, 12, 14, 16, 20, 24, 28, 32, 34],
-        "itemsize": 40,
-    }
-)
 #: One bubble of a device, 16 bytes. ``device`` and ``cause`` are numbers in the tables.
 IDLE_WIRE = np.dtype(
     {
@@ -31,28 +24,6 @@ IDLE_WIRE = np.dtype(
 #: Order of causes on the wire and in every legend.
 CAUSES = tuple(c.value for c in Cause)
 BUSY = len(CAUSES)
-_LIMIT = 65_535
-
-
-def pack_spans(spans: np.ndarray, origin_ns: int) -> bytes:
-    """Rows of a `Timeline.spans` (fields start, end, track, name, ...) as wire rows, `len(spans) * 40` bytes.
-
-    Raises `ConfigError` when there are more tracks or names than the wire can number.
-    """
-    wire = np.zeros(len(spans), SPAN_WIRE)
-    if len(spans):
-        for field in ("track", "name"):
-            if int(spans[field].max()) > _LIMIT:
-                raise ConfigError(
-                    f"The timeline has {field} number {int(spans[field].max()):,}; a picture can show {_LIMIT:,}."
-                    " Next: show a part of it."
-                )
-    wire["start"] = spans["start"] - origin_ns
-    wire["dur"] = spans["end"] - spans["start"]
-    for field in ("track", "name", "iteration", "items", "nbytes", "channel", "kind"):
-        wire[field] = spans[field]
-    wire["flow"] = np.clip(spans["flow"], -1, 2**31 - 1)
-    return wire.tobytes()
 
 
 def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, until_ns: int) -> bytes:

@@ -36,6 +36,7 @@ def timeline_html(timeline: Timeline, path: str | Path, title: str = "Timeline")
     update = TimelineFeed(timeline).take(final=True)
     data = {
         "tables": update.tables or {"origin": 0, "devices": [], "tracks": [], "names": []},
+        "layout": update.layout or {"count": 0, "columns": [], "shift": 0},
         "spans": _packed(update.spans),
         "idle": _packed(update.idle),
     }

@@ -10,7 +10,6 @@ from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed
-from rlinf_lab.widgets.history import SpanHistory
 from rlinf_lab.widgets.pushed import PushedWidget
 
 SCRIPTS = ("base.js", "store.js", "timeline.js")
@@ -29,7 +28,6 @@ class TimelineView(PushedWidget):
     def __init__(self, timeline: Timeline, *, height: int = 340) -> None:
         self.timeline = timeline
         self._feed = TimelineFeed(timeline)
-        self._kept = SpanHistory()
         super().__init__(height=height)
         self.update()
 
@@ -38,10 +36,10 @@ class TimelineView(PushedWidget):
         with self._push_lock:
             news = self._feed.take(final)
             if news:
-                self._publish(*self._kept.add(news))
+                self._publish(*news.message())
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return self._kept.everything()
+        return self._feed.everything().message()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return fallback.with_picture(super()._repr_mimebundle_(**kwargs), fallback.timeline_picture(self.timeline), repr(self))

@@ -12,8 +12,8 @@ export const CAUSE_TEXT = {
 };
 // Ten colours, kept apart for protan, deutan and tritan vision, 3:1 against their background; entries pair up by hue.
 const WORKERS = {
-  light: ["#1e69b4", "#ff5a00", "#3ca578", "#a587d2", "#b40078", "#785a00", "#0000c3", "#003c00", "#b400ff", "#4b005a"],
-  dark: ["#4b96ff", "#ff7a3c", "#2dc878", "#e1b4ff", "#ff4bb4", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#8a9a9a"],
+  light: ["#1e69b4", "#3ca578", "#b40078", "#a587d2", "#ff5a00", "#785a00", "#003c00", "#0000c3", "#b400ff", "#4b005a"],
+  dark: ["#4b96ff", "#2de169", "#ff4bb4", "#e1b4ff", "#c31e0f", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#5a6969"],
 };
 const CAUSE_COLOURS = {
   light: { starved: "#e8a33d", blocked: "#c8442c", lock: "#8e5bb5", switch: "#4d6f8c", fill: "#a9c6dd", drain: "#c9b79c", tail: "#d98cb3", off: "#dcdfe3" },

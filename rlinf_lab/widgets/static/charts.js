@@ -45,7 +45,7 @@ export class LineChart {
     if (low > 0 && low < high * 0.3) low = 0;
     const ticks = axisTicks(low, high, Math.max(2, Math.floor(height / 34)));
     if (!this.options.percent) { low = Math.min(low, ticks[0]); high = Math.max(high, ticks[ticks.length - 1]); }
-    const pad = { left: 34, right: 8, top: 6, bottom: 16 };
+    const pad = { left: 38, right: 8, top: 6, bottom: 16 };
     const w = width - pad.left - pad.right, h = height - pad.top - pad.bottom;
     const lastX = Math.max(this.last || 0, points.length ? points[points.length - 1][0] : 0, 2);
     const x = (i) => pad.left + ((i - 1) / (lastX - 1)) * w, y = (v) => pad.top + (1 - (v - low) / (high - low)) * h;

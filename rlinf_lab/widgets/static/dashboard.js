@@ -22,7 +22,7 @@ class RunState {
 
   apply(message, parts) {
     if (message.tables) this.store.setTables(message.tables);
-    if (parts.spans) this.store.addSpans(parts.spans);
+    if (parts.spans) this.store.addSpans(message.layout, parts.spans);
     if (parts.idle) this.store.addIdle(parts.idle);
     if (message.state) this.state = message.state;
     if (message.metrics) this.metrics.push(...message.metrics);

@@ -12,7 +12,7 @@ async function openPage() {
   const data = JSON.parse(document.getElementById("data").textContent);
   const store = new Store();
   store.setTables(data.tables);
-  store.addSpans(await inflate(data.spans));
+  store.addSpans(data.layout, await inflate(data.spans));
   store.addIdle(await inflate(data.idle));
   const paint = (mode) => {
     const colours = applyTheme(document.body, mode);

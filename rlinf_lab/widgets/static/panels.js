@@ -88,7 +88,7 @@ export class Bubbles {
     this.stage = make("div.stackstage", {}, this.canvas);
     this.list = make("div.causes");
     this.total = make("span.value");
-    this.node = make("section.panel.bubbles", {}, make("header", {}, make("h3", {}, "Device time by iteration"), this.total), this.stage, this.list);
+    this.node = make("section.panel.bubbles", {}, make("header", {}, make("h3", {}, "Device time"), this.total), this.stage, this.list);
   }
 
   /** rows: [{iteration, busy, cause: seconds, ...}, ...] */
@@ -161,5 +161,5 @@ function change(key, metrics) {
   const last = metrics[metrics.length - 1]?.[key], before = metrics[metrics.length - 6]?.[key];
   if (!Number.isFinite(last) || !Number.isFinite(before)) return "";
   const by = last - before, sign = by < 0 ? "−" : "+";
-  return share(key, last) ? `${sign}${Math.abs(100 * by).toFixed(0)} pts in 5` : `${sign}${figures(Math.abs(by))} in 5`;
+  return share(key, last) ? `${sign}${Math.abs(100 * by).toFixed(0)} pts vs 5 ago` : `${sign}${figures(Math.abs(by))} vs 5 ago`;
 }

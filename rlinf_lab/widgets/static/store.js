@@ -2,7 +2,8 @@
 import { KINDS, LABEL, MARK } from "./base.js";
 
 const FAN = 16;
-export const SPAN_BYTES = 40, IDLE_BYTES = 16;
+export const IDLE_BYTES = 16;
+const COLUMN_TYPES = { "<f8": Float64Array, "<f4": Float32Array, "<i4": Int32Array, "<u4": Uint32Array, "<u2": Uint16Array, u1: Uint8Array };
 
 function grown(array, capacity) {
   const bigger = new array.constructor(capacity);
@@ -16,15 +17,15 @@ export class Lane {
     this.kinds = kinds;
     this.count = 0;
     this.columns = {
-      start: new Float64Array(64), dur: new Float32Array(64), kind: new Uint8Array(64), name: new Uint16Array(64),
-      iteration: new Int32Array(64), items: new Int32Array(64), nbytes: new Float32Array(64), channel: new Int16Array(64),
+      start: new Float64Array(64), dur: new Float32Array(64), kind: new Uint8Array(64), name: new Uint32Array(64),
+      iteration: new Int32Array(64), items: new Int32Array(64), channel: new Int32Array(64),
     };
     this.levels = [];
     this.indexed = 0; // spans that the tree already covers
     this.sortedTo = 0;
   }
 
-  add(start, dur, kind, name, iteration, items, nbytes, channel) {
+  add(start, dur, kind, name, iteration, items, channel) {
     let c = this.columns;
     const i = this.count;
     if (i === c.start.length) {
@@ -32,7 +33,7 @@ export class Lane {
       for (const key of Object.keys(c)) c[key] = grown(c[key], capacity);
     }
     c.start[i] = start; c.dur[i] = dur; c.kind[i] = kind; c.name[i] = name;
-    c.iteration[i] = iteration; c.items[i] = items; c.nbytes[i] = nbytes; c.channel[i] = channel;
+    c.iteration[i] = iteration; c.items[i] = items; c.channel[i] = channel;
     this.count = i + 1;
   }
 
@@ -196,20 +197,19 @@ export class Store {
     this.version++;
   }
 
-  /** Appends packed spans (40-byte rows, see widgets/packing.py). */
-  addSpans(view) {
-    const buffer = aligned(view), n = buffer.byteLength / SPAN_BYTES;
-    const f64 = new Float64Array(buffer), f32 = new Float32Array(buffer), i32 = new Int32Array(buffer);
-    const u16 = new Uint16Array(buffer), i16 = new Int16Array(buffer), u8 = new Uint8Array(buffer);
+  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out, `layout` says where each one is. */
+  addSpans(layout, view) {
+    const buffer = aligned(view), n = layout.count, c = {};
+    for (const [name, type, offset] of layout.columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
     const touched = new Set();
     for (let i = 0; i < n; i++) {
-      const start = f64[i * 5], dur = f32[i * 10 + 2], kind = u8[i * 40 + 34], iteration = i32[i * 10 + 4];
+      const start = c.start[i] + layout.shift, dur = c.duration[i], kind = c.kind[i];
       if (start + dur > this.end) this.end = start + dur;
-      if (kind === MARK) { this.mark(start, dur, iteration); continue; }
-      const track = this.tracks[u16[i * 20 + 6]];
+      if (kind === MARK) { this.mark(start, dur, c.iteration[i]); continue; }
+      const track = this.tracks[c.track[i]];
       if (!track) continue; // its table was in a delta that was lost: the history brings it
       const lane = kind === LABEL ? track.labels : track.spans;
-      lane.add(start, dur, kind, u16[i * 20 + 7], iteration, i32[i * 10 + 5], f32[i * 10 + 6], i16[i * 20 + 16]);
+      lane.add(start, dur, kind, c.name[i], c.iteration[i], c.items[i], c.channel[i] - 1);
       touched.add(lane);
     }
     for (const lane of touched) lane.settle();
@@ -230,7 +230,7 @@ export class Store {
     for (let i = 0; i < n; i++) {
       const device = this.tables.devices[u16[i * 8 + 6]];
       if (!this.idle.has(device)) this.idle.set(device, new Lane(9));
-      this.idle.get(device).add(f64[i * 2], f32[i * 4 + 2], u8[i * 16 + 14], 0, -1, 0, 0, -1);
+      this.idle.get(device).add(f64[i * 2], f32[i * 4 + 2], u8[i * 16 + 14], 0, -1, 0, -1);
     }
     for (const lane of this.idle.values()) lane.settle();
     this.version++;

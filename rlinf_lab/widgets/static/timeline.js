@@ -240,7 +240,7 @@ export class TimelineView {
   kindColours(worker) {
     const c = this.colours, table = KINDS.map((kind) => {
       const cause = KIND_CAUSE[kind];
-      return cause ? [...rgb(c.causes[cause]), kind === "onload" || kind === "offload" || kind === "transfer" ? 0.85 : 0.34] : [0, 0, 0, 0];
+      return cause ? [...rgb(c.causes[cause]), kind === "onload" || kind === "offload" || kind === "transfer" ? 0.85 : 0.24] : [0, 0, 0, 0];
     });
     table[RUN] = [...rgb(this.workerColour(worker)), 1];
     table[OTHER] = [...rgb(c.muted), 0.12];
@@ -522,7 +522,7 @@ export class TimelineView {
     if (label >= 0) lines.push(`label ${this.store.name(track.labels.columns.name[label])}, ${duration(track.labels.columns.dur[label])}`);
     lines.push(`${duration(c.dur[i])} from ${duration(c.start[i])}`);
     if (c.channel[i] >= 0) lines.push(`channel ${this.store.name(c.channel[i])}`);
-    if (c.items[i] > 0) lines.push(`${c.items[i].toLocaleString("en")} items${c.nbytes[i] > 0 ? `, ${figures(c.nbytes[i] / 1024)} KiB` : ""}`);
+    if (c.items[i] > 0) lines.push(`${c.items[i].toLocaleString("en")} items`);
     if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i] + 1}`);
     return lines;
   }

@@ -11,7 +11,7 @@ export default () => {
         reset: () => store.reset(),
         apply: (message, parts) => {
           if (message.tables) store.setTables(message.tables);
-          if (parts.spans) store.addSpans(parts.spans);
+          if (parts.spans) store.addSpans(message.layout, parts.spans);
           if (parts.idle) store.addIdle(parts.idle);
           views.forEach((view) => view.refresh());
         },

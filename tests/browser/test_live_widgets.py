@@ -1,0 +1,179 @@
+"""The widgets in JupyterLab in Chromium: live while a cell is busy, zoom, theme, reload, commands, saved picture."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from widget_samples import SampleRun
+
+from rlinf_lab.widgets import timeline_html
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
+
+DASHBOARD = """
+import math, random
+from widget_samples import DEVICES, SampleRun, picture
+from rlinf_lab.widgets import Dashboard
+sample = SampleRun()
+board = Dashboard("Meta-World button-press", plan="spatial: cpu:0 | cpu:1", devices=DEVICES, iterations=60)
+heard = []
+board.on_command(heard.append)
+share = lambda p, i: min(1, max(0, p + 0.06 * math.sin(i / 3) + random.gauss(0, 0.04)))
+for i in range(40):
+    row = sample.step()
+    state = {"state": "running", "iteration": i + 1, "elapsed_seconds": 3 + 0.6 * i, "eta_seconds": 0.6 * (59 - i)}
+    board.push(state, [row], sample.timeline, {"cpu:0": share(0.86, i), "cpu:1": share(0.62, i)})
+board.push(timeline=sample.timeline, frame=picture(), final=True)
+board
+"""
+# The cell stays busy in pure Python until the page has shown what the thread pushed and pressed a button (or 30 s are over).
+BUSY = """
+import threading, time
+pushed, ended, heard_at = [], threading.Event(), []
+board.on_command(lambda command: (heard_at.append(len(pushed)), ended.set()))
+def pushing():
+    while not ended.is_set():
+        board.push({"state": "running", "iteration": sample.iteration + 1}, [sample.step()], sample.timeline)
+        pushed.append(sample.iteration)
+        ended.wait(0.1)
+thread = threading.Thread(target=pushing)
+thread.start()
+limit, turns = time.monotonic() + 30, 0
+while not ended.is_set() and time.monotonic() < limit:
+    turns += 1
+ended.set()
+thread.join()
+print("HEARD", heard)
+"""
+
+
+def pixels(page: Any, selector: str) -> np.ndarray:
+    """The element as it is on the screen, (height, width, 3)."""
+    return np.asarray(Image.open(io.BytesIO(page.locator(selector).first.screenshot())).convert("RGB"))
+
+
+def data(lab: Any, selector: str, name: str) -> str:
+    return lab.page.locator(selector).first.evaluate(f"(e) => e.dataset.{name} ?? ''")
+
+
+def watch_errors(page: Any) -> list[str]:
+    found: list[str] = []
+    page.on("pageerror", lambda error: found.append(str(error)))
+    return found
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_dashboard_shows_a_run_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"dashboard_{theme}", [DASHBOARD]), theme=theme)
+    errors = watch_errors(lab.page)
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40", "40 iterations")
+    lab.wait_until(lambda: int(data(lab, ".rl-timeline", "spans") or 0) > 5000, "the spans")
+    lab.page.locator(".rl-dashboard").evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    lab.screenshot(f"dashboard-{theme}")
+    box = lab.page.locator(".rl-dashboard").bounding_box()
+    assert box["height"] <= 560
+    cut = lab.page.evaluate(
+        """() => [...document.querySelectorAll('.rl-dashboard header, .rl-kpi, .rl-top, .rl-cause, .rl-utilrow')]
+                 .filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"""
+    )
+    assert cut == []
+    assert not errors and not lab.errors()
+    background = pixels(lab.page, ".rl-timeline .rl-stage")[-3, 3]
+    assert (background.mean() > 200) == (theme == "light")
+
+
+def test_pushes_and_buttons_work_while_the_cell_is_busy(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("busy", [DASHBOARD, BUSY]))
+    lab.run_all(wait=False)
+    lab.wait_until(lambda: int(data(lab, ".rl-dashboard", "iteration") or 0) >= 42, "deltas from the thread", 60)
+    before = pixels(lab.page, ".rl-timeline canvas")
+    seen = int(data(lab, ".rl-dashboard", "iteration"))
+    lab.wait_until(lambda: int(data(lab, ".rl-dashboard", "iteration")) >= seen + 3, "more deltas")
+    after = pixels(lab.page, ".rl-timeline canvas")
+    assert lab.kernel_status() == "busy"
+    assert before.shape == after.shape and (before != after).any(axis=2).mean() > 0.01
+    lab.screenshot("dashboard-busy")
+    lab.page.get_by_role("button", name="Pause").click()
+    # The button ends the cell's loop: were it answered only after the cell, the loop would run into its limit.
+    lab.wait_kernel("idle", 20)
+    lab.wait_until(lambda: "HEARD ['pause']" in lab.page.locator(".jp-OutputArea").all_inner_texts()[-1], "the command")
+
+
+def test_zoom_pan_search_selection_and_theme(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("zoom", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"]))
+    errors = watch_errors(lab.page)
+    lab.run_all()
+    view = ".rl-standalone"
+    lab.wait_until(lambda: int(data(lab, view, "spans") or 0) > 5000, "the spans")
+    canvas = lab.page.locator(f"{view} canvas").first
+    canvas.scroll_into_view_if_needed()
+    span = lambda: [float(v) for v in data(lab, view, "range").split(",")]  # noqa: E731
+    whole = span()
+    box = canvas.bounding_box()
+    lab.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 80)
+    lab.page.get_by_role("button", name="Follow").last.click()
+    lab.page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 80)
+    for _ in range(12):
+        lab.page.mouse.wheel(0, -120)
+    lab.wait_until(lambda: span()[1] - span()[0] < 0.1 * (whole[1] - whole[0]), "zoom")
+    canvas.click(position={"x": 500, "y": 80})
+    left = span()[0]
+    lab.page.keyboard.press("d")
+    lab.wait_until(lambda: span()[0] > left, "pan by key")
+    lab.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 62)
+    lab.wait_until(lambda: lab.page.locator(f"{view} .rl-tip").is_visible(), "tooltip")
+    lab.screenshot("timeline-zoomed-light")
+    lab.page.keyboard.down("Shift")
+    lab.page.mouse.move(box["x"] + 300, box["y"] + 80)
+    lab.page.mouse.down()
+    lab.page.mouse.move(box["x"] + 700, box["y"] + 90)
+    lab.page.mouse.up()
+    lab.page.keyboard.up("Shift")
+    assert "selected" in lab.page.locator(f"{view} .rl-stats").inner_text()
+    lab.page.locator(f"{view} .rl-search").fill("act")
+    lab.wait_until(lambda: "found" in lab.page.locator(f"{view} .rl-found").inner_text(), "search")
+    light = pixels(lab.page, f"{view} canvas")
+    lab.set_theme("dark")
+    lab.wait_until(lambda: data(lab, view, "theme") == "dark", "the theme")
+    lab.page.wait_for_timeout(200)
+    dark = pixels(lab.page, f"{view} canvas")
+    assert dark.mean() < 0.6 * light.mean()
+    lab.screenshot("timeline-selection-dark")
+    canvas.dblclick(position={"x": 500, "y": 80})
+    lab.wait_until(lambda: span() == [0, whole[1]], "fit")
+    assert not errors
+
+
+def test_reload_brings_the_history_back_once(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("reload", [DASHBOARD]))
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40", "40 iterations")
+    spans = data(lab, ".rl-timeline", "spans")
+    lab.save()
+    saved = json.loads((jupyterlab.root / "reload.ipynb").read_text())
+    bundle = saved["cells"][0]["outputs"][0]["data"]
+    assert "<svg" in "".join(bundle["text/html"]) and "Dashboard(" in "".join(bundle["text/plain"])
+    lab.reload()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" if lab.page.locator(".rl-dashboard").count() else False, "the dashboard", 40)
+    lab.wait_until(lambda: data(lab, ".rl-timeline", "spans") == spans, "the same number of spans")
+
+
+def test_page_without_a_kernel(jupyterlab: Any, tmp_path: Path) -> None:
+    sample = SampleRun()
+    for _ in range(12):
+        sample.step()
+    path = timeline_html(sample.timeline, tmp_path / "timeline.html", "Twelve iterations </script> & more")
+    page = jupyterlab.open_file(path, theme="dark")
+    errors = watch_errors(page)
+    page.wait_for_function(f"() => document.getElementById('timeline').dataset.spans == {len(sample.timeline)}", timeout=15_000)
+    page.screenshot(path=str(Path(__file__).resolve().parents[2] / "test-artifacts" / "timeline-page-dark.png"))
+    assert not errors and "</script> & more" in page.locator("h1").inner_text()
+    assert len(np.unique(pixels(page, "#timeline canvas").reshape(-1, 3), axis=0)) > 20
