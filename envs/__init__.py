@@ -1,0 +1,1 @@
+"""Simulator adapters, reached by name only (entry points `rlinf_lab.envs`)."""

@@ -1,0 +1,82 @@
+"""rlinf_lab: build RL workflows in a notebook, see their schedule, run them on Ray, watch them live.
+
+    import rlinf_lab as lab
+
+Public names are loaded when they are first used, so that the import itself is light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Worker": "rlinf_lab.workflow.worker",
+    "Inbox": "rlinf_lab.workflow.worker",
+    "Outbox": "rlinf_lab.workflow.worker",
+    "Collected": "rlinf_lab.workflow.worker",
+    "Scripted": "rlinf_lab.workflow.worker",
+    "Workflow": "rlinf_lab.workflow.workflow",
+    "ExecutionPlan": "rlinf_lab.planning.plan",
+    "Simulator": "rlinf_lab.planning.simulator",
+    "estimate": "rlinf_lab.planning.estimate",
+    "Run": "rlinf_lab.runtime.run",
+    "session": "rlinf_lab.runtime.run",
+    "run": "rlinf_lab.notebook",
+    "devices": "rlinf_lab.runtime.devices",
+    "shutdown": "rlinf_lab.runtime.ray_executor",
+    "Timeline": "rlinf_lab.timeline.timeline",
+    "Recorder": "rlinf_lab.timeline.recorder",
+    "make_vec": "rlinf_lab.vecenv",
+    "list_envs": "rlinf_lab.vecenv",
+    "register_env": "rlinf_lab.vecenv",
+    "check_env": "rlinf_lab.vecenv",
+    "VecEnv": "rlinf_lab.vecenv",
+    "EnvSpec": "rlinf_lab.vecenv",
+    "doctor": "rlinf_lab.doctor",
+}
+
+if TYPE_CHECKING:
+    from rlinf_lab.doctor import doctor as doctor
+    from rlinf_lab.notebook import run as run
+    from rlinf_lab.planning.estimate import estimate as estimate
+    from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
+    from rlinf_lab.planning.simulator import Simulator as Simulator
+    from rlinf_lab.runtime.devices import devices as devices
+    from rlinf_lab.runtime.ray_executor import shutdown as shutdown
+    from rlinf_lab.runtime.run import Run as Run
+    from rlinf_lab.runtime.run import session as session
+    from rlinf_lab.timeline.recorder import Recorder as Recorder
+    from rlinf_lab.timeline.timeline import Timeline as Timeline
+    from rlinf_lab.vecenv import EnvSpec as EnvSpec
+    from rlinf_lab.vecenv import VecEnv as VecEnv
+    from rlinf_lab.vecenv import check_env as check_env
+    from rlinf_lab.vecenv import list_envs as list_envs
+    from rlinf_lab.vecenv import make_vec as make_vec
+    from rlinf_lab.vecenv import register_env as register_env
+    from rlinf_lab.workflow.worker import Collected as Collected
+    from rlinf_lab.workflow.worker import Inbox as Inbox
+    from rlinf_lab.workflow.worker import Outbox as Outbox
+    from rlinf_lab.workflow.worker import Scripted as Scripted
+    from rlinf_lab.workflow.worker import Worker as Worker
+    from rlinf_lab.workflow.workflow import Workflow as Workflow
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        # Kept here as well: a later `import rlinf_lab.doctor` would otherwise put the module in the function's place.
+        globals()[name] = value
+        return value
+    if name.startswith("__"):
+        raise AttributeError(name)
+    import difflib
+
+    near = difflib.get_close_matches(name, _HOME, n=1)
+    raise AttributeError(f"module 'rlinf_lab' has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOME, "__version__"])

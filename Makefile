@@ -1,0 +1,45 @@
+# Every target first makes .venv (tools/setup.sh: uv when it is on PATH, else venv and pip; pinned by constraints.txt).
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PY := .venv/bin/python
+STAMP := .venv/.installed
+export OMP_NUM_THREADS := 1
+export PYTHONUNBUFFERED := 1
+
+.PHONY: help demo test test-all bench bench-smoke lint lab doctor clean
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
+
+$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+	@bash tools/setup.sh
+	@touch $@
+
+demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, with a live view
+	@.venv/bin/rlinf-lab demo $(ARGS)
+
+test: $(STAMP)  ## the test suite (under 15 minutes on 2 cores)
+	@$(PY) -m pytest -n 2 --dist loadgroup -m "not slow and not gpu" $(ARGS)
+
+test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
+	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
+	@$(PY) benchmarks/harness.py
+
+bench-smoke: $(STAMP)  ## run every benchmark at a tiny size
+	@$(PY) benchmarks/harness.py --smoke
+
+lint: $(STAMP)  ## ruff, mypy, import contracts
+	@.venv/bin/ruff check --quiet .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports --no-cache | tail -n 3
+
+lab: $(STAMP)  ## JupyterLab on the first notebook
+	@.venv/bin/jupyter lab notebooks/00_hello.ipynb
+
+doctor: $(STAMP)  ## what works on this machine, and how to mend the rest
+	@.venv/bin/rlinf-lab doctor
+
+clean:  ## remove the environment and everything generated
+	rm -rf .venv runs test-artifacts build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,1 @@
+"""How to do it: plans, the engine, the simulator, estimates."""

@@ -1,0 +1,1 @@
+"""Doing it: hosts, executors, sessions, runs."""

@@ -1,0 +1,1 @@
+"""What shall be done: workers, channels, the traced graph."""

@@ -1,0 +1,31 @@
+"""Shared by all rooms: threads, Ray's settings, and the rule that CI must not skip what it is meant to run."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start Ray, or a browser, run one after another: two cores hold one of each."""
+    for item in items:
+        for marker in ("ray", "browser"):
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.xdist_group(marker))
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    """Where a kind of test is required (CI), one that skips has failed."""
+    outcome = yield
+    report = outcome.get_result()
+    for marker, variable in REQUIRED.items():
+        if report.skipped and os.environ.get(variable) and item.get_closest_marker(marker):
+            report.outcome = "failed"
+            report.longrepr = f"skipped, but {variable} requires it: {report.longrepr}"
