@@ -12,21 +12,23 @@ Indices = NDArray[np.intp]
 
 
 def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
-    """Row numbers of puts and gets, pair by pair: both have the channel and their sequence numbers overlap.
+    """Row numbers of puts and gets, pair by pair: same channel and iteration, overlapping sequence numbers.
 
-    A span of either kind moves the items ``flow`` to ``flow + items`` of its channel; without a channel, a flow or items
-    it takes part in no arrow.
+    A span of either kind moves the items ``flow`` to ``flow + items`` of its channel, counted from 0 in each iteration;
+    without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the put.
     """
     joined = (spans["channel"] >= 0) & (spans["flow"] >= 0) & (spans["items"] > 0)
     puts = np.flatnonzero(joined & (spans["kind"] == SpanKind.PUT))
     gets = np.flatnonzero(joined & (spans["kind"] == SpanKind.GET))
-    pairs = [
-        _overlaps(spans, puts[spans["channel"][puts] == channel], gets[spans["channel"][gets] == channel])
-        for channel in np.intersect1d(spans["channel"][puts], spans["channel"][gets])
-    ]
-    if not pairs:
-        return puts[:0], gets[:0]
-    return np.concatenate([p for p, _ in pairs]), np.concatenate([g for _, g in pairs])
+    stream = spans["channel"].astype(np.int64) << 32 | spans["iteration"] + 1
+    puts, gets = (rows[np.argsort(stream[rows], kind="stable")] for rows in (puts, gets))
+    pairs = [(puts[:0], gets[:0])]
+    for one in np.intersect1d(stream[puts], stream[gets]):
+        mine = [rows[slice(*np.searchsorted(stream[rows], [one, one + 1]))] for rows in (puts, gets)]
+        pairs.append(_overlaps(spans, *mine))
+    put, get = (np.concatenate(side) for side in zip(*pairs, strict=True))
+    causal = spans["start"][put] <= spans["end"][get]
+    return put[causal], get[causal]
 
 
 def _overlaps(spans: SpanArray, puts: Indices, gets: Indices) -> tuple[Indices, Indices]:

@@ -14,6 +14,7 @@ import pytest
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.flows import arrows
 
 K = SpanKind
 
@@ -66,6 +67,25 @@ def test_chrome_arrows_leave_a_put_and_arrive_inside_a_get(timeline: Timeline, t
         end = ends[number]
         (get,) = [e for e in slices if e["cat"] == "get" and e["ts"] <= end["ts"] < e["ts"] + e["dur"]]
         assert get["args"]["flow"] <= put["args"]["flow"] < get["args"]["flow"] + get["args"]["items"]
+
+
+def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
+    recorder, timeline = Recorder(), Timeline()
+    track, channel = recorder.track("w", 0), recorder.channel("c")
+    for iteration in range(3):
+        at = 100 * iteration
+        for i in range(6):
+            recorder.add(track, K.PUT, 0, at + i, at + i, iteration, 1, 0, channel, i)
+        recorder.add(track, K.GET, 0, at, at + 10, iteration, 4, 0, channel, 0)
+        recorder.add(track, K.GET, 0, at + 10, at + 20, iteration, 2, 0, channel, 4)
+    recorder.add(track, K.GET, 0, 0, 99, 1, 1, 0, channel, 0)  # over before that put began
+    timeline.extend(recorder.drain())
+    spans = timeline.spans
+    put, get = arrows(spans)
+    assert len(put) == 18
+    assert (spans["iteration"][put] == spans["iteration"][get]).all()
+    assert (spans["flow"][get] <= spans["flow"][put]).all()
+    assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
 
 
 # --- a minimal reader of protobuf's wire format, written apart from the writer --------------------------------
