@@ -55,7 +55,7 @@ class DashboardView {
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, upper, lower);
     el.append(this.root);
-    this.timeline = new TimelineView(timeline, run.store);
+    this.timeline = new TimelineView(timeline, run.store, { tail: 6 });
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
     this.observer = new ResizeObserver(() => this.refresh());

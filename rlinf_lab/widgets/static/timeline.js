@@ -4,12 +4,12 @@ import { CAUSES, CAUSE_TEXT, FONT, KINDS, KIND_CAUSE, LABEL, RUN, applyTheme, du
 const GUTTER = 118, RULER = 20, OTHER = KINDS.length, SLOTS = KINDS.length + 1;
 
 export class TimelineView {
-  /** `root`: an element of its own; `store`: the spans; options: {height, toolbar, follow}. */
+  /** `root`: an element of its own; `store`: the spans; options: {follow, tail: how many of the last iterations to follow}. */
   constructor(root, store, options = {}) {
     this.root = root;
     this.store = store;
-    this.options = options;
     this.follow = options.follow !== false;
+    this.tail = options.tail || 0; // 0: all of them
     this.from = 0;
     this.to = 1e9;
     this.span = null; // width of the view while it follows the tail; null: everything
@@ -86,6 +86,7 @@ export class TimelineView {
 
   fit() {
     this.span = null;
+    this.tail = 0;
     this.from = 0;
     this.to = Math.max(this.store.end, 1);
     this.selection = null;
@@ -136,7 +137,7 @@ export class TimelineView {
     });
     const heads = rows.filter((r) => r.kind === "device").length, tracks = rows.length - heads;
     const head = 15, gap = 7;
-    const each = Math.max(13, Math.min(30, (height - RULER - heads * (head + gap) - 4) / Math.max(1, tracks)));
+    const each = Math.max(13, Math.min(34, (height - RULER - heads * (head + gap) - 4) / Math.max(1, tracks)));
     let y = RULER + 2;
     for (const row of rows) {
       if (row.kind === "device") y += gap;
@@ -159,7 +160,7 @@ export class TimelineView {
     const g = fitCanvas(this.canvas, width, height);
     const end = Math.max(this.store.end, 1);
     if (this.follow) {
-      this.from = this.span === null ? 0 : end - this.span;
+      this.from = this.span === null ? this.tailStart() : end - this.span;
       this.to = end;
     }
     const c = this.colours;
@@ -189,6 +190,11 @@ export class TimelineView {
     this.root.dataset.range = `${this.from},${this.to}`;
   }
 
+  tailStart() {
+    const marks = this.store.marks;
+    return this.tail && marks.length > this.tail ? marks[marks.length - this.tail].start : 0;
+  }
+
   x(time) { return GUTTER + ((time - this.from) / (this.to - this.from)) * this.plot; }
   time(x) { return this.from + ((x - GUTTER) / this.plot) * (this.to - this.from); }
 
@@ -199,7 +205,7 @@ export class TimelineView {
       const x = Math.round(this.x(mark.start)) + 0.5;
       if (x < GUTTER) continue;
       g.fillStyle = c.line;
-      g.fillRect(x, RULER, 1, height);
+      g.fillRect(x, RULER, 1, Math.min(height, this.content - this.scroll) - RULER);
     }
   }
 

@@ -1,0 +1,171 @@
+"""What the kernel sends: spans and bubbles exactly once, numbered deltas, a history that equals their sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from widget_samples import SampleRun, picture
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.widgets import Dashboard, TimelineView
+from rlinf_lab.widgets.feed import TimelineFeed, Update
+from rlinf_lab.widgets.packing import BUSY, IDLE_WIRE
+
+
+def columns(update: Update) -> dict[str, np.ndarray]:
+    """Undo the packing."""
+    assert update.layout is not None
+    n = update.layout["count"]
+    out = {name: np.frombuffer(update.spans, kind, n, offset) for name, kind, offset in update.layout["columns"]}
+    return out | {"start": out["start"] + update.layout["shift"]}
+
+
+def triples(updates: list[Update]) -> list[tuple]:
+    """(start, track, kind) of every span of some updates, sorted."""
+    rows: list[tuple] = []
+    for u in updates:
+        if u.spans:
+            c = columns(u)
+            rows += zip(c["start"].tolist(), c["track"].tolist(), c["kind"].tolist(), strict=True)
+    return sorted(rows)
+
+
+def capture(widget: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict, list]]:
+    sent: list[tuple[dict, list]] = []
+    monkeypatch.setattr(widget, "send", lambda content, buffers=None: sent.append((content, list(buffers or []))))
+    return sent
+
+
+def test_deltas_add_up_to_the_timeline_and_to_the_history() -> None:
+    sample = SampleRun(steps=3)
+    feed = TimelineFeed(sample.timeline)
+    updates = []
+    for _ in range(5):
+        sample.step()
+        updates.append(feed.take())
+    assert not feed.take().spans
+    spans = sample.timeline.spans
+    expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
+    assert triples(updates) == expected
+    assert triples([feed.everything()]) == expected
+
+
+def test_tables_come_only_when_they_change() -> None:
+    sample = SampleRun(steps=2)
+    feed = TimelineFeed(sample.timeline)
+    sample.step()
+    first = feed.take().tables
+    assert first is not None and first["origin"] == sample.timeline.start_ns and first["devices"] == ["cpu:0", "cpu:1"]
+    sample.step()
+    assert feed.take().tables is None
+
+
+def test_device_time_fills_every_device_without_gap_or_overlap() -> None:
+    sample = SampleRun(steps=4)
+    feed = TimelineFeed(sample.timeline)
+    updates = []
+    for i in range(6):
+        sample.step()
+        updates.append(feed.take(final=i == 5))
+    rows = np.concatenate([np.frombuffer(u.idle, IDLE_WIRE) for u in updates])
+    for device in range(2):
+        own = np.sort(rows[rows["device"] == device], order="start")
+        assert own["start"][0] == 0
+        np.testing.assert_allclose(own["start"][1:], own["start"][:-1] + own["dur"][:-1], atol=64)
+    busy = rows[(rows["cause"] == BUSY) & (rows["device"] == 0)]["dur"].sum()
+    assert busy == pytest.approx(sample.timeline.accounting().busy_ns[0], rel=1e-6)
+
+
+def test_bubbles_of_an_iteration_fill_it_and_are_told_once() -> None:
+    sample = SampleRun(steps=4)
+    feed = TimelineFeed(sample.timeline)
+    rows = []
+    for i in range(8):
+        sample.step()
+        rows += feed.take(final=i == 7).bubbles
+    assert [r["iteration"] for r in rows] == list(range(8))
+    seconds = sample.timeline.iterations()["seconds"]
+    for row, length in zip(rows, seconds, strict=True):
+        assert sum(v for k, v in row.items() if k != "iteration") == pytest.approx(2 * length)
+
+
+def test_an_empty_timeline_sends_its_devices_only() -> None:
+    update = TimelineFeed(Timeline(["cpu:0"])).take(final=True)
+    assert update.tables is not None and update.tables["devices"] == ["cpu:0"] and not update.spans and not update.idle
+
+
+def test_deltas_are_numbered_without_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Dashboard(iterations=4)
+    sent = capture(board, monkeypatch)
+    sample = SampleRun(steps=2)
+    for i in range(4):
+        board.push({"state": "running", "iteration": i + 1}, [sample.step()], sample.timeline, {"cpu:0": 0.5})
+    assert [m["seq"] for m, _ in sent] == [1, 2, 3, 4]
+    assert all(len(m["parts"]) == len(b) for m, b in sent)
+
+
+def test_history_replaces_and_carries_the_number_of_the_last_delta(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Dashboard(iterations=3)
+    sent = capture(board, monkeypatch)
+    sample = SampleRun(steps=2)
+    for i in range(3):
+        board.push({"state": "running", "iteration": i + 1}, [sample.step()], sample.timeline, {"cpu:0": 0.5}, picture())
+    sent.clear()
+    board._receive(board, {"type": "history", "have": 0}, [])
+    ((message, buffers),) = sent
+    assert message["type"] == "history" and message["seq"] == 3
+    assert [row["iteration"] for row in message["metrics"]] == [0, 1, 2] and len(message["counters"]) == 3
+    assert message["layout"]["count"] == len(sample.timeline)
+    assert message["state"]["iteration"] == 3
+    assert buffers[message["parts"].index("frame")].startswith(b"\x89PNG")
+
+
+def test_pictures_are_sent_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Dashboard()
+    sent = capture(board, monkeypatch)
+    for _ in range(5):
+        board.push(frame=b"\x89PNG")
+    assert [m["parts"] for m, _ in sent] == [["frame"], [], [], [], []]
+    board.push(frame=b"\x89PNG last", final=True)
+    assert sent[-1][0]["parts"] == ["frame"]
+
+
+def test_commands_reach_the_callbacks_and_others_do_not() -> None:
+    board = Dashboard()
+    heard: list[str] = []
+    board.on_command(heard.append)
+    for command in ("pause", "format the disk", "stop"):
+        board._receive(board, {"type": "command", "command": command}, [])
+    assert heard == ["pause", "stop"]
+
+
+def test_an_unknown_state_field_suggests_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'iteration'"):
+        Dashboard().push({"iteraton": 3})
+
+
+def test_the_saved_notebook_has_a_picture() -> None:
+    sample = SampleRun(steps=2)
+    board = Dashboard("a <b>", plan="fused", iterations=2)
+    board.push({"state": "finished", "iteration": 2}, [sample.step(), sample.step()], sample.timeline, final=True)
+    data, _ = board._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in data
+    assert "<svg" in data["text/html"] and "a &lt;b&gt;" in data["text/html"] and "success_rate" in data["text/html"]
+    assert data["text/plain"] == "Dashboard('a <b>', plan 'fused': finished, iteration 2/2)"
+    assert board.still()._repr_html_() == data["text/html"]
+
+
+def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = SampleRun(steps=2)
+    sample.step()
+    view = TimelineView(sample.timeline)
+    sent = capture(view, monkeypatch)
+    view.update()
+    assert sent == []
+    sample.step()
+    view.update(final=True)
+    assert sent[0][0]["seq"] == 2 and sent[0][0]["layout"]["count"] == int((sample.timeline.spans["iteration"] == 1).sum())
+    assert (sample.timeline.spans["kind"] == SpanKind.MARK).sum() == 2
