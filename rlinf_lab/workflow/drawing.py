@@ -27,7 +27,7 @@ body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 .rl-graph .edge{fill:none;stroke:var(--rl-g-edge);stroke-width:1.5}
 .rl-graph .value{fill:none;stroke:var(--rl-g-soft);stroke-width:1.5;stroke-dasharray:2 4;stroke-linecap:round}
 .rl-graph .tip{fill:var(--rl-g-edge)} .rl-graph .vtip{fill:var(--rl-g-soft)}
-.rl-graph .label{font-size:11px;text-anchor:middle;paint-order:stroke;stroke:var(--rl-g-paper);stroke-width:4px;stroke-linejoin:round}
+.rl-graph .label{font-size:11px;text-anchor:middle;paint-order:stroke;stroke:var(--rl-g-paper);stroke-width:6px;stroke-linejoin:round}
 .rl-graph .name{font-weight:600}
 """.replace("\n", "")
 
@@ -70,7 +70,7 @@ def _channel_title(edge: Any) -> str:
 class _Drawing:
     def __init__(self, nodes: list[Any], arrows: list[_Arrow], cells: list[Sequence[str]], ranks: dict[str, int]) -> None:
         self.nodes, self.arrows, self.cells, self.ranks = nodes, arrows, cells, ranks
-        self.column = _columns([n.name for n in nodes], arrows)
+        self.column = _columns([n.name for n in nodes], arrows, cells)
         self.straight = [a for a in arrows if abs(self.column[a.source] - self.column[a.target]) == 1]
         others = [a for a in arrows if a not in self.straight]
         self.over = [a for a in others if self.column[a.target] > self.column[a.source]]
@@ -160,32 +160,51 @@ class _Drawing:
         x1 = self.at[a.target][0] + (0 if right else WIDTH)
         tip = 8 if right else -8
         mid = (x0 + x1) / 2
-        labels.append(_label(a, mid, (y0 + y1) / 2 - 4))
+        labels.append(_label(a, mid, (y0 + y1) / 2))
         return _path(a, f"M{x0:g} {y0:g}C{mid:g} {y0:g} {mid:g} {y1:g} {x1 - tip:g} {y1:g}", x1, y1, (-tip, 0))
 
     def _around(self, a: _Arrow, lane: float, over: bool, number: int, labels: list[str]) -> str:
+        """Along a lane above or below the boxes; a box that has others between itself and the lane is left and met sideways."""
         (xs, ys), (xt, yt) = self.at[a.source], self.at[a.target]
         shift = (number % 4 - 1.5) * 10
-        x0, x1 = xs + WIDTH / 2 + shift + (14 if xs == xt else 0), xt + WIDTH / 2 + shift - (14 if xs == xt else 0)
-        y0, y1 = (ys, yt) if over else (ys + HEIGHT, yt + HEIGHT)
+        own = 14 if a.source == a.target else 0
         turn = 8 if over else -8
+        edge = 10 if over else HEIGHT - 10
+        if self._shut_in(a.source, over):
+            x0 = xs + WIDTH + 14 + shift / 4
+            way = f"M{xs + WIDTH:g} {ys + edge:g}H{x0:g}V{lane + turn:g}"
+        else:
+            x0 = xs + WIDTH / 2 + shift + own
+            way = f"M{x0:g} {ys + (0 if over else HEIGHT):g}V{lane + turn:g}"
+        aside = self._shut_in(a.target, over)
+        x1 = xt - 20 + shift / 4 if aside else xt + WIDTH / 2 + shift - own
         step = 8 if x1 > x0 else -8
-        labels.append(_label(a, (x0 + x1) / 2, lane + 4))
-        way = (
-            f"M{x0:g} {y0:g}V{lane + turn:g}Q{x0:g} {lane:g} {x0 + step:g} {lane:g}"
-            f"H{x1 - step:g}Q{x1:g} {lane:g} {x1:g} {lane + turn:g}V{y1 - turn:g}"
-        )
-        return _path(a, way, x1, y1, (0, -turn))
+        way += f"Q{x0:g} {lane:g} {x0 + step:g} {lane:g}H{x1 - step:g}Q{x1:g} {lane:g} {x1:g} {lane + turn:g}"
+        labels.append(_label(a, (x0 + x1) / 2, lane))
+        if aside:
+            return _path(a, f"{way}V{yt + edge:g}H{xt - 8:g}", xt, yt + edge, (-8, 0))
+        y1 = yt if over else yt + HEIGHT
+        return _path(a, f"{way}V{y1 - turn:g}", x1, y1, (0, -turn))
+
+    def _shut_in(self, name: str, over: bool) -> bool:
+        x, y = self.at[name]
+        return any(ox == x and (oy < y if over else oy > y) for ox, oy in self.at.values())
 
 
-def _columns(names: list[str], arrows: list[_Arrow]) -> dict[str, int]:
-    """Longest path over the arrows that go forward in program order; the others point back."""
+def _columns(names: list[str], arrows: list[_Arrow], cells: list[Sequence[str]]) -> dict[str, int]:
+    """Longest path over the arrows that go forward in program order (the others point back).
+
+    What a cell feeds stands to the right of all its members, so that its outline encloses nobody else.
+    """
     order = {name: i for i, name in enumerate(names)}
+    after = {(a.source, a.target) for a in arrows}
+    for cell in cells:
+        after |= {(member, a.target) for a in arrows if a.source in cell and a.target not in cell for member in cell}
     column = dict.fromkeys(names, 0)
     for name in names:
-        for a in arrows:
-            if a.source == name and order[a.target] > order[name]:
-                column[a.target] = max(column[a.target], column[name] + 1)
+        for source, target in after:
+            if source == name and order[target] > order[name]:
+                column[target] = max(column[target], column[name] + 1)
     return column
 
 
@@ -199,7 +218,7 @@ def _path(a: _Arrow, way: str, x: float, y: float, back: tuple[float, float]) ->
 
 
 def _label(a: _Arrow, x: float, y: float) -> str:
-    return f'<text class="label" x="{x:g}" y="{y:g}">{escape(_short(a.label, 22))}<title>{escape(a.title)}</title></text>'
+    return f'<text class="label" x="{x:g}" y="{y + 4:g}">{escape(_short(a.label, 22))}<title>{escape(a.title)}</title></text>'
 
 
 def _short(text: str, most: int) -> str:
