@@ -12,9 +12,11 @@ iteration left out because it warms up caches):
 
 from __future__ import annotations
 
+import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -22,10 +24,13 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import Op, Script, SimCall, Simulator, get, put, run
+from rlinf_lab.planning.simulator import Script, SimCall, Simulator, get, put, run
 from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Step, WorkflowGraph
+
+
+SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class Estimate:
     graph: WorkflowGraph
     measured: ExecutionPlan
     calls: dict[int, list[Recorded]]
+    measured_seconds: float
     notes: tuple[str, ...] = field(default=())
 
     def simulate(self, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
@@ -53,9 +59,16 @@ class Estimate:
         return Simulator(self.graph, plan).simulate(self.sim_calls(layout), iterations)
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
-        """Predicted seconds of one iteration under ``plan``."""
-        timeline = self.simulate(plan, 2)
-        return timeline.elapsed_ns / 2e9
+        """Predicted seconds of one iteration under ``plan``.
+
+        Scaled so that the measured plan comes out as measured: messages and waking threads up are not simulated.
+        """
+        return self.overhead * self.simulate(plan, SIMULATED).elapsed_ns / SIMULATED / 1e9
+
+    @cached_property
+    def overhead(self) -> float:
+        """Measured seconds over simulated seconds of the measured plan."""
+        return self.measured_seconds / (self.simulate(self.measured, SIMULATED).elapsed_ns / SIMULATED / 1e9)
 
     def sim_calls(self, layout: Layout) -> list[SimCall]:
         found = []
@@ -90,19 +103,24 @@ class Estimate:
                 f"Plan {layout.plan.name!r}: {worker!r} would hold {total} tokens (ranks x sub-batches), but {was} were measured; how "
                 f"long a token of another size takes is not known. Next: choose ranks and sub_batches with {was} tokens, or measure."
             )
-        pattern = _one_token(recorded, before)
+        patterns = [_one_token(r, before) for r in recorded]
+        calls = itertools.count()
 
-        def holder(rank: int) -> Script:
-            for kind, channel, n, duration in pattern:
+        def script(rank: int) -> Script:
+            # As it happened, call by call, rather than on average: where ranks wait for each other, the slower step counts.
+            of_tokens = [patterns[(next(calls) * tokens + k) % len(patterns)] for k in range(tokens)]
+            turns = [_turns(p) for p in of_tokens]
+            for turn in range(max(len(t) for t in turns)):
                 for k in range(tokens):
-                    if kind == SpanKind.RUN:
-                        yield run(duration)
-                    elif kind == SpanKind.GET:
-                        yield get(channel, n, rank * tokens + k if self.graph.channel(channel).keyed else -1)
-                    else:
-                        yield put(channel, n)
+                    for kind, channel, n, duration in turns[k][turn] if turn < len(turns[k]) else ():
+                        if kind == SpanKind.RUN:
+                            yield run(duration)
+                        elif kind == SpanKind.GET:
+                            yield get(channel, n, rank * tokens + k if self.graph.channel(channel).keyed else -1)
+                        else:
+                            yield put(channel, n)
 
-        return _interleaved(holder, tokens)
+        return script
 
     def _stream(self, recorded: list[Recorded], step: Step, layout: Layout) -> Callable[[int], Script]:
         inbox = step.call.reads[0]
@@ -139,11 +157,14 @@ class Estimate:
         return lambda rank: everyone
 
 
-def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Estimate:
-    """Read the cost of every call off a timeline that was recorded under ``plan``."""
+def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, iterations: Collection[int] | None = None) -> Estimate:
+    """Read the cost of every call off a timeline that was recorded under ``plan``.
+
+    ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up.
+    """
     calls: dict[int, list[Recorded]] = {}
     notes: list[str] = []
-    sequences = _sequences(timeline)
+    sequences = _sequences(timeline, iterations)
     for number, step in enumerate(graph.program):
         found = sequences.get((step.worker, step.call.method), [])
         if not found:
@@ -154,12 +175,14 @@ def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> E
         sizes = {op[2] for r in found for op in r.operations if op[0] == SpanKind.GET and op[2]}
         if step.call.reads and not any(graph.channel(c).keyed for c in step.call.reads) and len(sizes) == 1:
             notes.append(f"{step.worker}.{step.call.method}: every batch had {sizes.pop()} items; assumed to take as long at other sizes")
-    return Estimate(graph, plan, calls, tuple(notes))
+    seconds = timeline.iterations().set_index("iteration")["seconds"]
+    warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
+    return Estimate(graph, plan, calls, float(seconds.loc[warm].median()), tuple(notes))
 
 
-def _sequences(timeline: Timeline) -> dict[tuple[str, str], list[Recorded]]:
+def _sequences(timeline: Timeline, wanted: Collection[int] | None) -> dict[tuple[str, str], list[Recorded]]:
     spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT)]
-    iterations = sorted({s.iteration for s in spans if s.iteration >= 0})
+    iterations = sorted({s.iteration for s in spans if s.iteration >= 0 and (wanted is None or s.iteration in wanted)})
     warm = set(iterations[1:])
     groups: dict[tuple[str, int, str, int], list[Span]] = {}
     for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
@@ -172,72 +195,24 @@ def _sequences(timeline: Timeline) -> dict[tuple[str, str], list[Recorded]]:
     return found
 
 
-def _one_token(recorded: list[Recorded], tokens: int) -> list[tuple[SpanKind, str, int, int]]:
-    """Of a rank that treats its tokens in turn: the sequence of one of them, with median durations.
-
-    Runs are attached to the channel operation that ends them, so that sequences of different length of noise still align.
-    """
-    columns: list[list[tuple[SpanKind, str, int, int]]] = []
-    for r in recorded:
-        joined, waiting = [], 0
-        for kind, channel, n, duration in r.operations:
-            if kind == SpanKind.RUN:
-                waiting += duration
-            else:
-                joined.append((kind, channel, n, waiting))
-                waiting = 0
-        columns.append([*joined, (SpanKind.RUN, "", 0, waiting)])
-    length = statistics.mode(len(c) for c in columns)
-    same = [c for c in columns if len(c) == length]
-    pattern: list[tuple[SpanKind, str, int, int]] = []
-    for position in range(0, length, 1):
-        kind, channel, n, _ = same[0][position]
-        # The mean, not the median: an iteration lasts as long as its steps together, slow ones included.
-        duration = round(statistics.fmean(c[position][3] for c in same))
-        if duration:
-            pattern.append((SpanKind.RUN, "", 0, duration))
-        if kind != SpanKind.RUN:
-            pattern.append((kind, channel, n, 0))
-    return pattern if tokens == 1 else _every(pattern, tokens)
-
-
-def _every(pattern: list[tuple[SpanKind, str, int, int]], tokens: int) -> list[tuple[SpanKind, str, int, int]]:
-    """Keep the operations of the first of ``tokens`` tokens: blocks of (runs, one channel operation) in turn."""
+def _one_token(recorded: Recorded, tokens: int) -> list[tuple[SpanKind, str, int, int]]:
+    """Of a rank that treats ``tokens`` tokens in turn: what it did for the first of them."""
     blocks: list[list[tuple[SpanKind, str, int, int]]] = [[]]
-    for op in pattern:
+    for op in recorded.operations:
         blocks[-1].append(op)
         if op[0] != SpanKind.RUN:
             blocks.append([])
     return [op for block in blocks[::tokens] for op in block]
 
 
-def _interleaved(holder: Callable[[int], Script], tokens: int) -> Callable[[int], Script]:
-    """With several tokens a rank reads, computes and writes one token before it turns to the next."""
-    if tokens == 1:
-        return holder
-
-    def script(rank: int) -> Script:
-        groups: list[list[Op]] = [[] for _ in range(tokens)]
-        for i, op in enumerate(holder(rank)):
-            groups[i % tokens].append(op)
-        for stretch in _stretches(groups):
-            for op in stretch:
-                yield op
-
-    return script
-
-
-def _stretches(groups: list[list[Op]]) -> Iterator[list[Op]]:
-    """Token by token, from one get to the next."""
-    from rlinf_lab.planning.simulator import GET
-
-    cut = [[i for i, op in enumerate(g) if op[0] == GET] + [len(g)] for g in groups]
-    starts = [0] * len(groups)
-    for turn in range(len(cut[0])):
-        for token, group in enumerate(groups):
-            end = cut[token][turn]
-            yield group[starts[token] : end]
-            starts[token] = end
+def _turns(pattern: list[tuple[SpanKind, str, int, int]]) -> list[list[tuple[SpanKind, str, int, int]]]:
+    """Cut before every get: a rank with several tokens treats one up to its next get, then turns to the next."""
+    turns: list[list[tuple[SpanKind, str, int, int]]] = [[]]
+    for op in pattern:
+        if op[0] == SpanKind.GET:
+            turns.append([])
+        turns[-1].append(op)
+    return turns
 
 
 def _affine(recorded: list[Recorded]) -> tuple[float, float, int]:

@@ -87,7 +87,7 @@ class ExecutionPlan:
         wanted = dict(ranks or {})
         for cell in graph.cells:
             count = max(wanted.get(w, 1) for w in cell)
-            wanted.update({w: count for w in cell})
+            wanted.update(dict.fromkeys(cell, count))
         placements = _spread(graph, devices, wanted)
         chunks = _cell_chunks(graph, {}, whole=False)
         return cls._made(graph, name, devices, placements, chunks, {**fields, "fused": graph.cells})

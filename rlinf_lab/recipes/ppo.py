@@ -121,6 +121,10 @@ class PPOConfig:
 _METAWORLD: dict[str, Any] = {"obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1}
 
 PRESETS: dict[str, dict[str, Any]] = {
+    "numpy/ReachArm-v0": {
+        "obs_size": 8, "action_size": 2, "horizon": 60, "num_envs": 32, "steps": 60, "iterations": 70, "minibatch": 320,
+        "gamma": 0.9, "learning_rate": 3e-3, "log_std": 0.0,
+    },
     "metaworld/button-press-v3": _METAWORLD,
     "metaworld/drawer-close-v3": _METAWORLD,
     "metaworld/reach-v3": _METAWORLD,
@@ -131,8 +135,12 @@ PRESETS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build(config: PPOConfig) -> Workflow:
-    """The training workflow. ``evaluate=True`` makes an iteration a greedy evaluation on fresh seeds instead of a step of training."""
+def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
+    """The training workflow. ``state``: of a learner (`LearnerWorker.state_dict`), to go on where another run stopped.
+
+    An iteration does what its argument says: ``"train"`` (the default), ``"evaluate"`` (the greedy policy on fresh seeds) or
+    ``"state"`` (returns the learner's state).
+    """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
     simulator, policy = _cell(flow, config)
@@ -144,9 +152,17 @@ def build(config: PPOConfig) -> Workflow:
         anneal=config.anneal, anneal_updates=config.iterations, seed=config.seed, save_to=config.save_to,
     )  # fmt: skip
 
+    to_load = [] if state is None else [state]
+
     @flow.iteration
-    def iteration(evaluate: bool = False) -> Any:
-        if evaluate:
+    def iteration(request: str = "train") -> Any:
+        while to_load:
+            given = to_load.pop()
+            learner.load_state_dict(given)
+            policy.load_weights(given["weights"])
+        if request == "state":
+            return learner.state_dict()
+        if request == "evaluate":
             result = simulator.evaluate(act, obs)
             policy.act(obs, act, deterministic=True)
             return pooled(result.wait())

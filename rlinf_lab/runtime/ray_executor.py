@@ -35,9 +35,6 @@ from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
-_OWNED = {"ray": False}
-
-
 class RayExecutor:
     """See the module's docstring and `session.Executor`. ``address``: of an existing cluster, as Ray writes it."""
 
@@ -208,7 +205,7 @@ def ensure_ray(address: str | None) -> None:
     import ray
 
     if ray.is_initialized():
-        if address is not None and not _OWNED["ray"]:
+        if address is not None and not _KEEPER.is_open:
             current = ray.get_runtime_context().gcs_address
             if address not in (current, "auto"):
                 raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
@@ -217,22 +214,65 @@ def ensure_ray(address: str | None) -> None:
     if named:
         ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level="error")
         return
-    # address="local" never joins somebody else's Ray that happens to run on this node.
-    ray.init(
-        address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level="error",
-        namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
-    )  # fmt: skip
-    _OWNED["ray"] = True
+    _KEEPER.open()
+
+
+class _Keeper:
+    """Holds the private Ray. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes with
+    the *thread* that started them, and the thread of a run is gone after the run. (No signal handler is installed off the main thread.)
+    """
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._close = threading.Event()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._thread is not None
+
+    def open(self) -> None:
+        self._close.clear()
+        self._ready.clear()
+        self._error = None
+        self._thread = threading.Thread(target=self._main, name="private ray", daemon=True)
+        self._thread.start()
+        self._ready.wait()
+        if self._error is not None:
+            self._thread = None
+            raise ExecutorError(f"A private Ray could not be started: {self._error}. Next: rlinf-lab doctor.") from self._error
+
+    def _main(self) -> None:
+        import ray
+
+        try:
+            # address="local" never joins somebody else's Ray that happens to run on this node.
+            ray.init(
+                address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level="error",
+                namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
+            )  # fmt: skip
+        except BaseException as error:
+            self._error = error
+            self._ready.set()
+            return
+        self._ready.set()
+        self._close.wait()
+        ray.shutdown()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._close.set()
+            self._thread.join(30)
+            self._thread = None
+
+
+_KEEPER = _Keeper()
 
 
 def shutdown() -> None:
     """End the private Ray that earlier runs have started; somebody else's is left alone."""
-    if not _OWNED["ray"]:
-        return
-    import ray
-
-    ray.shutdown()
-    _OWNED["ray"] = False
+    _KEEPER.close()
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:

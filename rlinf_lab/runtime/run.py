@@ -13,7 +13,7 @@ import pandas as pd
 
 from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import devices
+from rlinf_lab.runtime.devices import cores, devices
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Executor, Session
 from rlinf_lab.timeline.sampler import UtilisationSampler
@@ -122,6 +122,15 @@ class Run:
         return self._executor.frames()
 
     @property
+    def counters(self) -> dict[str, float]:
+        """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
+        samples = self.timeline.counters()
+        latest = samples.groupby("name")["value"].last().to_dict() if len(samples) else {}
+        loads = {f"cpu:{i}": latest[f"core {core} %"] / 100 for i, core in enumerate(cores()) if f"core {core} %" in latest}
+        loads |= {name[:-2]: value / 100 for name, value in latest.items() if name.startswith("cuda") and name.endswith(" %")}
+        return {**latest, **loads}
+
+    @property
     def elapsed_seconds(self) -> float:
         return self._seconds if self.state in ENDED else time.monotonic() - self._started_at
 
@@ -203,12 +212,11 @@ class Run:
         with self._lock:
             for batch, offset_ns in self._executor.drain():
                 self.timeline.extend(batch, offset_ns)
-            for worker, _, iteration, values in self._executor.metrics():
-                for name, value in values.items():
+            for _, _, iteration, values in self._executor.metrics():
+                for name, value in values.items():  # of several ranks: the mean
                     seen = self._sums.setdefault((iteration, name), [])
                     seen.append(value)
                     self._rows.setdefault(iteration, {})[name] = sum(seen) / len(seen)
-                del worker
 
     def _tell(self) -> None:
         for listener in list(self._listeners):

@@ -58,7 +58,7 @@ def run(config, plan, iterations=3):
     try:
         session = Session(executor)
         rows = [session.step() for _ in range(iterations)]
-        return rows, session.step(evaluate=True), session.step()
+        return rows, session.step("evaluate"), session.step()
     finally:
         executor.stop()
 
