@@ -143,23 +143,18 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
-    simulator, policy = _cell(flow, config)
+    simulator, policy = _cell(flow, config, None if state is None else state["weights"])
     learner = flow.worker(
         LearnerWorker, config.policy(), name="learner",
         gamma=config.gamma, lam=config.lam, learning_rate=config.learning_rate, epochs=config.epochs,
         minibatch=config.minibatch, clip=config.clip, value_coefficient=config.value_coefficient,
         entropy_coefficient=config.entropy_coefficient, max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale,
         anneal=config.anneal, anneal_updates=config.iterations, seed=config.seed, save_to=config.save_to,
+        state=state,
     )  # fmt: skip
-
-    to_load = [] if state is None else [state]
 
     @flow.iteration
     def iteration(request: str = "train") -> Any:
-        while to_load:
-            given = to_load.pop()
-            learner.load_state_dict(given)
-            policy.load_weights(given["weights"])
         if request == "state":
             return learner.state_dict()
         if request == "evaluate":
@@ -179,12 +174,10 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
     """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
     flow = Workflow("ppo_evaluation")
     obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
-    simulator, policy = _cell(flow, config)
+    simulator, policy = _cell(flow, config, weights)
 
     @flow.iteration
     def iteration() -> Any:
-        if weights is not None:
-            policy.load_weights(weights)
         result = simulator.evaluate(act, obs, episodes=episodes)
         policy.act(obs, act, deterministic=True)
         return pooled(result.wait())
@@ -201,10 +194,10 @@ def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, flo
     return {"episodes": episodes, **means}
 
 
-def _cell(flow: Workflow, config: PPOConfig) -> tuple[WorkerHandle, WorkerHandle]:
+def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None) -> tuple[WorkerHandle, WorkerHandle]:
     simulator = flow.worker(
         SimulatorWorker, config.env_id, name="simulator",
         num_envs=config.num_envs, steps=config.steps, horizon=config.horizon, seed=config.seed,
         sizes=(config.obs_size, config.action_size),
     )  # fmt: skip
-    return simulator, flow.worker(PolicyWorker, config.policy(), name="policy", seed=config.seed)
+    return simulator, flow.worker(PolicyWorker, config.policy(), name="policy", seed=config.seed, weights=weights)

@@ -38,7 +38,7 @@ class LearnerWorker(Worker):
 
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
     ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
-    ``anneal_updates`` updates. ``save_to``: safetensors file written when the run ends.
+    ``anneal_updates`` updates. ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     """
 
     def __init__(
@@ -59,8 +59,9 @@ class LearnerWorker(Worker):
         anneal_updates: int = 1,
         seed: int = 0,
         save_to: str | None = None,
+        state: dict[str, Any] | None = None,
     ) -> None:
-        self._make, self._save_to = policy, save_to
+        self._make, self._save_to, self._state = policy, save_to, state
         self.gamma, self.lam, self.reward_scale = gamma, lam, reward_scale
         self.learning_rate, self.anneal, self.anneal_updates = learning_rate, anneal, anneal_updates
         self.epochs, self.minibatch, self.max_grad_norm = epochs, minibatch, max_grad_norm
@@ -78,6 +79,8 @@ class LearnerWorker(Worker):
         self.policy = self._make().to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
         self.moments = Moments.empty(self.policy.obs_mean.shape[0])
+        if self._state is not None:
+            self.load_state_dict(self._state)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory]) -> Update:

@@ -17,18 +17,21 @@ class PolicyWorker(Worker):
     """Answers observations with actions, all observations of a batch in one forward pass.
 
     ``policy`` constructs the module (called in `setup`, where the worker lives); give the learner the same one and both start equal.
+    ``weights``: to start from instead of the constructed ones.
     Every environment has its own stream of exploration noise, so what is learnt does not depend on how the plan groups or
     orders the environments, as long as one rank serves all of them.
     """
 
-    def __init__(self, policy: Callable[[], GaussianMLP], *, seed: int = 0) -> None:
-        self._make, self._seed = policy, seed
+    def __init__(self, policy: Callable[[], GaussianMLP], *, seed: int = 0, weights: Weights | None = None) -> None:
+        self._make, self._seed, self._weights = policy, seed, weights
         self._noise: dict[int, np.random.Generator] = {}
 
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.policy = self._make().to(self.device)
+        if self._weights is not None:
+            self.policy.load(self._weights)
 
     def act(self, observations: Inbox[Observation], actions: Outbox[Action], deterministic: bool = False) -> None:
         """Until the observations end. ``deterministic``: the greedy action, and no noise is used up."""

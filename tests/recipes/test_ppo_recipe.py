@@ -102,6 +102,28 @@ def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):
     assert score["episodes"] == 8 and np.isfinite(score["return"])
 
 
+def test_a_run_goes_on_where_another_stopped():
+    flow = build(SMALL)
+    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, DEVICES))
+    executor.start()
+    try:
+        session = Session(executor)
+        session.step()
+        state, score = session.step("state"), session.step("evaluate")
+    finally:
+        executor.stop()
+    flow = build(SMALL, state)
+    assert flow.graph  # tracing runs the body, which must not use the state up
+    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, DEVICES))
+    executor.start()
+    try:
+        session = Session(executor)
+        assert session.step("evaluate") == score
+        assert session.step()["env_steps"] == 2 * SMALL.env_steps
+    finally:
+        executor.stop()
+
+
 def test_pooling_ranks_weights_by_episodes():
     assert pooled([{"episodes": 1.0, "return": 3.0}, {"episodes": 3.0, "return": 7.0}]) == {"episodes": 4.0, "return": 6.0}
     assert pooled({"episodes": 2.0}) == {"episodes": 2.0}
