@@ -47,9 +47,7 @@ def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, u
     return b"".join(wire.tobytes() for wire in rows)
 
 
-def make_tables(
-    origin_ns: int, devices: Sequence[str], tracks: Sequence[Any], names: Sequence[str]
-) -> Mapping[str, Any]:
+def make_tables(origin_ns: int, devices: Sequence[str], tracks: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
     """What the numbers in the rows mean, as plain JSON values. ``tracks`` are `Track`s."""
     return {
         "origin": origin_ns,

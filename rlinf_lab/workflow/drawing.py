@@ -85,7 +85,7 @@ class _Drawing:
         tallest = max((len(c) for c in columns.values()), default=1)
         self.top = MARGIN + LANE * len(self.over)
         self.bottom = self.top + tallest * HEIGHT + (tallest - 1) * ROW_GAP
-        at = {}
+        at: dict[str, tuple[float, float]] = {}
         for number, names in columns.items():
             free = (tallest - len(names)) * (HEIGHT + ROW_GAP) / 2
             for row, name in enumerate(self._sorted(names, at)):

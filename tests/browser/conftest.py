@@ -53,7 +53,7 @@ class LabPage:
         self.execute("notebook:run-all-cells", wait)
 
     def kernel_status(self) -> str:
-        """"idle", "busy", ... as the page knows it."""
+        """ "idle", "busy", ... as the page knows it."""
         return self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status ?? 'none'")
 
     def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
@@ -85,7 +85,9 @@ class LabPage:
 
     def errors(self) -> list[str]:
         """Texts of the tracebacks that the notebook shows."""
-        return self.page.locator('.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"], .jp-RenderedText[data-mime-type*="error"]').all_inner_texts()
+        return self.page.locator(
+            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"], .jp-RenderedText[data-mime-type*="error"]'
+        ).all_inner_texts()
 
     def screenshot(self, name: str) -> Path:
         """PNG of the window in ``test-artifacts/``."""
@@ -147,9 +149,7 @@ class JupyterLab:
         with urllib.request.urlopen(request, timeout=10) as answer:
             kernels = json.load(answer)
         for kernel in kernels:
-            urllib.request.urlopen(
-                urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"), timeout=20
-            ).close()
+            urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"), timeout=20).close()
 
 
 def _free_port() -> int:

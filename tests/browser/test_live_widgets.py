@@ -13,6 +13,7 @@ from PIL import Image
 from widget_samples import SampleRun
 
 from rlinf_lab.widgets import timeline_html
+from rlinf_lab.widgets.assets import module
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
 
@@ -62,6 +63,17 @@ def data(lab: Any, selector: str, name: str) -> str:
     return lab.page.locator(selector).first.evaluate(f"(e) => e.dataset.{name} ?? ''")
 
 
+def cut_off(lab: Any) -> list[str]:
+    """Texts of parts of the dashboard that do not fit into themselves, or reach out of it."""
+    return lab.page.evaluate(
+        """() => {
+            const right = document.querySelector('.rl-dashboard').getBoundingClientRect().right;
+            return [...document.querySelectorAll('.rl-dashboard header, .rl-kpi, .rl-top, .rl-cause, .rl-utilrow, .rl-panel')]
+                .filter((e) => e.scrollWidth > e.clientWidth + 1 || e.getBoundingClientRect().right > right).map((e) => e.textContent);
+        }"""
+    )
+
+
 def watch_errors(page: Any) -> list[str]:
     found: list[str] = []
     page.on("pageerror", lambda error: found.append(str(error)))
@@ -80,11 +92,7 @@ def test_dashboard_shows_a_run_and_fits_a_laptop(jupyterlab: Any, theme: str) ->
     lab.screenshot(f"dashboard-{theme}")
     box = lab.page.locator(".rl-dashboard").bounding_box()
     assert box["height"] <= 560
-    cut = lab.page.evaluate(
-        """() => [...document.querySelectorAll('.rl-dashboard header, .rl-kpi, .rl-top, .rl-cause, .rl-utilrow')]
-                 .filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.textContent)"""
-    )
-    assert cut == []
+    assert cut_off(lab) == []
     assert not errors and not lab.errors()
     background = pixels(lab.page, ".rl-timeline .rl-stage")[-3, 3]
     assert (background.mean() > 200) == (theme == "light")
@@ -143,9 +151,7 @@ def test_zoom_pan_search_selection_and_theme(jupyterlab: Any) -> None:
     light = pixels(lab.page, f"{view} canvas")
     lab.set_theme("dark")
     lab.wait_until(lambda: data(lab, view, "theme") == "dark", "the theme")
-    lab.page.wait_for_timeout(200)
-    dark = pixels(lab.page, f"{view} canvas")
-    assert dark.mean() < 0.6 * light.mean()
+    lab.wait_until(lambda: pixels(lab.page, f"{view} canvas").mean() < 0.6 * light.mean(), "dark pixels")
     lab.screenshot("timeline-selection-dark")
     canvas.dblclick(position={"x": 500, "y": 80})
     lab.wait_until(lambda: span() == [0, whole[1]], "fit")
@@ -177,3 +183,65 @@ def test_page_without_a_kernel(jupyterlab: Any, tmp_path: Path) -> None:
     page.screenshot(path=str(Path(__file__).resolve().parents[2] / "test-artifacts" / "timeline-page-dark.png"))
     assert not errors and "</script> & more" in page.locator("h1").inner_text()
     assert len(np.unique(pixels(page, "#timeline canvas").reshape(-1, 3), axis=0)) > 20
+
+
+FAILED = (
+    DASHBOARD
+    + """
+board.push({"state": "failed", "eta_seconds": None, "message": "Worker 'policy' rank 0 failed in act(): ValueError: 3 actions, 4 observations"})
+board
+"""
+)
+
+
+@pytest.mark.parametrize("width", [1100, 640])
+def test_a_failed_run_says_so_in_a_narrow_window(jupyterlab: Any, width: int) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"failed_{width}", [FAILED]), size=(width, 768))
+    lab.run_all()
+    lab.wait_until(lambda: lab.page.locator(".rl-dashboard").count() and data(lab, ".rl-dashboard", "state") == "failed", "the state")
+    lab.page.locator(".rl-dashboard").evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    lab.screenshot(f"dashboard-failed-{width}")
+    assert lab.page.get_by_role("button", name="Stop").is_disabled()
+    assert "3 actions, 4 observations" in lab.page.locator(".rl-message").inner_text()
+    assert cut_off(lab) == []
+
+
+# Random spans, out of order as they are recorded when they end; sums of the pixels against sums over the spans.
+RASTER = """
+() => {
+  let state = 7;
+  const random = () => (state = (state * 16807) % 2147483647) / 2147483647;
+  const lane = new window.Lane(10);
+  let t = 0;
+  for (let batch = 0; batch < 40; batch++) {
+    const rows = [];
+    for (let i = 0; i < 500; i++) { t += random() * 30; const d = random() * 50; rows.push([t, d, Math.floor(random() * 5)]); t += d; }
+    rows.sort(() => random() - 0.5).forEach(([s, d, k]) => lane.add(s, d, k, 0, 0, 0, -1));
+    lane.settle();
+  }
+  let worst = 0;
+  for (const [from, to, width] of [[0, t, 1], [0, t, 400], [t * 0.313, t * 0.517, 1], [t * 0.313, t * 0.517, 333], [1000, 1500, 700]]) {
+    const sums = new Float32Array(width * 11), exact = new Float64Array(11);
+    lane.rasterise(from, to, width, sums);
+    const c = lane.columns;
+    for (let i = 0; i < lane.count; i++) {
+      const a = Math.max(from, c.start[i]), b = Math.min(to, c.start[i] + c.dur[i]);
+      if (b > a) exact[c.kind[i]] += b - a;
+    }
+    for (let k = 0; k < 11; k++) {
+      let total = 0;
+      for (let x = 0; x < width; x++) total += sums[x * 11 + k];
+      worst = Math.max(worst, Math.abs(total - exact[k]) / (to - from));
+    }
+  }
+  return worst;
+}
+"""
+
+
+def test_the_block_tree_loses_no_time_of_any_kind(browser: Any) -> None:
+    page = browser.new_page()
+    page.add_script_tag(content=module("base.js", "store.js") + "\nwindow.Lane = Lane;")
+    assert page.evaluate(RASTER) < 1e-4
+    page.close()

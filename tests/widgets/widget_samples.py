@@ -92,5 +92,3 @@ def picture(phase: float = 0.0, size: int = 240) -> bytes:
     out = io.BytesIO()
     image.save(out, "PNG")
     return out.getvalue()
-
-

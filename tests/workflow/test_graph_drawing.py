@@ -71,7 +71,7 @@ def test_boxes_are_apart_and_inside(sample: Sample) -> None:
     svg = sample.svg()
     width, height = map(float, ElementTree.fromstring(svg).attrib["viewBox"].split()[2:])
     places = boxes(svg)
-    assert all(0 < x and x + WIDTH < width and 0 < y and y + HEIGHT < height for x, y in places)
+    assert all(x > 0 and x + WIDTH < width and y > 0 and y + HEIGHT < height for x, y in places)
     for (x0, y0), (x1, y1) in itertools.combinations(places, 2):
         assert abs(x0 - x1) >= WIDTH or abs(y0 - y1) >= HEIGHT
 

@@ -54,7 +54,7 @@ class DashboardView {
     const upper = make("div.upper", {}, this.curves, this.picture.node);
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, upper, lower);
-    el.append(this.root);
+    el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6 });
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));

@@ -14,8 +14,10 @@ export class Header {
     this.pause = make("button.button", { onclick: () => command(this.paused ? "resume" : "pause") }, "Pause");
     this.stop = make("button.button.danger", { onclick: () => command("stop") }, "Stop");
     const plan = config.plan ? [make("span.plan", { title: "execution plan" }, config.plan)] : [];
-    this.node = make("header.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times,
+    this.message = make("p.message", { role: "status" });
+    const line = make("div.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times,
       make("span.buttons", {}, this.pause, this.stop));
+    this.node = make("header", {}, line, this.message);
   }
 
   set(s) {
@@ -23,7 +25,8 @@ export class Header {
     this.paused = state === "paused";
     this.state.textContent = state;
     this.state.dataset.state = state;
-    this.state.title = s.message || "";
+    this.message.textContent = s.message || "";
+    this.message.title = s.message || "";
     const share = of ? Math.min(1, done / of) : 0;
     this.bar.style.width = `${100 * share}%`;
     this.track.style.visibility = of ? "visible" : "hidden";

@@ -122,7 +122,7 @@ export class Lane {
       const first = block * FAN ** (level + 1);
       const s = start[first], e = L.end[block];
       if (e <= from || s >= to) return;
-      if (!keep && e - s <= pixel) {
+      if (!keep && e - s <= pixel && s >= from && e <= to) {
         const x = Math.min(width - 1, Math.max(0, Math.floor((s - from) / pixel)));
         for (let k = 0; k < K; k++) sums[x * stride + k] += L.sums[block * K + k];
         return;

@@ -1,5 +1,5 @@
 // The timeline: one canvas, lanes by device and below each device the worker ranks placed on it.
-import { CAUSES, CAUSE_TEXT, FONT, KINDS, KIND_CAUSE, LABEL, RUN, applyTheme, duration, figures, fitCanvas, inkOn, make, palette, rgb, themeMode, watchTheme } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, KINDS, KIND_CAUSE, LABEL, RUN, applyTheme, duration, fitCanvas, inkOn, make, palette, rgb, themeMode, watchTheme } from "./base.js";
 
 const GUTTER = 118, RULER = 20, OTHER = KINDS.length, SLOTS = KINDS.length + 1;
 
@@ -305,8 +305,9 @@ export class TimelineView {
     g.textAlign = "left";
     g.fillStyle = inkOn(this.workerColour(row.track.worker));
     const at = row.track.labels.count && row.h >= 18 ? row.y + row.h * 0.34 : mid;
+    const keep = this.keeper(row, lane);
     for (let i = first; i < last; i++) {
-      if (c.kind[i] !== RUN || c.dur[i] < least) continue;
+      if (c.kind[i] !== RUN || c.dur[i] < least || (keep && !keep(i))) continue;
       const x0 = Math.max(GUTTER, this.x(c.start[i])), x1 = Math.min(GUTTER + this.plot, this.x(c.start[i] + c.dur[i]));
       const text = clip(g, this.store.name(c.name[i]), x1 - x0 - 8);
       if (text) g.fillText(text, x0 + 4, at);
@@ -383,7 +384,7 @@ export class TimelineView {
   find(text) {
     this.query = text.trim().toLowerCase();
     this.hits = this.query ? this.store.tables.names.map((n) => n.toLowerCase().includes(this.query)) : null;
-    this.found.textContent = this.query ? `${figures(this.matches().length)} found` : "";
+    this.found.textContent = this.query ? `${this.matches().length.toLocaleString("en")} found` : "";
     this.redraw();
   }
 
@@ -429,14 +430,14 @@ export class TimelineView {
       const entry = perWorker.get(track.worker) || { sums: new Float32Array(SLOTS), ranks: 0, spans: 0 };
       sums.forEach((v, k) => { entry.sums[k] += v; });
       entry.ranks++;
-      entry.spans += last - first;
+      for (let i = first; i < last; i++) if (track.spans.columns.start[i] + track.spans.columns.dur[i] > from) entry.spans++;
       perWorker.set(track.worker, entry);
     }
     const cell = (text, tag = "td") => make(tag, {}, text);
     const percent = (ns, ranks) => `${Math.round((100 * ns) / (length * ranks))} %`;
     const head = make("tr", {}, ...["worker", "run", "get", "put", "lock", "switch", "spans"].map((t) => cell(t, "th")));
     const rows = [...perWorker].map(([worker, e]) => make("tr", {}, cell(worker), cell(percent(e.sums[0], e.ranks)), cell(percent(e.sums[1], e.ranks)),
-      cell(percent(e.sums[2], e.ranks)), cell(percent(e.sums[3], e.ranks)), cell(percent(e.sums[4] + e.sums[5], e.ranks)), cell(figures(e.spans))));
+      cell(percent(e.sums[2], e.ranks)), cell(percent(e.sums[3], e.ranks)), cell(percent(e.sums[4] + e.sums[5], e.ranks)), cell(e.spans.toLocaleString("en"))));
     this.stats.replaceChildren(make("div", {}, `${duration(length)} selected`), make("table", {}, head, ...rows));
     this.stats.style.display = "block";
   }
