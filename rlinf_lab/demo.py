@@ -50,7 +50,8 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         if self.iterations is not None and self.iterations < PROBE_ITERATIONS + 2:
-            raise ConfigError(f"DemoConfig.iterations is {self.iterations}; at least {PROBE_ITERATIONS + 2}: the first {PROBE_ITERATIONS} are for the temporal plan.")
+            least = PROBE_ITERATIONS + 2
+            raise ConfigError(f"DemoConfig.iterations is {self.iterations}; at least {least}: the first {PROBE_ITERATIONS} measure the temporal plan.")
 
 
 @dataclass
@@ -240,7 +241,8 @@ def learning_curve(metrics: pd.DataFrame, env: str, path: Path) -> Path:
         axis.plot(steps, metrics[column], color="#1e69b4", alpha=0.25, linewidth=1)
         if change is not None:
             axis.axvline(change, color="#785a00", linestyle=":", linewidth=1.2)
-            axis.annotate("new plan", (change, 1.0), xycoords=("data", "axes fraction"), xytext=(3, -10), textcoords="offset points", fontsize=8, color="#785a00")
+            place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -10), "textcoords": "offset points"}
+            axis.annotate("new plan", (change, 1.0), fontsize=8, color="#785a00", **place)
         axis.set(xlabel="environment steps", ylabel=label)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)

@@ -79,7 +79,7 @@ class _Feeder:
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
             "eta_seconds": run.eta_seconds, "message": str(run.error).split("\n", 1)[0] if run.error else "",
         }  # fmt: skip
-        new = [_finite(row) for row in rows[self._rows :]]
+        new = [_finite({str(k): v for k, v in row.items()}) for row in rows[self._rows :]]
         self._rows = len(rows)
         self._board.push(state, new, run.timeline, utilisation(run), _picture(run.frames), final)
         if final:

@@ -29,7 +29,8 @@ class TerminalView:
         self._bubbles: Any = None
 
     def begin(self, demo: Any, plans: list[Any]) -> None:
-        self.console.print(f"[bold]rlinf_lab demo[/]  {demo.config.env}, PPO, seed {demo.config.seed}, executor {demo.config.executor}, devices {', '.join(demo.devices)}")
+        config, names = demo.config, ", ".join(demo.devices)
+        self.console.print(f"[bold]rlinf_lab demo[/]  {config.env}, PPO, seed {config.seed}, executor {config.executor}, devices {names}")
         self.console.print(f"candidate plans: {', '.join(p.name for p in plans)}; results go to {demo.folder}/\n")
 
     def phase(self, phase: Any, demo: Any) -> None:
@@ -93,12 +94,14 @@ class TerminalView:
         run, rows = phase.run, phase.training
         done = int(rows["env_steps"].iloc[-1] / (rows["env_steps"].iloc[0] or 1)) if len(rows) else 0
         head = Table.grid(padding=(0, 2))
-        head.add_row(f"[bold]{run.state}[/]", ProgressBar(self._limit, min(done, self._limit), width=36), f"update {done} of at most {self._limit}", f"{run.elapsed_seconds:.0f} s")
+        bar = ProgressBar(self._limit, min(done, self._limit), width=36)
+        head.add_row(f"[bold]{run.state}[/]", bar, f"update {done} of at most {self._limit}", f"{run.elapsed_seconds:.0f} s")
         body = Table.grid(padding=(0, 2))
         for column, style in (("success_rate", "green"), ("return", "cyan")):
             if column in rows and len(rows):
                 values = rows[column].dropna().tolist()
-                body.add_row(column.replace("_", " "), Text(spark(values, 0.0, 1.0 if column == "success_rate" else None), style=style), f"{values[-1]:.2f}" if values else "")
+                line = spark(values, 0.0, 1.0 if column == "success_rate" else None)
+                body.add_row(column.replace("_", " "), Text(line, style=style), f"{values[-1]:.2f}" if values else "")
         for device, share in run.timeline.utilisation().items():
             body.add_row(f"{device} busy", Text("█" * round(36 * share) + "░" * (36 - round(36 * share)), style="blue"), f"{share:.0%}")
         causes = run.timeline.bubbles()

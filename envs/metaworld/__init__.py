@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from ctypes.util import find_library
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def choose_renderer() -> str | None:
     """How MuJoCo can draw without a screen here: EGL on a GPU, OSMesa in software, None when neither is there. Set once, before MuJoCo loads."""
     if os.environ.get("MUJOCO_GL"):
         return os.environ["MUJOCO_GL"]
-    if os.path.exists("/dev/nvidia0") and find_library("EGL"):
+    if Path("/dev/nvidia0").exists() and find_library("EGL"):
         choice = "egl"
     elif find_library("OSMesa"):
         choice = "osmesa"

@@ -29,7 +29,6 @@ from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Step, WorkflowGraph
 
-
 SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
 
 

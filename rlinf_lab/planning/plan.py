@@ -72,7 +72,7 @@ class ExecutionPlan:
         missing = [w for w in graph.workers if w not in on]
         if missing:
             raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}; give each worker its ranks.")
-        placements = {w: tuple((int(d),) for d in on[w]) for w in graph.workers}
+        placements: dict[str, Ranks] = {w: tuple((int(d),) for d in on[w]) for w in graph.workers}
         chunks = {c.name: chunk for c in graph.channels if not c.whole} | _cell_chunks(graph, {}, whole=False)
         return cls._made(graph, name, devices, placements, chunks, fields)
 

@@ -2,44 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlinf_lab.policies import Weights
 from rlinf_lab.recipes.ppo import PPOConfig
-from rlinf_lab.vecenv import make_vec
+from rlinf_lab.vecenv import VecEnv, make_vec
 
 FRAMES_PER_SECOND = 25
 
 
 def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2, seed: int = 2_000_000) -> str:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
-    import imageio.v2 as imageio
+    import imageio.v3 as imageio
 
-    env = make_vec(config.env_id, 1, config.horizon)
+    env = make_vec(str(config.env_id), 1, config.horizon)
     try:
         if not env.spec.renders:
             return f"no film: {config.env_id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
-        policy = config.policy()()
-        policy.load(weights)
-        with imageio.get_writer(path, fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7) as writer:
-            for episode in range(episodes):
-                obs_NO = env.reset(seed=seed + episode)
-                left = None
-                for _ in range(config.horizon or env.spec.horizon):
-                    picture = env.render()
-                    if picture is None:
-                        return f"no film: {config.env_id} gave no picture."
-                    writer.append_data(np.asarray(picture))
-                    action_NA, _ = policy.act(obs_NO, None)
-                    step = env.step(action_NA)
-                    obs_NO = step.obs_NO
-                    left = FRAMES_PER_SECOND if left is None and step.success_N[0] else left
-                    if left is not None:
-                        left -= 1
-                    if left == 0 or step.truncated_N[0] or step.terminated_N[0]:
-                        break
+        frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, seed + e)]
+        if not frames:
+            return f"no film: {config.env_id} gave no picture."
+        imageio.imwrite(path, np.stack(frames), fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7)
     finally:
         env.close()
     return f"{path.name}: {episodes} episodes of the learnt policy"
+
+
+def _episode(config: PPOConfig, weights: Weights, env: VecEnv, seed: int) -> Iterator[NDArray[np.uint8]]:
+    """The pictures of one greedy episode."""
+    policy = config.policy()()
+    policy.load(weights)
+    obs_NO, left = env.reset(seed=seed), env.spec.horizon
+    while left > 0:
+        picture = env.render()
+        if picture is None:
+            return
+        yield picture
+        action_NA, _ = policy.act(obs_NO, None)
+        step = env.step(action_NA)
+        obs_NO, left = step.obs_NO, left - 1
+        if step.success_N[0]:
+            left = min(left, FRAMES_PER_SECOND)
+        if step.truncated_N[0] or step.terminated_N[0]:
+            return

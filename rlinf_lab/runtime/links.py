@@ -7,6 +7,7 @@ A stream that ends without a farewell means that its sender died.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -97,10 +98,8 @@ class Listener:
     def close(self) -> None:
         self._closed = True
         for each in self._sockets:
-            try:
+            with contextlib.suppress(OSError):  # it was not connected, or the other end was faster
                 each.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it was not connected, or the other end was faster
-                pass
             each.close()
 
 

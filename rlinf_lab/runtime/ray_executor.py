@@ -14,6 +14,7 @@ one is started; it stays warm for the next run of this process and ends with `sh
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -34,6 +35,7 @@ from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
+
 
 class RayExecutor:
     """See the module's docstring and `session.Executor`. ``address``: of an existing cluster, as Ray writes it."""
@@ -74,10 +76,10 @@ class RayExecutor:
         except ray.exceptions.RayError as error:
             self.stop()
             raise ExecutorError(f"Ray could not set up the device hosts: {error}") from error
-        error = failed(answers)
-        if error is not None:
+        problem = failed(answers)
+        if problem is not None:
             self.stop()
-            raise error
+            raise problem
 
     def _create(self, ray: Any, ip: str) -> None:
         remote = ray.remote(DeviceHost)
@@ -212,7 +214,7 @@ def ensure_ray(address: str | None) -> None:
         return
     named = address or os.environ.get("RAY_ADDRESS")
     if named:
-        ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level="error")
+        ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR)
         return
     _KEEPER.open()
 
@@ -249,7 +251,7 @@ class _Keeper:
         try:
             # address="local" never joins somebody else's Ray that happens to run on this node.
             ray.init(
-                address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level="error",
+                address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
                 namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
             )  # fmt: skip
         except BaseException as error:

@@ -125,7 +125,8 @@ class Run:
     def counters(self) -> dict[str, float]:
         """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
         samples = self.timeline.counters()
-        latest = samples.groupby("name")["value"].last().to_dict() if len(samples) else {}
+        last = samples.groupby("name")["value"].last()
+        latest = {str(name): float(value) for name, value in last.items()}
         loads = {f"cpu:{i}": latest[f"core {core} %"] / 100 for i, core in enumerate(cores()) if f"core {core} %" in latest}
         loads |= {name[:-2]: value / 100 for name, value in latest.items() if name.startswith("cuda") and name.endswith(" %")}
         return {**latest, **loads}

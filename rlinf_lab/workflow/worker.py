@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @runtime_checkable
@@ -40,14 +41,14 @@ class Inbox(Protocol[T]):
 
 
 @runtime_checkable
-class Outbox(Protocol[T]):
+class Outbox(Protocol[T_contra]):
     """The writing end of a channel. Closed by the executor when the worker's call returns."""
 
-    def put(self, item: T, *, key: int | None = None) -> None:
+    def put(self, item: T_contra, *, key: int | None = None) -> None:
         """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel."""
         ...
 
-    def put_all(self, items: Iterable[T], *, key: int | None = None) -> None:
+    def put_all(self, items: Iterable[T_contra], *, key: int | None = None) -> None:
         """Hand over many items, in order."""
         ...
 

@@ -5,6 +5,7 @@ Parity alone would miss a mistake that both drivers make, so the contract of the
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import threading
@@ -73,7 +74,7 @@ def assert_contract(made: Scenario, log: list) -> None:
     for consumer, rank in {(e[1], e[2]) for e in log if e[0] == first}:
         for source in range(ranks):
             order = [i for e in log if e[:3] == (first, consumer, rank) for r, i in e[3] if r == source]
-            restarts = sum(a > b for a, b in zip(order, order[1:], strict=False))
+            restarts = sum(a > b for a, b in itertools.pairwise(order))
             assert restarts <= ITERATIONS - 1, (channel, order)  # ascending within each iteration
     for stage in made.stages:
         if stage.explicit:

