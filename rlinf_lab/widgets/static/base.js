@@ -15,9 +15,10 @@ const WORKERS = {
   light: ["#1e69b4", "#3ca578", "#b40078", "#a587d2", "#ff5a00", "#785a00", "#003c00", "#0000c3", "#b400ff", "#4b005a"],
   dark: ["#4b96ff", "#2de169", "#ff4bb4", "#e1b4ff", "#c31e0f", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#5a6969"],
 };
+// Eight causes and "busy", likewise kept apart for all three (found by search from hand-picked hues).
 const CAUSE_COLOURS = {
-  light: { starved: "#e8a33d", blocked: "#c8442c", lock: "#8e5bb5", switch: "#4d6f8c", fill: "#a9c6dd", drain: "#c9b79c", tail: "#d98cb3", off: "#dcdfe3" },
-  dark: { starved: "#d99a3a", blocked: "#e0614a", lock: "#a97bd0", switch: "#7d9dba", fill: "#3f6078", drain: "#6e6250", tail: "#b8628c", off: "#2a2d31" },
+  light: { starved: "#b18f21", blocked: "#ae3719", lock: "#9a6cfb", switch: "#007bb6", fill: "#33c5f4", drain: "#c3bf55", tail: "#f984ab", off: "#dcdfe3" },
+  dark: { starved: "#ffb700", blocked: "#e87a00", lock: "#a45aff", switch: "#1e89a9", fill: "#3b4f80", drain: "#744208", tail: "#ac5f53", off: "#2a2d31" },
 };
 const INK = {
   light: { bg: "#ffffff", panel: "#ffffff", line: "#e3e5e8", grid: "#eef0f2", text: "#1f2328", muted: "#656d76", busy: "#59636e", accent: "#1e69b4", good: "#1f7a4d", bad: "#b3261e" },
