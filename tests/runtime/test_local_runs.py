@@ -1,0 +1,233 @@
+"""The local executor and runs: results, failures, interruption, pausing; nothing left behind."""
+
+from __future__ import annotations
+
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
+
+from rlinf_lab.errors import ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+def results(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> list:
+    with session(flow, plan) as s:
+        return [s.step() for _ in range(iterations)]
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_every_plan_gives_the_same_results(index: int) -> None:
+    flow = cell_flow()
+    # Iteration i uses weight i + 1 on two slots of six steps each.
+    assert results(flow, cell_plans(flow)[index]) == [{"total": 12.0 * (i + 1)} for i in range(3)]
+
+
+def test_workers_from_a_cell() -> None:
+    flow = notebook_flow()
+    assert results(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 2) == [NOTEBOOK_RESULT] * 2
+
+
+def test_a_run_collects_metrics_timeline_and_accounts_for_every_nanosecond() -> None:
+    flow = cell_flow()
+    started = run(flow, cell_plans(flow)[0], iterations=3)
+    assert started.wait(30) == [{"total": 12.0}, {"total": 24.0}, {"total": 36.0}]
+    assert started.state == "finished" and started.iteration == 3
+    assert list(started.metrics["total"]) == [12.0, 24.0, 36.0]
+    assert list(started.metrics["slots"]) == [2.0, 2.0, 2.0]
+    assert len(started.timeline.iterations()) == 3
+    assert started.timeline.bubble_sum_error_ns() == 0
+    assert set(started.timeline.devices) == set(DEVICES)
+
+
+def test_a_workers_exception_arrives_at_wait_and_the_others_live_on() -> None:
+    flow = failing_flow()
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES)) as s:
+        assert s.step(2) == 3
+        with pytest.raises(WorkerError, match="unlucky 13") as caught:
+            s.step(13)
+        assert (caught.value.worker, caught.value.rank, caught.value.method) == ("bad", 0, "work")
+        assert "flows.py" in caught.value.remote_traceback and caught.value.cause_type == "ValueError"
+        assert s.step(4) == 5
+
+
+def test_a_failed_run_raises_at_wait() -> None:
+    flow = failing_flow()
+    started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[1, 13, 2])
+    with pytest.raises(WorkerError, match="unlucky"):
+        started.wait(30)
+    assert started.state == "failed" and started.iteration == 1
+
+
+class Endless(Worker):
+    def spin(self, out: Outbox) -> None:
+        while not self.cancelled:
+            self.compute(0.01)
+            out.put(1)
+
+    def drain(self, inbox: Inbox) -> None:
+        for _ in inbox:
+            pass
+
+
+def endless_flow() -> Workflow:
+    flow = Workflow("endless")
+    items = flow.channel("items")
+    source, sink = flow.worker(Endless, name="source"), flow.worker(Endless, name="sink")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.spin(items)
+        sink.drain(items)
+
+    return flow
+
+
+def test_stop_ends_a_run_that_would_never_end() -> None:
+    before = threading.active_count()
+    flow = endless_flow()
+    started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}), iterations=1)
+    while "waits" not in started.status() and started.state in ("starting", "running"):
+        time.sleep(0.01)
+    started.stop()
+    assert started.state == "stopped" and started.error is None
+    deadline = time.monotonic() + 5
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert threading.active_count() <= before
+
+
+def test_pause_holds_between_iterations() -> None:
+    flow = failing_flow()
+    gate = threading.Event()
+
+    def inputs():
+        for n in (1, 2, 3):
+            yield n
+            gate.wait(10)
+
+    started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=inputs())
+    while started.iteration < 1:
+        time.sleep(0.005)
+    started.pause()
+    gate.set()
+    assert started.state == "paused"
+    started.resume()
+    started.wait(20)
+    assert started.results == [2, 3, 4]
+
+
+def test_interrupting_wait_stops_the_run_and_leaves_the_kernel_usable(tmp_path: Path) -> None:
+    script = tmp_path / "interrupted.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import os, signal, sys, threading
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_local_runs import endless_flow, run, ExecutionPlan, DEVICES
+        handlers = {{s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}}
+        hook = sys.excepthook
+        flow = endless_flow()
+        started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {{"source": [0], "sink": [1]}}), iterations=1)
+        threading.Timer(0.7, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        try:
+            started.wait()
+        except KeyboardInterrupt:
+            print("interrupted", started.state)
+        assert handlers == {{s: signal.getsignal(s) for s in handlers}} and sys.excepthook is hook
+        print("usable")
+        """)
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["interrupted stopped", "usable"]
+
+
+class Early(Worker):
+    def produce(self, out: Outbox) -> None:
+        for i in range(5):
+            out.put(i)
+
+    def first(self, inbox: Inbox) -> int:
+        for batch in inbox:
+            return batch[0]
+        return -1
+
+    def crossed(self, inbox: Inbox, out: Outbox) -> None:
+        out.put(inbox.take())
+
+
+def test_two_workers_that_wait_for_each_other_are_named() -> None:
+    flow = Workflow("knot")
+    a, b = flow.channels("a", "b")
+    left, right = flow.worker(Early, name="left"), flow.worker(Early, name="right")
+
+    @flow.iteration
+    def iteration() -> None:
+        left.crossed(a, b)
+        right.crossed(b, a)
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"left": [0], "right": [1]})
+    with session(flow, plan) as s, pytest.raises(DeadlockError, match=r"left\[0\] waits for items of channel 'a'"):
+        s.step()
+
+
+def test_bad_input_is_refused_by_name() -> None:
+    flow = cell_flow()
+    with pytest.raises(ConfigError, match="executor='rai'"):
+        run(flow, cell_plans(flow)[0], 1, executor="rai")
+    with pytest.raises(ConfigError, match="iterations=0"):
+        run(flow, cell_plans(flow)[0], 0)
+    with pytest.raises(PlanError, match="must be an ExecutionPlan"):
+        run(flow, "temporal", 1)  # type: ignore[arg-type]
+
+
+def test_writing_after_waiting_downstream_is_refused() -> None:
+    flow = Workflow("late")
+    items = flow.channel("items")
+    source, sink = flow.worker(Early, name="source"), flow.worker(Early, name="sink")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.produce(items)
+        sink.first(items).wait()
+        source.produce(items)
+
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkflowError, match="after the loop waited"):
+        s.step()
+
+
+def test_a_foreign_key_is_refused() -> None:
+    class Wrong(Worker):
+        def collect(self, actions: Inbox, obs: Outbox) -> None:
+            obs.put(0)
+            actions.take(key=7)
+
+        def answer(self, obs: Inbox, actions: Outbox) -> None:
+            for _ in obs:
+                actions.put(1, key=0)
+
+    flow = Workflow("keys")
+    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
+    sim, policy = flow.worker(Wrong, name="sim"), flow.worker(Wrong, name="policy")
+
+    @flow.iteration
+    def iteration() -> None:
+        sim.collect(act, obs)
+        policy.answer(obs, act)
+
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"sim": 2})) as s, pytest.raises(WorkerError, match="key 7 of channel 'act' belongs to"):
+        s.step()
+
+
+
