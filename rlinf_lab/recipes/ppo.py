@@ -118,7 +118,10 @@ class PPOConfig:
         )  # fmt: skip
 
 
-_METAWORLD: dict[str, Any] = {"obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1}
+# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/log.md).
+_METAWORLD: dict[str, Any] = {
+    "obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1, "gamma": 0.9, "iterations": 90,
+}  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
@@ -129,7 +132,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "metaworld/drawer-close-v3": _METAWORLD,
     "metaworld/reach-v3": _METAWORLD,
     "maniskill/PushCube-v1": {
-        "obs_size": 35, "action_size": 4, "horizon": 50, "num_envs": 16, "steps": 50, "iterations": 220,
+        "obs_size": 35, "action_size": 8, "horizon": 50, "num_envs": 16, "steps": 50, "iterations": 200,
         "gamma": 0.9, "learning_rate": 7e-4, "entropy_coefficient": 0.001,
     },
 }  # fmt: skip
