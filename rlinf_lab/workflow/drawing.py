@@ -14,10 +14,10 @@ from typing import Any
 WIDTH, HEIGHT, COLUMN_GAP, ROW_GAP, LANE, MARGIN, PORT = 156, 54, 132, 44, 26, 26, 20
 _STYLE = """
 .rl-graph{--rl-g-ink:var(--jp-ui-font-color1,#1f2328);--rl-g-soft:var(--jp-ui-font-color2,#656d76);
---rl-g-paper:var(--jp-layout-color1,#fff);--rl-g-line:var(--jp-border-color1,#b4bac2);--rl-g-edge:#1e69b4;max-width:100%;height:auto;
+--rl-g-paper:var(--jp-layout-color0,#fff);--rl-g-line:var(--jp-border-color1,#b4bac2);--rl-g-edge:#1e69b4;max-width:100%;height:auto;
 font-family:system-ui,-apple-system,"Segoe UI",Roboto,"Helvetica Neue","DejaVu Sans",sans-serif;font-size:12px}
 @media (prefers-color-scheme:dark){.rl-graph{--rl-g-ink:var(--jp-ui-font-color1,#e6e8ea);
---rl-g-soft:var(--jp-ui-font-color2,#969da5);--rl-g-paper:var(--jp-layout-color1,#111);--rl-g-line:var(--jp-border-color1,#4a5056);--rl-g-edge:#4b96ff}}
+--rl-g-soft:var(--jp-ui-font-color2,#969da5);--rl-g-paper:var(--jp-layout-color0,#111);--rl-g-line:var(--jp-border-color1,#4a5056);--rl-g-edge:#4b96ff}}
 body[data-jp-theme-light="true"] .rl-graph{--rl-g-edge:#1e69b4}
 body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 .rl-graph text{fill:var(--rl-g-ink)}

@@ -90,12 +90,12 @@ export function clock(seconds) {
 /** Three significant figures without an exponent where one can do without. */
 export function figures(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  const abs = Math.abs(x);
+  const abs = Math.abs(x), sign = x < 0 ? "−" : "";
   if (abs === 0) return "0";
-  if (abs >= 1e4) return abs >= 1e6 ? `${(x / 1e6).toPrecision(3)} M` : `${(x / 1e3).toPrecision(3)} k`;
-  if (abs >= 1000) return x.toFixed(0);
-  if (abs < 1e-3) return x.toExponential(1);
-  return x.toPrecision(3);
+  if (abs >= 1e6) return `${sign}${(abs / 1e6).toPrecision(3)} M`;
+  if (abs >= 1e4) return `${sign}${(abs / 1e3).toPrecision(3)} k`;
+  if (abs >= 1000) return sign + abs.toFixed(0);
+  return sign + (abs < 1e-3 ? abs.toExponential(1) : abs.toPrecision(3));
 }
 
 export function rgb(hex) {
