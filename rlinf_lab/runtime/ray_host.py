@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.host import Host
@@ -28,7 +31,10 @@ class DeviceHost:
     def __init__(self, name: str, payload: bytes) -> None:
         # One compute thread a process: two on a busy core make a step of 30 ms last a second.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        layout, place, ip = pickle.loads(payload)
+        paths, packed = pickle.loads(payload)
+        # A module beside the notebook is importable there; it must be here too.
+        sys.path += [p for p in paths if p not in sys.path]
+        layout, place, ip = pickle.loads(packed)
         self.name, self.layout, self.place = name, layout, place
         self._pin()
         self.recorder = Recorder(name, MonotonicClock())
@@ -61,6 +67,11 @@ class DeviceHost:
         """Build the workers. Returns what went wrong instead of raising: Ray would wrap it."""
         try:
             self.host.start(pickle.loads(declarations), torch_device)
+        except ModuleNotFoundError as error:
+            return WorkflowError(
+                f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it on every node, or "
+                f"define the class in a notebook cell (it then travels by value)."
+            )
         except BaseException as error:
             return error
         self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
@@ -101,7 +112,8 @@ class DeviceHost:
 
 
 def pack(layout: Layout, place: dict[tuple[str, int], str], ip: str) -> bytes:
-    return cloudpickle.dumps((layout, place, ip))
+    """What a `DeviceHost` is made from; the import path comes first, for what follows may need it."""
+    return pickle.dumps(([p or str(Path.cwd()) for p in sys.path], cloudpickle.dumps((layout, place, ip))))
 
 
 def failed(answers: list[Any]) -> BaseException | None:
