@@ -15,7 +15,6 @@ Threads and time
 from __future__ import annotations
 
 import heapq
-import itertools
 import threading
 import time
 import traceback
@@ -23,13 +22,15 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, ChannelClosed, DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.engine import Do, Event
 from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
-from rlinf_lab.runtime.queues import Queue, QueueId, QueueTable, StreamId
+from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
+from rlinf_lab.runtime.routing import Router
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
@@ -70,6 +71,7 @@ class Host:
         self._mutex = threading.RLock()
         self._engine = layout.new_engine()
         self._queues = QueueTable(layout, self._engine, name)
+        self._router = Router(layout, place, name)
         self._processes: list[Process] = []
         self._by_member: dict[tuple[str, int], Process] = {}
         self._threads: list[threading.Thread] = []
@@ -86,8 +88,6 @@ class Host:
         self._stalled: dict[Queue, list[str]] = {}
         self._debt: dict[tuple[Queue, str], int] = {}
         self._given_up: dict[int, BaseException] = {}
-        self._turn = itertools.count()
-        self._homes_of: dict[str, list[str]] = {}
         self._set_up = 0
         self._ready = threading.Condition()
         self.on_failure: Callable[[BaseException], None] | None = None
@@ -184,7 +184,7 @@ class Host:
         """No further producer will be added to these channels; ``expected``: how many producers a queue of each has."""
         with self._mutex:
             for channel, count in expected.items():
-                if self.name not in self._homes(channel):
+                if self.name not in self._router.homes(channel):
                     continue
                 for shard in range(self.layout.shards(channel)):
                     stream = self._queues.stream(StreamId(channel, iteration, shard, self.name))
@@ -297,7 +297,7 @@ class Host:
 
     def _close(self, channel: str, iteration: int, rank: int) -> None:
         shard = self.layout.shard(channel, rank)
-        homes = [self._home(channel, shard)] if self.layout.sharded(channel) else self._homes(channel)
+        homes = [self._router.home(channel, shard)] if self.layout.sharded(channel) else self._router.homes(channel)
         for home in homes:
             stream = StreamId(channel, iteration, shard, home)
             if home == self.name:
@@ -399,34 +399,18 @@ class Host:
 
     # --- channels: called by the ports -------------------------------------------------------------------
     def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
-        owner = self.layout.key_owner(channel, key)
-        if key >= 0 and owner != (process.worker, process.rank):
-            raise ChannelClosed(
-                f"{process.label}: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
-                f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1."
-            )
+        name = self._router.read(process.worker, process.rank, channel, iteration, key)
         with self._mutex:
-            return self._queues.queue(QueueId(channel, iteration, self.layout.shard(channel, process.rank), self.name, key))
+            return self._queues.queue(name)
 
     def writing_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
-        shard = self.layout.shard(channel, process.rank)
-        home = self.place[self.layout.key_owner(channel, key)] if key >= 0 else self._home(channel, shard)
+        name = self._router.write(process.rank, channel, iteration, key)
         with self._mutex:
-            return self._queues.queue(QueueId(channel, iteration, shard, home, key))
+            return self._queues.queue(name)
 
-    def _homes(self, channel: str) -> list[str]:
-        """The hosts where this channel has consumers."""
-        if channel not in self._homes_of:
-            consumers = [(w, r) for w in self.layout.graph.consumers(channel) for r in range(self.layout.ranks(w))]
-            self._homes_of[channel] = sorted({self.place[c] for c in consumers})
-        return self._homes_of[channel]
-
-    def _home(self, channel: str, shard: int) -> str:
-        """Where the next item goes; consumers on several hosts are served in turn."""
-        if self.layout.sharded(channel):
-            return self.place[self.layout.graph.consumers(channel)[0], shard]
-        homes = self._homes(channel)
-        return homes[next(self._turn) % len(homes)] if len(homes) > 1 else homes[0]
+    def is_fixed(self, channel: str, key: int) -> bool:
+        """Whether all items go to the same host; else consumers on several hosts are served in turn, item by item."""
+        return key >= 0 or self.layout.sharded(channel) or len(self._router.homes(channel)) == 1
 
     def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
         start = self._end_run(process)
@@ -604,7 +588,7 @@ class Host:
         batch = self._batch
         for do, index, a, b in instructions:
             if do == Do.EXTEND:
-                self._extend_credit(self._queues.of(a), b)
+                wire.extend_credit(self, self._queues.of(a), b)
                 continue
             process = self._processes[index]
             if do == Do.RESUME:
@@ -652,12 +636,6 @@ class Host:
             if n > owed:
                 self._outgoing.append((origin, ("credit", queue.name, n - owed)))
 
-    def _extend_credit(self, queue: Queue, n: int) -> None:
-        """A get wants more than the channel may hold: let its producers send that much more, once."""
-        for origin in self._stalled.pop(queue, []):
-            self._debt[queue, origin] = self._debt.get((queue, origin), 0) + n
-            self._outgoing.append((origin, ("credit", queue.name, n)))
-
     def _quiescent(self) -> None:
         """Under the mutex, with no thread running: settle this instant, move mock time, or find out that nothing can move."""
         while self._running == 0:
@@ -690,39 +668,15 @@ class Host:
             if process.call is not None:
                 self._interrupt(process, DeadlockError(*error.args))
 
-    def lost(self, host: str) -> None:
-        """Another host has died: the iteration cannot go on."""
-        members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
-        error = ExecutorError(
-            f"Host {host!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
-        )
-        with self._mutex:
-            self._lost.add(host)
-            self._fail(error)
-            # Calls of the dead host will not report their end; nothing of this iteration is waited for any more.
-            self._outstanding = 0
-            for process in self._processes:
-                if process.call is not None:
-                    self._interrupt(process, Cancelled(str(error)))
-        self.flush()
-
     # --- looking -----------------------------------------------------------------------------------------
     def waits(self) -> list[str]:
         """Who waits for what, a line each; for a lock, who holds the device."""
-        lines = []
-        for process in list(self._processes):
-            what = process.blocked_at
-            if what and process.waits_for != "call":
-                lines.append(f"{process.label} waits for {what}{self._holders(process)}")
-        return lines
+        return [line for p in list(self._processes) if (line := wire.waiting_line(self, p))]
 
-    def _holders(self, process: Process) -> str:
-        names = []
-        for device in self.layout.devices(process.worker, process.rank):
-            holder = self._engine.holder(device)
-            if holder is not None and holder != process.index:
-                names.append(f"{self.layout.plan.devices[device]} is held by {self._processes[holder].label}")
-        return f" ({', '.join(names)})" if names else ""
+    def lost(self, host: str) -> None:
+        """Another host has died: the iteration cannot go on."""
+        wire.lost(self, host)
+        self.flush()
 
     def statistics(self) -> list[dict[str, Any]]:
         """Depth, puts and gets of every queue of this host."""
@@ -756,52 +710,7 @@ class Host:
                     self._send(host, message)
 
     def receive(self, message: tuple) -> None:
-        """A message from another host; see the methods named ``_on_...``."""
+        """A message from another host; see `wire`."""
         with self._mutex:
-            getattr(self, f"_on_{message[0]}")(*message[1:])
+            wire.HANDLERS[message[0]](self, *message[1:])
         self.flush()
-
-    def _on_put(self, name: QueueId, items: list[Any], origin: str) -> None:
-        if name.iteration in self._given_up:
-            return
-        queue = self._queues.queue(name)
-        queue.items.extend((item, origin) for item in items)
-        queue.put += len(items)
-        _, instructions = self._engine.remote_put(queue.index, len(items))
-        self._apply(instructions)
-
-    def _on_credit(self, name: QueueId, n: int) -> None:
-        queue = self._queues.queue(name)
-        self._apply(self._engine.credit(queue.index, n))
-        if self._engine.is_full(queue.index):
-            self._outgoing.append((name.home, ("stall", name, self.name)))
-
-    def _on_stall(self, name: QueueId, origin: str) -> None:
-        queue = self._queues.queue(name)
-        self._stalled.setdefault(queue, []).append(origin)
-        self._apply(self._engine.remote_stall(queue.index))
-
-    def _on_close(self, stream: StreamId) -> None:
-        self._apply(self._engine.close(self._queues.stream(stream)))
-
-    def _on_want(self, call_id: int, rank: int, iteration: int, host: str) -> None:
-        self._values.ask(call_id, rank, iteration, host, self._outgoing)
-
-    def _on_value(self, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None) -> None:
-        for waiter in self._values.set(call_id, rank, iteration, value, error, self._outgoing):
-            self._wake(waiter)
-
-    def _on_ended(self, iteration: int, error: Failure | None) -> None:
-        self._ended(iteration, error)
-
-    def _on_call(self, call: CallSpec) -> None:
-        self.submit(call)
-
-    def _on_seal(self, iteration: int, expected: dict[str, int]) -> None:
-        self.seal(iteration, expected)
-
-    def _on_cancel(self, iteration: int, cause: BaseException) -> None:
-        self.cancel(iteration, cause)
-
-    def _on_retire(self, iteration: int) -> None:
-        self.retire(iteration)

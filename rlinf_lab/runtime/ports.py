@@ -74,9 +74,8 @@ class OutboxPort:
         self._host.put(self._process, self._queue(key), [item])
 
     def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
-        queue = self._queue(key)
         for item in items:
-            self._host.put(self._process, queue, [item])
+            self._host.put(self._process, self._queue(key), [item])
 
     def _queue(self, key: int | None) -> Any:
         if self._keyed != (key is not None):
@@ -86,7 +85,7 @@ class OutboxPort:
         queue = self._queues.get(number)
         if queue is None:
             queue = self._host.writing_queue(self._process, self._channel, self._iteration, number)
-            if queue is not None:
+            if self._host.is_fixed(self._channel, number):
                 self._queues[number] = queue
         return queue
 

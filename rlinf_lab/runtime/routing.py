@@ -1,0 +1,48 @@
+"""Which queue an item goes to, and on which host that queue lives: where its consumer is."""
+
+from __future__ import annotations
+
+import itertools
+
+from rlinf_lab.errors import ChannelClosed
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.queues import QueueId
+
+
+class Router:
+    """Routing of one host, from the plan alone: hosts need not agree on anything at run time."""
+
+    def __init__(self, layout: Layout, place: dict[tuple[str, int], str], here: str) -> None:
+        self._layout, self._place, self._here = layout, place, here
+        self._homes: dict[str, list[str]] = {}
+        self._turn = itertools.count()
+
+    def read(self, worker: str, rank: int, channel: str, iteration: int, key: int) -> QueueId:
+        """The queue that a consumer reads. `ChannelClosed` for a key of another rank."""
+        owner = self._layout.key_owner(channel, key)
+        if key >= 0 and owner != (worker, rank):
+            raise ChannelClosed(
+                f"{worker}[{rank}]: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
+                f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1."
+            )
+        return QueueId(channel, iteration, self._layout.shard(channel, rank), self._here, key)
+
+    def write(self, rank: int, channel: str, iteration: int, key: int) -> QueueId:
+        """The queue that a producer's next item goes to."""
+        shard = self._layout.shard(channel, rank)
+        home = self._place[self._layout.key_owner(channel, key)] if key >= 0 else self.home(channel, shard)
+        return QueueId(channel, iteration, shard, home, key)
+
+    def homes(self, channel: str) -> list[str]:
+        """The hosts where this channel has consumers."""
+        if channel not in self._homes:
+            consumers = [(w, r) for w in self._layout.graph.consumers(channel) for r in range(self._layout.ranks(w))]
+            self._homes[channel] = sorted({self._place[c] for c in consumers})
+        return self._homes[channel]
+
+    def home(self, channel: str, shard: int) -> str:
+        """Where the next item goes; consumers on several hosts are served in turn."""
+        if self._layout.sharded(channel):
+            return self._place[self._layout.graph.consumers(channel)[0], shard]
+        homes = self.homes(channel)
+        return homes[next(self._turn) % len(homes)] if len(homes) > 1 else homes[0]

@@ -1,0 +1,118 @@
+"""What hosts say to each other, and what each message does at the one that hears it. Every handler runs under its mutex.
+
+    put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
+    want, value                 the result of a call, once for each host that needs it
+    call, seal, cancel, retire  the driver to everyone
+    ended                       everyone to the driver: one rank has done one call
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import Cancelled, ExecutorError
+from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
+from rlinf_lab.workflow.calls import CallSpec
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Failure, Host
+
+
+def _on_put(host: Host, name: QueueId, items: list[Any], origin: str) -> None:
+    if name.iteration in host._given_up:
+        return
+    queue = host._queues.queue(name)
+    queue.items.extend((item, origin) for item in items)
+    queue.put += len(items)
+    _, instructions = host._engine.remote_put(queue.index, len(items))
+    host._apply(instructions)
+
+
+def _on_credit(host: Host, name: QueueId, n: int) -> None:
+    queue = host._queues.queue(name)
+    host._apply(host._engine.credit(queue.index, n))
+    if host._engine.is_full(queue.index):
+        host._outgoing.append((name.home, ("stall", name, host.name)))
+
+
+def _on_stall(host: Host, name: QueueId, origin: str) -> None:
+    queue = host._queues.queue(name)
+    host._stalled.setdefault(queue, []).append(origin)
+    host._apply(host._engine.remote_stall(queue.index))
+
+
+def _on_close(host: Host, stream: StreamId) -> None:
+    host._apply(host._engine.close(host._queues.stream(stream)))
+
+
+def _on_want(host: Host, call_id: int, rank: int, iteration: int, asker: str) -> None:
+    host._values.ask(call_id, rank, iteration, asker, host._outgoing)
+
+
+def _on_value(host: Host, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None) -> None:
+    for waiter in host._values.set(call_id, rank, iteration, value, error, host._outgoing):
+        host._wake(waiter)
+
+
+def _on_ended(host: Host, iteration: int, error: Failure | None) -> None:
+    host._ended(iteration, error)
+
+
+def _on_call(host: Host, call: CallSpec) -> None:
+    host.submit(call)
+
+
+def _on_seal(host: Host, iteration: int, expected: dict[str, int]) -> None:
+    host.seal(iteration, expected)
+
+
+def _on_cancel(host: Host, iteration: int, cause: BaseException) -> None:
+    host.cancel(iteration, cause)
+
+
+def _on_retire(host: Host, iteration: int) -> None:
+    host.retire(iteration)
+
+
+HANDLERS: dict[str, Callable[..., None]] = {
+    "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "want": _on_want, "value": _on_value,
+    "ended": _on_ended, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
+}  # fmt: skip
+
+
+def extend_credit(host: Host, queue: Queue, n: int) -> None:
+    """A get wants more than the channel may hold: let its producers send that much more, once."""
+    for origin in host._stalled.pop(queue, []):
+        host._debt[queue, origin] = host._debt.get((queue, origin), 0) + n
+        host._outgoing.append((origin, ("credit", queue.name, n)))
+
+
+def lost(host: Host, name: str) -> None:
+    """A host has died: tell the driver, and let nobody wait for it."""
+    members = ", ".join(f"{w}[{r}]" for (w, r), h in host.place.items() if h == name)
+    error = ExecutorError(
+        f"Host {name!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
+    )
+    with host._mutex:
+        host._lost.add(name)
+        host._fail(error)
+        # Calls of the dead host will not report their end; nothing of this iteration is waited for any more.
+        host._outstanding = 0
+        for process in host._processes:
+            if process.call is not None:
+                host._interrupt(process, Cancelled(str(error)))
+
+
+def waiting_line(host: Host, process: Process) -> str:
+    """In words what a process waits for; empty when it does not, or only for its next call."""
+    if not process.blocked_at or process.waits_for == "call":
+        return ""
+    names = []
+    for device in host.layout.devices(process.worker, process.rank):
+        holder = host._engine.holder(device)
+        if holder is not None and holder != process.index:
+            names.append(f"{host.layout.plan.devices[device]} is held by {host._processes[holder].label}")
+    held = f" ({', '.join(names)})" if names else ""
+    return f"{process.label} waits for {process.blocked_at}{held}"

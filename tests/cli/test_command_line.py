@@ -1,0 +1,41 @@
+"""The shell's way in, and the doctor."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import rlinf_lab.doctor as doctor_module
+from rlinf_lab.cli import main
+from rlinf_lab.demo import DemoConfig
+from rlinf_lab.errors import ConfigError
+
+
+def test_the_doctor_finds_what_is_here(capsys: pytest.CaptureFixture) -> None:
+    assert main(["doctor", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {c["name"]: c for c in report["checks"]}
+    assert report["ok"] and found["torch"]["status"] == "ok"
+    assert set(found) >= {"Python", "processors", "GPU", "Ray", "Meta-World", "ManiSkill", "Vulkan", "vLLM", "disk"}
+    assert all(set(c) == {"name", "status", "found", "mend"} for c in report["checks"])
+
+
+def test_the_doctor_says_how_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor_module.installed
+    monkeypatch.setattr(doctor_module, "installed", lambda name: None if name in ("metaworld", "torch") else real(name))
+    report = doctor_module.doctor()
+    assert report["Meta-World"].status == "optional" and "rlinf-lab[metaworld]" in report["Meta-World"].mend
+    assert report["torch"].status == "broken" and not report.ok
+    assert "mend: pip install torch" in repr(report) and "<table" in report._repr_html_()
+
+
+def test_a_wrong_environment_is_one_line_with_a_suggestion(capsys: pytest.CaptureFixture, tmp_path) -> None:
+    assert main(["demo", "--env", "metaworld/button-pres-v3", "--out", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert "Did you mean 'metaworld/button-press-v3'" in said and "Traceback" not in said
+
+
+def test_too_few_iterations_are_refused() -> None:
+    with pytest.raises(ConfigError, match="iterations is 3; at least 10"):
+        DemoConfig(iterations=3)

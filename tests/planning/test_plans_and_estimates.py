@@ -1,0 +1,187 @@
+"""Plans by hand and their errors; the simulator's arithmetic in closed form; predictions from a run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.errors import DeadlockError, PlanError, UnknownNameError, WorkflowError
+from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.runtime.run import run as start
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from flows import DEVICES, cell_flow, cell_plans
+
+MS = 1_000_000
+
+
+class Stage(Worker):
+    def produce(self, out: Outbox) -> None:
+        out.put(1)
+
+    def convert(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(batch)
+
+    def consume(self, inbox: Inbox) -> None:
+        for _ in inbox:
+            pass
+
+
+def chain() -> Workflow:
+    flow = Workflow("chain")
+    first, second = flow.channel("first", capacity=None), flow.channel("second", capacity=None)
+    a, b, c = flow.worker(Stage, name="a"), flow.worker(Stage, name="b"), flow.worker(Stage, name="c")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.produce(first)
+        b.convert(first, second)
+        c.consume(second)
+
+    return flow
+
+
+def chain_calls(items: int, costs: tuple[int, int, int]) -> list[SimCall]:
+    def a(rank):
+        for _ in range(items):
+            yield run(costs[0] * MS)
+            yield put("first")
+
+    def b(rank):
+        while n := (yield get("first")):
+            yield run(costs[1] * n * MS)
+            yield put("second", n)
+
+    def c(rank):
+        while n := (yield get("second")):
+            yield run(costs[2] * n * MS)
+
+    return [
+        SimCall("a", "produce", a, writes=("first",)),
+        SimCall("b", "convert", b, reads=("first",), writes=("second",), starts_on_device=False),
+        SimCall("c", "consume", c, reads=("second",), starts_on_device=False),
+    ]
+
+
+@pytest.mark.parametrize("costs", [(5, 3, 2), (2, 5, 3), (2, 3, 5)])
+def test_a_pipeline_takes_the_sum_once_and_the_bottleneck_for_every_further_item(costs) -> None:
+    flow = chain()
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"a": [0], "b": [1], "c": [2]})
+    timeline = Simulator(flow.graph, plan).simulate(chain_calls(10, costs))
+    assert timeline.elapsed_ns == (sum(costs) + 9 * max(costs)) * MS
+    assert timeline.bubble_sum_error_ns() == 0
+
+
+def test_one_device_takes_the_sum_of_all_work() -> None:
+    flow = chain()
+    timeline = Simulator(flow.graph, ExecutionPlan.temporal(flow, ["cpu:0"])).simulate(chain_calls(10, (5, 3, 2)))
+    assert timeline.elapsed_ns == 10 * (5 + 3 + 2) * MS
+    assert timeline.utilisation()["cpu:0"] == 1.0
+
+
+def test_switching_is_paid_when_only_one_worker_fits() -> None:
+    flow = chain()
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], memory={"a": 1, "b": 1, "c": 1}, device_memory=1)
+    switch = dict.fromkeys("abc", (4 * MS, 6 * MS))
+    timeline = Simulator(flow.graph, plan, switch).simulate(chain_calls(10, (5, 3, 2)))
+    assert timeline.elapsed_ns == (100 + 3 * 4 + 2 * 6) * MS  # three come, two leave
+    causes = timeline.bubbles().set_index("cause")["ns"]
+    assert causes["switch"] == (3 * 4 + 2 * 6) * MS
+
+
+def test_a_simulated_deadlock_is_named() -> None:
+    flow = chain()
+
+    def stuck(rank):
+        yield get("second", 1)
+
+    calls = chain_calls(1, (1, 1, 1))[:2]
+    calls[1] = SimCall("b", "convert", stuck, reads=("second",))
+    calls[0] = SimCall("c", "consume", stuck, reads=("second",), writes=("second",))
+    with pytest.raises(DeadlockError, match=r"c\[0\] waits for channel 'second'"):
+        Simulator(flow.graph, ExecutionPlan.temporal(flow, ["cpu:0"])).simulate(calls)
+
+
+def test_negative_durations_are_refused() -> None:
+    with pytest.raises(WorkflowError, match="run\\(-1\\)"):
+        run(-1)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda f: ExecutionPlan.temporal(f, [], {}), PlanError, "no devices"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, {"sim": 3}), PlanError, "'sim': 3 ranks on 2 devices"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, {"simm": 1}), UnknownNameError, "Did you mean 'sim'"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, chunkz={}), UnknownNameError, "Did you mean 'chunks'"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, chunks={"obs": 9}), PlanError, "only 1 tokens circulate"),
+        (lambda f: ExecutionPlan.spatial(f, DEVICES, {"sim": [0]}), PlanError, "no devices for 'policy', 'learner'"),
+        (lambda f: ExecutionPlan.spatial(f, DEVICES, {"sim": [0], "policy": [7], "learner": [1]}), PlanError, "on device 7"),
+        (lambda f: ExecutionPlan.spatial(f, DEVICES, {"sim": [0, 0], "policy": [1], "learner": [1]}), PlanError, "more ranks than devices"),
+        (lambda f: ExecutionPlan.temporal(f, ["cpu:0", "cpu:0"]), PlanError, "twice"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, memory={"sim": 9}, device_memory=4), PlanError, "needs 9 units"),
+        (lambda f: ExecutionPlan.from_json('{"name": "x", "devicez": []}'), UnknownNameError, "Did you mean 'devices'"),
+        (lambda f: ExecutionPlan.from_json('{"name": "x", "devices": []}'), PlanError, "without the field 'placements'"),
+    ],
+)
+def test_plans_that_cannot_work_are_refused_by_name(make, error, text) -> None:
+    with pytest.raises(error, match=text):
+        make(cell_flow())
+
+
+def test_plans_survive_json_and_print() -> None:
+    flow = cell_flow()
+    for plan in cell_plans(flow):
+        assert ExecutionPlan.from_json(plan.to_json()) == plan
+        assert plan.name in repr(plan) and "sim" in repr(plan) and "<table" in plan._repr_html_()
+
+
+class SlowSim(Worker):
+    def collect(self, actions: Inbox, observations: Outbox) -> None:
+        slots = [self.rank * self.sub_batches + k for k in range(self.sub_batches)]
+        for slot in slots:
+            observations.put(slot)
+        for t in range(8):
+            for slot in slots:
+                actions.take(key=slot)
+                self.compute(0.004)
+                if t < 7:
+                    observations.put(slot)
+
+
+class SlowPolicy(Worker):
+    def act(self, observations: Inbox, actions: Outbox) -> None:
+        for batch in observations:
+            self.compute(0.002)
+            for slot in batch:
+                actions.put(0, key=slot)
+
+
+def test_a_run_under_one_plan_predicts_another() -> None:
+    flow = Workflow("slow")
+    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
+    sim, policy = flow.worker(SlowSim, name="sim"), flow.worker(SlowPolicy, name="policy")
+
+    @flow.iteration
+    def iteration() -> None:
+        sim.collect(act, obs)
+        policy.act(obs, act)
+
+    together = ExecutionPlan.temporal(flow, DEVICES, {"sim": 2})
+    apart = ExecutionPlan.spatial(flow, DEVICES, {"sim": [0], "policy": [1]}, sub_batches={"sim": 2})
+    measured = start(flow, together, 4)
+    measured.wait(60)
+    found = estimate(flow.graph, together, measured.timeline)
+    assert "every batch had 2 items" in found.notes[0]
+    # In closed form: one simulator rank works without pause on 16 steps of 4 ms, and the first answer takes 2 ms.
+    predicted = found.simulate(apart, 1).elapsed_ns / 1e9
+    assert predicted == pytest.approx(16 * 0.004 + 0.002, rel=0.25)
+    with pytest.raises(PlanError, match="would hold 1 tokens"):
+        found.simulate(ExecutionPlan.spatial(flow, DEVICES, {"sim": [0], "policy": [1]}))

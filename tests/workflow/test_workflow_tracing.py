@@ -1,0 +1,163 @@
+"""Declaring a workflow and tracing its graph; every wrong call is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
+from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Sim(Worker):
+    def collect(self, actions: Inbox, obs: Outbox, traj: Outbox) -> None:
+        obs.put(0)
+
+    def reset(self, seed: int) -> int:
+        return seed
+
+
+class Policy(Worker):
+    def act(self, obs: Inbox, actions: Outbox, greedy: bool = False) -> None:
+        """Docstrings do not count as a first statement."""
+        for batch in obs:
+            actions.put_all(batch)
+
+    def load(self, weights: object) -> None:
+        pass
+
+
+class Learner(Worker):
+    def train(self, traj: Inbox) -> None:
+        batch = traj.get_all()
+        del batch
+
+    def loop(self, traj: Inbox) -> None:
+        while batch := traj.get():
+            del batch
+
+
+def ppo() -> Workflow:
+    flow = Workflow("ppo")
+    obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
+    sim, policy, learner = flow.worker(Sim, name="sim"), flow.worker(Policy, name="policy"), flow.worker(Learner, name="learner")
+
+    @flow.iteration
+    def iteration(batch):
+        for _ in range(2):
+            sim.collect(act, obs, traj)
+        policy.act(obs, act)
+        update = learner.train(traj)
+        if update.metrics["loss"].wait() > 3:
+            policy.load(update.weights)
+        return update.metrics
+
+    return flow
+
+
+def test_the_graph_is_traced_from_the_loop() -> None:
+    graph = ppo().graph
+    assert [(e.producer, e.channel, e.consumer) for e in graph.edges] == [
+        ("sim", "obs", "policy"), ("policy", "act", "sim"), ("sim", "traj", "learner"),
+    ]  # fmt: skip
+    assert graph.cells == (("sim", "policy"),)
+    assert graph.depth == {"sim": 0, "policy": 0, "learner": 1}
+    assert [s.worker for s in graph.program] == ["sim", "sim", "policy", "learner", "policy"]
+    assert graph.program[-1].after == (3,)
+
+
+def test_both_sides_of_a_branch_on_a_later_value_are_seen() -> None:
+    (edge,) = ppo().graph.value_edges
+    assert (edge.producer, edge.consumer, edge.label) == ("learner", "policy", "weights")
+
+
+def test_whether_a_method_needs_its_device_before_its_first_input_is_read_from_its_source() -> None:
+    flow = ppo()
+    starts = {(n.name, c.method): c.starts_on_device for n in flow.graph.nodes for c in n.calls}
+    assert starts == {("sim", "collect"): True, ("policy", "act"): False, ("policy", "load"): True, ("learner", "train"): False}
+    assert flow.declaration("learner").starts_on_device("loop") is False
+
+
+def test_the_graph_has_a_text_and_a_picture() -> None:
+    flow = ppo()
+    assert "sim --obs--> policy" in repr(flow) and "cell: sim <-> policy" in repr(flow)
+    assert flow._repr_html_().lstrip().startswith("<") and "<svg" in flow._repr_html_()
+
+
+def test_a_channel_that_nobody_reads_is_named() -> None:
+    flow = Workflow("half")
+    out = flow.channel("out")
+    policy = flow.worker(lambda batch: batch, name="copy")
+    source = flow.channel("source")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.put_all([1])
+        policy(source, out)
+
+    with pytest.raises(WorkflowError, match="Channel 'out'.*written by 'copy' but nobody reads it"):
+        _ = flow.graph
+
+
+def test_a_loop_that_waits_for_ever_is_found_by_the_dry_run() -> None:
+    flow = Workflow("endless")
+    sim = flow.worker(Sim, name="sim")
+
+    @flow.iteration
+    def iteration() -> None:
+        while not sim.reset(1).wait():
+            pass
+
+    with pytest.raises(WorkflowError, match="2000 calls in one iteration"):
+        _ = flow.graph
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (lambda f: f.channel("a b"), ConfigError, "'a b' is not an identifier"),
+        (lambda f: f.channel("c", capacity=0), ConfigError, "capacity is 0"),
+        (lambda f: (f.channel("twice"), f.channel("twice")), WorkflowError, "already"),
+        (lambda f: f.worker(3), WorkflowError, "not 3"),
+        (lambda f: f.worker(Sim, 1, 2), WorkflowError, "Worker class Sim"),
+        (lambda f: (f.worker(Sim), f.worker(Sim)), WorkflowError, "'sim' already"),
+        (lambda f: f.worker(Sim, name="driver"), WorkflowError, "'driver' already"),
+        (lambda f: f.worker(Sim, name="s").colect, UnknownNameError, "Did you mean 'collect'"),
+        (lambda f: f.body, WorkflowError, "no iteration yet"),
+        (lambda f: f.worker(Sim, name="s").reset(1), WorkflowError, "outside a run"),
+    ],
+)
+def test_wrong_declarations_are_refused_by_name(make, error, text) -> None:
+    with pytest.raises(error, match=text):
+        make(Workflow("w"))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda s, c: s.reset(c), "not annotated as an Inbox or an Outbox"),
+        (lambda s, c: s.collect(c, c, 5), "'traj' must be a channel"),
+        (lambda s, c: s.reset(), "missing a required argument"),
+        (lambda s, c: s.reset(1, 2, 3), "too many positional"),
+    ],
+)
+def test_wrong_calls_are_refused_by_name(call, text) -> None:
+    flow = Workflow("w")
+    channel, sim = flow.channel("c"), flow.worker(Sim, name="sim")
+
+    @flow.iteration
+    def iteration() -> None:
+        call(sim, channel)
+
+    with pytest.raises(WorkflowError, match=text):
+        _ = flow.graph
+
+
+def test_a_workers_methods_run_without_a_runtime() -> None:
+    out: Collected[int] = Collected()
+    Policy().act(Scripted([1, 2, 3], chunk=2), out)
+    assert out == [1, 2, 3]
+    worker = Sim()
+    assert (worker.rank, worker.ranks, worker.device, worker.wants_frame()) == (0, 1, "cpu", False)
+    with worker.span("anything"):
+        worker.log(loss=1.0)
