@@ -125,7 +125,7 @@ _METAWORLD: dict[str, Any] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "numpy/ReachArm-v0": {
-        "obs_size": 8, "action_size": 2, "horizon": 60, "num_envs": 32, "steps": 60, "iterations": 70, "minibatch": 320,
+        "obs_size": 8, "action_size": 2, "horizon": 60, "num_envs": 32, "steps": 60, "iterations": 110, "minibatch": 320,
         "gamma": 0.9, "learning_rate": 3e-3, "log_std": 0.0,
     },
     "metaworld/button-press-v3": _METAWORLD,
