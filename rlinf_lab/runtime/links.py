@@ -53,6 +53,8 @@ class Listener:
     def __init__(self, host: str, on_message: Callable[[tuple], None], on_broken: Callable[[str], None], ip: str = "127.0.0.1") -> None:
         self._on_message, self._on_broken = on_message, on_broken
         self._closed = False
+        self._left: set[str] = set()  # peers that have said farewell
+        self._left_changed = threading.Condition()
         secret = secrets.token_bytes(32)
         name = f"\0rlinf_lab-{os.getpid()}-{secrets.token_hex(8)}"
         unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -89,11 +91,19 @@ class Listener:
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
             while (message := read_frame(stream)) is not None:
                 self._on_message(message)
+            with self._left_changed:
+                self._left.add(peer)
+                self._left_changed.notify_all()
         except (OSError, EOFError, struct.error):
             if not self._closed:
                 self._on_broken(peer)
         finally:
             connection.close()
+
+    def wait_for_farewells(self, peers: set[str], seconds: float) -> bool:
+        """Wait until everything these peers have sent was heard, and their farewell; False when the time passes first."""
+        with self._left_changed:
+            return self._left_changed.wait_for(lambda: peers <= self._left, seconds)
 
     def close(self) -> None:
         self._closed = True

@@ -110,11 +110,16 @@ class RayExecutor:
         import ray
 
         late: list[str] = self.driver_host.stop()
+        answered: set[str] = set()
         if ray.is_initialized():
             asked = {name: actor.stop.remote() for name, actor in self._actors.items()}
             for name, reference in asked.items():
                 with contextlib.suppress(ray.exceptions.RayError):
                     late += ray.get(reference, timeout=10)
+                    answered.add(name)
+            if self._listener is not None:
+                self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
+            for name in asked:
                 with contextlib.suppress(Exception):  # it is dead already
                     ray.kill(self._actors[name], no_restart=True)
         for link in self._links.values():
