@@ -1,0 +1,104 @@
+"""ManiSkill 3 on the CPU with state observations: a Panda arm on SAPIEN's physics.
+
+Observation: joint positions and velocities and the task's own state (PushCube-v1: 35 numbers). Action: joint displacements and gripper
+in [-1, 1] (``pd_joint_delta_pos``, PushCube-v1: 8 numbers). Reward: dense, normalised to [0, 1] a step. Success is the task's own
+signal; an episode goes on after it, to its horizon. Works without a Vulkan device (see `headless`); pictures need one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.maniskill.headless import do_without_vulkan, has_vulkan
+from rlinf_lab.errors import EnvError, MissingDependencyError
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
+
+CONTROL = "pd_joint_delta_pos"
+OWN_LIMIT = 1_000_000  # the vector's horizon ends an episode, not the simulator's
+
+
+def _simulator() -> tuple[Any, dict[str, Any]]:
+    """gymnasium and ManiSkill's table of tasks, imported so that a missing rendering device does no harm."""
+    try:
+        import sapien  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError.of("mani-skill", "maniskill", "A ManiSkill environment") from error
+    if not has_vulkan():
+        do_without_vulkan()
+    try:
+        import gymnasium
+        import mani_skill.envs  # noqa: F401
+        from mani_skill.utils.registration import REGISTERED_ENVS
+    except ImportError as error:
+        raise MissingDependencyError.of("mani-skill", "maniskill", "A ManiSkill environment") from error
+    return gymnasium, REGISTERED_ENVS
+
+
+def tasks() -> list[str]:
+    """Names of all registered tasks; some need assets that ManiSkill downloads."""
+    return sorted(_simulator()[1])
+
+
+class ManiSkillEnv:
+    """One stock environment (the CPU backend steps one at a time)."""
+
+    def __init__(self, task: str, control: str, draws: bool) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        gymnasium, _ = _simulator()
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said):
+                self._env = gymnasium.make(
+                    task, num_envs=1, obs_mode="state", control_mode=control, sim_backend="physx_cpu", max_episode_steps=OWN_LIMIT,
+                    render_backend="gpu" if draws else "none", render_mode="rgb_array" if draws else None,
+                )  # fmt: skip
+        except (SystemExit, EOFError, FileNotFoundError) as error:  # it asks at the prompt, then leaves the interpreter
+            raise EnvError(
+                f"maniskill/{task} needs assets that are not on this machine ({said.getvalue().strip()[:200] or error}). "
+                f"Next: python -m mani_skill.utils.download_asset {task}"
+            ) from error
+        self._draws = draws
+        self._rng = np.random.default_rng()
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        return int(np.prod(self._env.observation_space.shape)), int(np.prod(self._env.action_space.shape))
+
+    def reset(self, seed: int | None) -> NDArray:
+        if seed is not None:
+            self._rng = np.random.default_rng(seed)
+        # Without a seed the simulator would draw from a generator that all environments of the process share.
+        observation, _ = self._env.reset(seed=int(self._rng.integers(2**31)))
+        return _row(observation)
+
+    def step(self, action_A: NDArray) -> Outcome:
+        observation, reward, _, _, info = self._env.step(action_A.astype(np.float32))
+        return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else False)
+
+    def render(self) -> NDArray[np.uint8] | None:
+        return _row(self._env.render()) if self._draws else None
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _row(batched: Any) -> NDArray:
+    """The only row of a batch of one, as numpy."""
+    array = batched.cpu().numpy() if hasattr(batched, "cpu") else np.asarray(batched)
+    return array[0]
+
+
+def make(task: str, num_envs: int, horizon: int | None = None, *, control: str = CONTROL) -> LoopVecEnv:
+    """``num_envs`` environments of one task. ``control``: ManiSkill's name of the controller, which fixes the action's size."""
+    draws = has_vulkan()
+    envs = [ManiSkillEnv(task, control, draws) for _ in range(num_envs)]
+    obs_size, action_size = envs[0].sizes
+    limit = _simulator()[1][task].max_episode_steps or 50
+    return LoopVecEnv(envs, EnvSpec(f"maniskill/{task}", obs_size, action_size, horizon or limit, renders=draws))

@@ -1,0 +1,134 @@
+"""The contract of vectors of environments, the registry, and the conformance check against environments that break a rule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv, check_env, list_envs, make_vec, register_env
+
+
+class Walk:
+    """A position that actions move; the episode has no end of its own."""
+
+    def reset(self, seed):
+        if seed is not None:
+            self.rng = np.random.default_rng(seed)
+        self.x = self.rng.normal(size=2)
+        return self.x.copy()
+
+    def step(self, action_A):
+        self.x = self.x + action_A
+        return Outcome(self.x.copy(), -float(abs(self.x).sum()), False, False, bool(abs(self.x).sum() < 0.1))
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def walk(**changes) -> LoopVecEnv:
+    return LoopVecEnv([Walk() for _ in range(3)], dataclasses.replace(EnvSpec("mine/Walk", 2, 2, 5, renders=False), **changes))
+
+
+@pytest.mark.parametrize("id", ["numpy/ReachArm-v0", "gymnasium/Pendulum-v1"])
+def test_adapters_keep_the_contract(id: str) -> None:
+    check_env(lambda: make_vec(id, 3, 12))
+    assert isinstance(make_vec(id, 2), VecEnv)
+
+
+def test_a_good_environment_of_ones_own_passes() -> None:
+    check_env(walk)
+
+
+class Stale(LoopVecEnv):
+    def step(self, action_NA):
+        step = super().step(action_NA)
+        return dataclasses.replace(step, obs_NO=step.final_obs_NO)
+
+
+class Unseeded(LoopVecEnv):
+    def reset(self, *, seed=None):
+        return super().reset(seed=np.random.default_rng().integers(1 << 30))
+
+
+class Alike(LoopVecEnv):
+    def reset(self, *, seed=None):
+        first = super().reset(seed=seed)
+        return np.repeat(first[:1], self.num_envs, axis=0)
+
+
+class Endless(LoopVecEnv):
+    def step(self, action_NA):
+        self._age_N[:] = 0
+        return super().step(action_NA)
+
+
+class NotFinite(LoopVecEnv):
+    def step(self, action_NA):
+        step = super().step(action_NA)
+        return dataclasses.replace(step, reward_N=step.reward_N * np.nan)
+
+
+@pytest.mark.parametrize(
+    ("cls", "text"),
+    [
+        (Stale, "reset in the same step"),
+        (Unseeded, "same seed gives another first observation"),
+        (Alike, "begin alike"),
+        (Endless, "no episode ended"),
+        (NotFinite, "reward_N is not finite"),
+    ],
+)
+def test_each_broken_rule_is_named(cls, text) -> None:
+    with pytest.raises(EnvError, match=text):
+        check_env(lambda: cls([Walk() for _ in range(3)], EnvSpec("mine/Walk", 2, 2, 5)))
+
+
+def test_actions_are_checked_and_clipped() -> None:
+    env = walk()
+    with pytest.raises(EnvError, match=r"step\(\) before reset\(\)"):
+        env.step(np.zeros((3, 2)))
+    start = env.reset(seed=0)
+    with pytest.raises(EnvError, match=r"shape \(3, 5\); \(3, 2\) is needed"):
+        env.step(np.zeros((3, 5)))
+    with pytest.raises(EnvError, match="not finite"):
+        env.step(np.full((3, 2), np.nan))
+    assert np.allclose(env.step(np.full((3, 2), 9.0)).obs_NO, start + 1, atol=1e-6)
+
+
+def test_the_registry_suggests_and_refuses() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'numpy/"):
+        make_vec("nunpy/ReachArm-v0")
+    with pytest.raises(UnknownNameError, match="Did you mean 'numpy/ReachArm-v0'"):
+        make_vec("numpy/ReachArm")
+    with pytest.raises(ConfigError, match="num_envs=0"):
+        make_vec("numpy/ReachArm-v0", 0)
+    with pytest.raises(ConfigError, match="horizon=-3"):
+        make_vec("numpy/ReachArm-v0", 1, -3)
+    with pytest.raises(ConfigError, match="simulator/task"):
+        register_env("walk", walk)
+    register_env("mine/Walk-v0", lambda num_envs, horizon: walk())
+    assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in list_envs()
+
+
+def test_the_arm_is_solved_by_turning_towards_the_target() -> None:
+    """The task is solvable: the Jacobian's transpose as a controller reaches most targets."""
+    env = make_vec("numpy/ReachArm-v0", 64)
+    obs = env.reset(seed=0)
+    reached = np.zeros(64, bool)
+    for _ in range(59):
+        cos, sin, velocity, to_target = obs[:, :2], obs[:, 2:4], obs[:, 4:6] * 4, obs[:, 6:8]
+        total_sin = sin[:, 0] * cos[:, 1] + cos[:, 0] * sin[:, 1]
+        total_cos = cos[:, 0] * cos[:, 1] - sin[:, 0] * sin[:, 1]
+        far = 0.5 * np.stack([-total_sin, total_cos], axis=1)
+        near = 0.5 * np.stack([-sin[:, 0], cos[:, 0]], axis=1) + far
+        torque = 6 * np.stack([(near * to_target).sum(1), (far * to_target).sum(1)], axis=1) - 0.5 * velocity
+        step = env.step(torque)
+        obs, reached = step.obs_NO, step.success_N
+    assert reached.mean() > 0.6
+    assert env.render().shape == (240, 240, 3)
