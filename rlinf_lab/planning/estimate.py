@@ -1,13 +1,14 @@
 """Durations from a finished run, so that other plans can be simulated before they are run. First form.
 
-Every call of the workflow gets one of three descriptions, read off its spans (medians over iterations and ranks, the first
+Every call of the workflow gets one of four descriptions, read off its spans (medians over iterations and ranks, the first
 iteration left out because it warms up caches):
 
 - *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed, token
   by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
 - *stream*: it reads batches (a policy). A batch of n items takes ``fixed + each * n`` nanoseconds, least squares over the
   batches seen; when all had one size, ``each`` is 0 and `Estimate.notes` says so.
-- *plain*: it reads nothing (setting weights). Its total time.
+- *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as they would.
+- *plain*: it neither reads nor writes (setting weights). Its total time.
 """
 
 from __future__ import annotations
@@ -84,13 +85,12 @@ class Estimate:
             return self._token_holder(recorded, step.worker, layout)
         if step.call.reads:
             return self._stream(recorded, step, layout)
+        if step.call.writes:
+            return _source(recorded)
         total = round(statistics.median(r.runs() for r in recorded))
-        puts = {c: round(statistics.median(_puts(r, c) for r in recorded)) for c in step.call.writes}
 
         def plain(rank: int) -> Script:
             yield run(total)
-            for channel, n in puts.items():
-                yield put(channel, n)
 
         return plain
 
@@ -192,6 +192,16 @@ def _sequences(timeline: Timeline, wanted: Collection[int] | None) -> dict[tuple
         operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in members)
         found.setdefault((worker, method), []).append(Recorded(operations))
     return found
+
+
+def _source(recorded: list[Recorded]) -> Callable[[int], Script]:
+    calls = itertools.count()
+
+    def source(rank: int) -> Script:
+        for kind, channel, n, duration in recorded[next(calls) % len(recorded)].operations:
+            yield run(duration) if kind == SpanKind.RUN else put(channel, n)
+
+    return source
 
 
 def _one_token(recorded: Recorded, tokens: int) -> list[tuple[SpanKind, str, int, int]]:

@@ -124,7 +124,7 @@ class WorkflowGraph:
         home = {w: i for i, members in enumerate(self._components) for w in members}
         above: dict[int, set[int]] = {i: set() for i in range(len(self._components))}
         for edge in self.edges:
-            if home[edge.producer] != home[edge.consumer]:
+            if home[edge.producer] != home[edge.consumer] and edge.consumer != DRIVER:
                 above[home[edge.consumer]].add(home[edge.producer])
         level: dict[int, int] = {}
 
@@ -155,7 +155,8 @@ class WorkflowGraph:
         while open_:
             here = open_.pop()
             for edge in self.edges:
-                if edge.producer == here and edge.consumer not in found:
+                # The loop feeds channels and reads others; that it does both makes no cell of it and its workers.
+                if edge.producer == here and edge.consumer not in found and edge.consumer != DRIVER:
                     found.add(edge.consumer)
                     open_.append(edge.consumer)
         return found
