@@ -51,9 +51,9 @@ class TerminalView:
                 self._live = None
         elif self._live is None and not ended and now - self._last > QUIET_SECONDS:
             self._last = now
-            self.console.print(self._line(phase), highlight=False)
+            self.console.print(self._line(phase), highlight=False, soft_wrap=True)
         if ended:
-            self.console.print(f"  {self._line(phase)}", highlight=False)
+            self.console.print(f"  {self._line(phase)}", highlight=False, soft_wrap=True)
 
     def choice(self, predictions: dict[str, float], best: Any) -> None:
         table = Table(title="predicted by the simulator from the measured run", title_justify="left", box=None, padding=(0, 2))
@@ -65,7 +65,7 @@ class TerminalView:
         self.console.print(table)
 
     def video(self, said: str) -> None:
-        self.console.print(said, highlight=False)
+        self.console.print(said, highlight=False, soft_wrap=True)
 
     def end(self, demo: Any, summary: dict[str, Any]) -> None:
         before, after = summary["success_rate_before"], summary["success_rate_after"]

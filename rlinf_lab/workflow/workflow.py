@@ -36,7 +36,7 @@ class Declaration:
 
     def function(self, method: str) -> Callable[..., Any]:
         function = inspect.getattr_static(self.cls, method, None)
-        if method.startswith("_") and method != "__call__" or not inspect.isfunction(function):
+        if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
             public = [n for n, f in inspect.getmembers(self.cls, inspect.isfunction) if not n.startswith("_")]
             raise UnknownNameError.of(f"method of worker {self.name!r} ({self.class_name})", method, public)
         return function
