@@ -90,7 +90,8 @@ class WorkerError(RlinfLabError, RuntimeError):
     """A worker's own exception, raised where the user waits.
 
     Attributes: ``worker`` (name), ``rank``, ``method``, ``remote_traceback`` (text of the worker's
-    stack), ``cause_type`` (name of the original class). ``__cause__`` is the original when it pickles.
+    stack), ``cause_type`` (name of the original class). With the local executor ``__cause__`` is the original, its
+    frames included, for a debugger; from another process only the text comes.
     """
 
     worker: str = "?"
@@ -108,4 +109,5 @@ class WorkerError(RlinfLabError, RuntimeError):
         )
         error.worker, error.rank, error.method = worker, rank, method
         error.remote_traceback, error.cause_type = remote_traceback, kind
+        error.__cause__ = cause
         return error

@@ -71,7 +71,7 @@ class Session:
             self._executor.broadcast(("cancel", iteration, Cancelled(_short(error))))
             self._settle_after_failure()
             if isinstance(error, Cancelled) and host.failure is not None:
-                raise host.failure from None
+                raise host.failure from host.failure.__cause__  # the original, with its frames, for a debugger
             raise
         finally:
             host.leave()

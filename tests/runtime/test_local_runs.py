@@ -58,6 +58,7 @@ def test_a_workers_exception_arrives_at_wait_and_the_others_live_on() -> None:
             s.step(13)
         assert (caught.value.worker, caught.value.rank, caught.value.method) == ("bad", 0, "work")
         assert "flows.py" in caught.value.remote_traceback and caught.value.cause_type == "ValueError"
+        assert isinstance(caught.value.__cause__, ValueError) and caught.value.__cause__.__traceback__ is not None
         assert s.step(4) == 5
 
 
