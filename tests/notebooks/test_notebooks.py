@@ -1,0 +1,47 @@
+"""Each notebook runs from top to bottom at a small size; as it is stored it has a kernel, parameters, no outputs, and an assertion at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import papermill
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
+SMALL: dict[str, dict[str, Any]] = {
+    "00_hello": {
+        "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 4, "max_iterations": 5, "full_size": False,
+    },
+    "10_workflows": {"population": 32},
+    "30_live_timeline": {"samples": 24, "iterations": 4},
+}  # fmt: skip
+RAY = {"10_workflows"}
+
+
+def parameters() -> list[Any]:
+    return [pytest.param(p, id=p.stem, marks=[pytest.mark.ray] if p.stem in RAY else []) for p in NOTEBOOKS]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("path", parameters())
+def test_it_runs_from_top_to_bottom(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    done = papermill.execute_notebook(
+        path, tmp_path / path.name, SMALL[path.stem], cwd=tmp_path, progress_bar=False, execution_timeout=120
+    )  # fmt: skip
+    assert all(c.execution_count for c in done.cells if c.cell_type == "code")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_it_is_stored_clean(path: Path) -> None:
+    book = nbformat.read(path, as_version=4)
+    nbformat.validate(book)
+    assert book.metadata["kernelspec"]["name"] == "python3"
+    code = [c for c in book.cells if c.cell_type == "code"]
+    assert all(not c.outputs and c.execution_count is None for c in code)
+    assert "parameters" in code[0].metadata.get("tags", [])
+    assert "assert " in code[-1].source
+    assert set(SMALL[path.stem]) <= {line.split(" =")[0] for line in code[0].source.splitlines()}
