@@ -1,0 +1,123 @@
+"""Runs the benchmarks of this folder and writes ``results/NAME.json``; ``docs/benchmarks.md`` is made from those files.
+
+    python benchmarks/harness.py [NAME ...] [--smoke]
+
+A benchmark module has ``cases(smoke) -> list[Case]``. Ours and the peer run alternately, in the same minutes; the ratio is the median of
+the pairwise ratios. ``--smoke`` runs everything at a tiny size and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+NAMES = ("import_time", "engine", "workflow_overhead", "recorder")
+
+
+@dataclass
+class Case:
+    """One row. ``ours`` and ``peer`` measure once and return a number in ``unit``; ``target`` reads like ">= 10" on the ratio or value."""
+
+    case: str
+    unit: str
+    ours: Callable[[], float]
+    peers: dict[str, Callable[[], float]] = field(default_factory=dict)
+    target: str = ""
+    target_of: str = "ratio"
+    runs: int = 5
+    note: str = ""
+    curve: Callable[[], list[list[float]]] | None = None
+
+
+def machine() -> dict[str, Any]:
+    import importlib.metadata as metadata
+
+    import psutil
+
+    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")), platform.processor())
+    versions = {p: metadata.version(p) for p in ("ray", "torch", "numpy")}
+    return {
+        "cpu": model, "cores": len(psutil.Process().cpu_affinity()), "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "gpu": None, "python": platform.python_version(), "versions": versions,
+    }  # fmt: skip
+
+
+def summary(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values), "runs": len(values)}
+
+
+def measure(case: Case, runs: int) -> dict[str, Any]:
+    ours: list[float] = []
+    peers: dict[str, list[float]] = {name: [] for name in case.peers}
+    for _ in range(runs):
+        ours.append(case.ours())
+        for name, peer in case.peers.items():
+            peers[name].append(peer())
+    row: dict[str, Any] = {"case": case.case, "unit": case.unit, "ours": summary(ours), "peers": {n: summary(v) for n, v in peers.items()}}
+    if peers:
+        first = next(iter(peers.values()))
+        row["ratio"] = statistics.median(a / b for a, b in zip(ours, first, strict=True))
+    if case.target:
+        sign, bound = case.target.split()
+        value = row.get("ratio") if case.target_of == "ratio" else row["ours"]["median"]
+        row["target"] = f"{case.target_of} {case.target}"
+        row["met"] = value >= float(bound) if sign == ">=" else value <= float(bound)
+    if case.curve is not None:
+        row["curve"] = case.curve()
+    row["note"] = case.note
+    return row
+
+
+def run(name: str, smoke: bool) -> dict[str, Any]:
+    cases = importlib.import_module(name).cases(smoke)
+    rows = [measure(c, 1 if smoke else c.runs) for c in cases]
+    return {"benchmark": name, "machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
+
+
+def table() -> str:
+    lines = ["# Benchmarks", "", "Made from `benchmarks/results/*.json` by `make bench`; median (min to max).", ""]
+    lines += ["| case | ours | peer | ratio | target | met | note |", "|---|---|---|---|---|---|---|"]
+    for path in sorted((HERE / "results").glob("*.json")):
+        for row in json.loads(path.read_text())["rows"]:
+            peer = "; ".join(f"{n}: {_spread(v)}" for n, v in row["peers"].items()) or "–"
+            ratio = f"{row['ratio']:.3g}" if "ratio" in row else "–"
+            met = {True: "yes", False: "**no**"}.get(row.get("met"), "–")
+            lines.append(f"| {row['case']} | {_spread(row['ours'])} {row['unit']} | {peer} | {ratio} | {row.get('target', '–')} | {met} | {row['note']} |")
+    return "\n".join(lines) + "\n"
+
+
+def _spread(v: dict[str, float]) -> str:
+    return f"{v['median']:.4g} ({v['min']:.4g} to {v['max']:.4g})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=list(NAMES))
+    parser.add_argument("--smoke", action="store_true")
+    given = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    for name in given.names:
+        if name not in NAMES:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
+        result = run(name, given.smoke)
+        for row in result["rows"]:
+            print(f"{row['case']}: {row['ours']['median']:.4g} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""))
+        if not given.smoke:
+            (HERE / "results").mkdir(exist_ok=True)
+            (HERE / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+    if not given.smoke:
+        (HERE.parent / "docs" / "benchmarks.md").write_text(table())
+
+
+if __name__ == "__main__":
+    main()
