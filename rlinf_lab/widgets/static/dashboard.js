@@ -60,11 +60,13 @@ class DashboardView {
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
     this.observer = new ResizeObserver(() => this.refresh());
     this.observer.observe(this.root);
+    this.appearing = new IntersectionObserver(() => this.refresh()); // what changed while the cell was scrolled away is drawn now
+    this.appearing.observe(this.root);
     this.wished().forEach((key) => this.chart(key));
     this.refresh();
   }
 
-  destroy() { this.stopTheme(); this.observer.disconnect(); this.timeline.destroy(); }
+  destroy() { this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.timeline.destroy(); }
 
   setTheme(mode) {
     this.colours = applyTheme(this.root, mode);

@@ -141,7 +141,10 @@ export class Picture {
 export function headline(keys, metrics, bubbles) {
   const last = metrics[metrics.length - 1] || {}, recent = metrics.slice(-5);
   const mean = (name) => { const v = recent.map((m) => m[name]).filter(Number.isFinite); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : NaN; };
-  const tiles = keys.map((key) => [label(key), share(key, last[key]) ? `${(100 * last[key]).toFixed(0)} %` : figures(last[key]), change(key, metrics)]);
+  const tiles = keys.map((key) => {
+    const rows = metrics.filter((row) => Number.isFinite(row[key])), value = rows[rows.length - 1]?.[key]; // not every iteration measures everything
+    return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, rows)];
+  });
   tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", "mean of last 5"]);
   const pace = Object.keys(last).find((k) => /(^|[._])steps_per_second$/.test(k));
   if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
