@@ -31,6 +31,7 @@ from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
 from rlinf_lab.runtime.routing import Router
+from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
@@ -72,6 +73,7 @@ class Host:
         self._engine = layout.new_engine()
         self._queues = QueueTable(layout, self._engine, name)
         self._router = Router(layout, place, name)
+        self._spans = SpanWriter(recorder, clock)
         self._processes: list[Process] = []
         self._by_member: dict[tuple[str, int], Process] = {}
         self._threads: list[threading.Thread] = []
@@ -239,11 +241,11 @@ class Host:
         try:
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, -1, int(call.starts_on_device), "its devices")
-            self._resumed(process)
+            self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
         except BaseException as raised:
             error = self._described(process, call, raised)
-        self._end_run(process)
+        self._spans.end_run(process)
         with self._mutex:
             self._finishing[process] = (call, value, error)
             process.bound_ns = 0
@@ -318,7 +320,7 @@ class Host:
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
             driver.error = None
         self._post(driver, Event.START, -1, 0, "the start of the iteration")
-        self._resumed(driver)
+        self._spans.resumed(driver)
 
     def leave(self) -> None:
         """The iteration is over (or has failed)."""
@@ -413,46 +415,18 @@ class Host:
         return key >= 0 or self.layout.sharded(channel) or len(self._router.homes(channel)) == 1
 
     def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
-        start = self._end_run(process)
+        start = self._spans.end_run(process)
         process.items, process.queue, process.getting = items, queue, False
         self._post(process, Event.PUT, queue.index, len(items), f"room in channel {queue.name.channel!r}")
-        self._resumed(process, SpanKind.PUT, start, len(items))
+        self._spans.resumed(process, SpanKind.PUT, start, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
-        start = self._end_run(process)
+        start = self._spans.end_run(process)
         process.items, process.queue, process.getting = [], queue, True
         self._post(process, Event.GET, queue.index, wanted, f"items of channel {queue.name.channel!r}")
         items, process.items = process.items, []
-        self._resumed(process, SpanKind.GET, start, len(items))
+        self._spans.resumed(process, SpanKind.GET, start, len(items))
         return items
-
-    # --- spans -------------------------------------------------------------------------------------------
-    def _end_run(self, process: Process) -> int:
-        """Close the running stretch; returns now, the start of what follows."""
-        now = self.clock.now_ns()
-        if process.on_device and now > process.since and process.call is not None:
-            self._add(process, SpanKind.RUN, process.since, now)
-        return now
-
-    def _resumed(self, process: Process, kind: SpanKind | None = None, start: int = 0, items: int = 0) -> None:
-        """Write down the wait that has just ended; a running stretch begins."""
-        # A put that found room never gave the device away: what it took is part of the running stretch.
-        now = start if kind == SpanKind.PUT and process.bound_batch < 0 else self.clock.now_ns()
-        end = process.bound_ns if process.lock_waited else now
-        if kind is not None and process.queue is not None:
-            channel = self.recorder.channel(process.queue.name.channel)
-            self._add(process, kind, start, max(start, end), items, channel, process.first)
-        if process.lock_waited and now > process.lock_from:
-            self._add(process, SpanKind.LOCK, process.lock_from, now)
-        process.since = now
-
-    def _add(
-        self, process: Process, kind: SpanKind, start: int, end: int, items: int = 0, channel: int = -1, first: int = -1, name: str = ""
-    ) -> None:
-        call = process.call
-        text = name or (call.method if call is not None else process.worker)
-        iteration = call.iteration if call is not None else -1
-        self.recorder.add(process.track, kind, self.recorder.name(text), start, end, iteration, items, 0, channel, first)
 
     # --- posting and waiting -----------------------------------------------------------------------------
     def _post(self, process: Process, kind: Event, channel: int, n: int, what: str) -> None:
@@ -559,14 +533,14 @@ class Host:
         start = self.clock.now_ns()
         coming = order == "onload"
         if coming and process.call is not None and start > process.lock_from:
-            self._add(process, SpanKind.LOCK, process.lock_from, start)
+            self._spans.add(process, SpanKind.LOCK, process.lock_from, start)
         try:
             assert process.instance is not None
             getattr(process.instance, order)()
         except BaseException as error:
             self._fail(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
         end = self.clock.now_ns()
-        self._add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
+        self._spans.add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
         with self._mutex:
             process.ordering = False
             process.lock_from = end if coming else process.lock_from
