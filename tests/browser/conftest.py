@@ -59,11 +59,11 @@ class LabPage:
     def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
         self.wait_until(lambda: self.kernel_status() == status, f"kernel {status}", timeout)
 
-    def wait_until(self, holds: Any, what: str, timeout: float = 30) -> None:
+    def wait_until(self, holds: Any, what: str, timeout: float = 60) -> None:
         """Poll ``holds()`` until it is true; `AssertionError` says what did not come."""
         end = time.monotonic() + timeout
         while not holds():
-            assert time.monotonic() < end, f"{what}: not within {timeout} s"
+            assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
             self.page.wait_for_timeout(50)
 
     def set_theme(self, theme: str) -> None:
