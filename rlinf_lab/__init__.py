@@ -25,6 +25,10 @@ _HOME = {
     "Run": "rlinf_lab.runtime.run",
     "session": "rlinf_lab.runtime.run",
     "run": "rlinf_lab.notebook",
+    "show": "rlinf_lab.notebook",
+    "TimelineView": "rlinf_lab.widgets.timeline_view",
+    "timeline_html": "rlinf_lab.widgets.report",
+    "WorkerError": "rlinf_lab.errors",
     "devices": "rlinf_lab.runtime.devices",
     "shutdown": "rlinf_lab.runtime.ray_executor",
     "Timeline": "rlinf_lab.timeline.timeline",
@@ -40,7 +44,9 @@ _HOME = {
 
 if TYPE_CHECKING:
     from rlinf_lab.doctor import doctor as doctor
+    from rlinf_lab.errors import WorkerError as WorkerError
     from rlinf_lab.notebook import run as run
+    from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.estimate import estimate as estimate
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.simulator import Simulator as Simulator
@@ -56,6 +62,8 @@ if TYPE_CHECKING:
     from rlinf_lab.vecenv import list_envs as list_envs
     from rlinf_lab.vecenv import make_vec as make_vec
     from rlinf_lab.vecenv import register_env as register_env
+    from rlinf_lab.widgets.report import timeline_html as timeline_html
+    from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workflow.worker import Collected as Collected
     from rlinf_lab.workflow.worker import Inbox as Inbox
     from rlinf_lab.workflow.worker import Outbox as Outbox
