@@ -50,6 +50,7 @@ class QueueTable:
         self._queues: dict[QueueId, Queue] = {}
         self._streams: dict[StreamId, int] = {}
         self._by_index: dict[int, Queue] = {}
+        self._retired = -1
 
     def queue(self, name: QueueId) -> Queue:
         found = self._queues.get(name)
@@ -66,6 +67,10 @@ class QueueTable:
             self._streams[name] = self._engine.open_stream(capacity, name)
         return self._streams[name]
 
+    def is_retired(self, iteration: int) -> bool:
+        """Whether a message about this iteration comes too late to matter (a credit that another link overtook)."""
+        return iteration <= self._retired
+
     def of(self, index: int) -> Queue:
         return self._by_index[index]
 
@@ -77,6 +82,7 @@ class QueueTable:
 
     def retire(self, iteration: int) -> None:
         """Forget the queues of ``iteration`` and before; nobody waits at them any more."""
+        self._retired = max(self._retired, iteration)
         for name in [n for n in self._queues if n.iteration <= iteration]:
             queue = self._queues.pop(name)
             del self._by_index[queue.index]

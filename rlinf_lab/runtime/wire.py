@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _on_put(host: Host, name: QueueId, items: list[Any], origin: str) -> None:
-    if name.iteration in host._given_up:
+    if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
     queue.items.extend((item, origin) for item in items)
@@ -31,6 +31,8 @@ def _on_put(host: Host, name: QueueId, items: list[Any], origin: str) -> None:
 
 
 def _on_credit(host: Host, name: QueueId, n: int) -> None:
+    if host._queues.is_retired(name.iteration):
+        return
     queue = host._queues.queue(name)
     host._apply(host._engine.credit(queue.index, n))
     if host._engine.is_full(queue.index):
@@ -38,12 +40,16 @@ def _on_credit(host: Host, name: QueueId, n: int) -> None:
 
 
 def _on_stall(host: Host, name: QueueId, origin: str) -> None:
+    if host._queues.is_retired(name.iteration):
+        return
     queue = host._queues.queue(name)
     host._stalled.setdefault(queue, []).append(origin)
     host._apply(host._engine.remote_stall(queue.index))
 
 
 def _on_close(host: Host, stream: StreamId) -> None:
+    if host._queues.is_retired(stream.iteration):
+        return
     host._apply(host._engine.close(host._queues.stream(stream)))
 
 
