@@ -22,11 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Do, Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.links import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
@@ -82,7 +83,7 @@ class Host:
         self._pending: list[tuple[int, int, int, int]] = []
         self._timers: list[tuple[int, int, Process]] = []
         self._outgoing: deque[tuple[str, tuple]] = deque()
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()  # what a failure makes us say is said from within
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._outstanding = 0  # ranks of calls that the driver has submitted and that have not ended
         self._batch = 0
@@ -177,7 +178,8 @@ class Host:
         with self._mutex:
             for process in self._processes:
                 if process.worker == call.worker:
-                    self._values.entry(call.call_id, process.rank, call.iteration)
+                    value, _ = self._values.entry(call.call_id, process.rank, call.iteration)
+                    value.source = (process.worker, process.rank, call.method)
                     process.calls.append(call)
                     if process.waits_for == "call":
                         self._wake(process)
@@ -202,7 +204,7 @@ class Host:
             self._debt = {k: n for k, n in self._debt.items() if k[0].name.iteration > iteration}
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
-        start = self.clock.now_ns()
+        start, process.thread = self.clock.now_ns(), threading.get_ident()
         try:
             process.instance = declaration.build()
             process.instance._context = context
@@ -273,6 +275,8 @@ class Host:
         if isinstance(value, ChannelArg):
             port = OutboxPort if value.direction == WRITE else InboxPort
             return port(self, process, value.channel, call.iteration)
+        if isinstance(value, Packed):
+            return value.open()
         if isinstance(value, RefArg):
             return follow(self.fetch(process, value.call_id, value.producer, 0, call.iteration), value.path)
         return value
@@ -317,6 +321,7 @@ class Host:
         driver = self.driver
         with self._mutex:
             self._running += 1
+            driver.thread = threading.get_ident()
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
             driver.error = None
         self._post(driver, Event.START, -1, 0, "the start of the iteration")
@@ -373,6 +378,20 @@ class Host:
                 self.failure = error
                 if self.on_failure is not None:
                     self.on_failure(error)
+
+    def report(self, error: Failure) -> None:
+        """Something went wrong here that is no call's own error: the driver fails the iteration. It overtakes what is still unsent."""
+        home = self.place[DRIVER, 0]
+        with self._mutex:
+            if home == self.name:
+                self._fail(error)
+            else:
+                self._outgoing.appendleft((home, ("failed", error)))
+
+    def unreadable(self, peer: str, error: Exception) -> None:
+        """A message of ``peer`` could not be unpickled or handled here."""
+        self.report(wire.misunderstood(self.name, peer, error))
+        self.flush()
 
     # --- values ------------------------------------------------------------------------------------------
     def fetch(
@@ -509,16 +528,14 @@ class Host:
         process.waits_for = process.blocked_at = ""
         self._running += 1
         if process.parked:
-            process.parked = False
-            process.gate.release()
+            process.let_go()
 
     def _order(self, process: Process, order: str) -> None:
         """Under the mutex: the process's own thread shall leave or come onto its device, while it goes on waiting."""
         process.order = order
         self._running += 1
         if process.parked:
-            process.parked = False
-            process.gate.release()
+            process.let_go()
 
     def _carry_out(self, process: Process) -> None:
         """Leave or come onto the device and report it; what the thread waits for stays what it was."""
@@ -681,7 +698,10 @@ class Host:
                 host, message = self._outgoing.popleft()
                 assert self._send is not None
                 if host not in self._lost:
-                    self._send(host, message)
+                    try:
+                        self._send(host, message)
+                    except WorkflowError as error:  # it does not pickle
+                        wire.undeliverable(self, host, message, error)
 
     def receive(self, message: tuple) -> None:
         """A message from another host; see `wire`."""

@@ -3,6 +3,10 @@
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
 frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy.
 A stream that ends without a farewell means that its sender died.
+
+Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their reading
+threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can pile up is
+bounded by the capacities of the channels, which the engine keeps.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import secrets
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +28,7 @@ import cloudpickle
 from rlinf_lab.errors import ChannelBroken, WorkflowError
 
 FAREWELL = 0xFFFFFFFF
+FAREWELL_SECONDS = 5.0
 _COUNT = struct.Struct("<I")
 
 
@@ -47,11 +53,19 @@ def node_id() -> str:
 class Listener:
     """Accepts links from other hosts; one reading thread for each calls ``on_message(message)`` in order.
 
-    ``on_broken(host)`` is called when a peer's stream ends without a farewell.
+    ``on_broken(host)`` is called when a peer's stream ends without a farewell, ``on_error(host, error)`` when one of its messages
+    cannot be unpickled here, or handled; the messages after it are still heard.
     """
 
-    def __init__(self, host: str, on_message: Callable[[tuple], None], on_broken: Callable[[str], None], ip: str = "127.0.0.1") -> None:
-        self._on_message, self._on_broken = on_message, on_broken
+    def __init__(
+        self,
+        host: str,
+        on_message: Callable[[tuple], None],
+        on_broken: Callable[[str], None],
+        on_error: Callable[[str, Exception], None],
+        ip: str = "127.0.0.1",
+    ) -> None:
+        self._on_message, self._on_broken, self._on_error = on_message, on_broken, on_error
         self._closed = False
         self._left: set[str] = set()  # peers that have said farewell
         self._left_changed = threading.Condition()
@@ -89,8 +103,11 @@ class Listener:
                 connection.close()
                 return
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
-            while (message := read_frame(stream)) is not None:
-                self._on_message(message)
+            while (parts := read_frame(stream)) is not None:
+                try:
+                    self._on_message(pickle.loads(parts[0], buffers=parts[1:]))
+                except Exception as error:  # a class that does not exist here; without a reader the run would hang
+                    self._on_error(peer, error)
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
@@ -113,14 +130,13 @@ class Listener:
             each.close()
 
 
-def read_frame(stream: Any) -> tuple | None:
-    """The next message; None after a farewell. `EOFError` when the stream ends in the middle or without a farewell."""
+def read_frame(stream: Any) -> list[bytearray] | None:
+    """The next message: its pickle, then its buffers; None after a farewell. `EOFError` when the stream ends without one."""
     count = _COUNT.unpack(_exactly(stream, 4))[0]
     if count == FAREWELL:
         return None
     sizes = struct.unpack(f"<{count}Q", _exactly(stream, 8 * count))
-    parts = [_exactly(stream, size) for size in sizes]
-    return pickle.loads(parts[0], buffers=parts[1:])
+    return [_exactly(stream, size) for size in sizes]
 
 
 def _exactly(stream: Any, size: int) -> bytearray:
@@ -139,7 +155,11 @@ class Link:
 
     def __init__(self, address: Address, me: str) -> None:
         self.peer = address.host
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._backlog: deque[memoryview] = deque()  # what the socket did not take at once; its head is being sent
+        self._writer: threading.Thread | None = None
+        self._broken: OSError | None = None
+        self._closed = False
         self._socket, self.transport = self._connect(address)
         name = me.encode()
         self._socket.sendall(address.secret + _COUNT.pack(len(name)) + name)
@@ -158,38 +178,112 @@ class Link:
         return tcp, "tcp"
 
     def send(self, message: tuple) -> None:
-        """Hand a message over. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken` if the peer is gone."""
-        frame = encode(message)
-        try:
-            with self._lock:
-                self._socket.sendall(frame)
-        except OSError as error:
-            raise ChannelBroken(f"Host {self.peer!r} is gone: {error}. Its workers have died; see run.status().") from error
+        """Hand a message over; never blocks. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken` if the peer is gone."""
+        self._post(encode(message))
 
-    def close(self) -> None:
+    def _post(self, frame: bytes) -> None:
+        with self._changed:
+            if self._broken is not None:
+                raise ChannelBroken(f"Host {self.peer!r} is gone: {self._broken}. Its workers have died; see run.status().")
+            rest = memoryview(frame) if self._backlog else self._now(memoryview(frame))
+            if rest:
+                self._backlog.append(rest)
+                self._changed.notify_all()
+                if self._writer is None:
+                    self._writer = threading.Thread(target=self._write, name=f"write to {self.peer}", daemon=True)
+                    self._writer.start()
+
+    def _now(self, frame: memoryview) -> memoryview:
+        """Hand over what the socket takes without waiting; returns the rest."""
         try:
-            with self._lock:
-                self._socket.sendall(_COUNT.pack(FAREWELL))
-        except OSError:  # the peer was faster
+            while frame:
+                frame = frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
+        except BlockingIOError:
             pass
+        except OSError as error:
+            self._broken = error
+            raise ChannelBroken(f"Host {self.peer!r} is gone: {error}. Its workers have died; see run.status().") from error
+        return frame
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._backlog or self._closed)
+                if not self._backlog:
+                    return
+                head = self._backlog[0]
+            try:
+                self._socket.sendall(head)
+            except OSError as error:
+                with self._changed:
+                    self._broken = error
+                    self._backlog.clear()
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._backlog.popleft()
+                self._changed.notify_all()
+
+    def close(self, seconds: float = FAREWELL_SECONDS) -> None:
+        """Say farewell behind what has been sent; a peer that does not read for ``seconds`` is left without one."""
+        with self._changed:
+            if self._closed:
+                return
+            with contextlib.suppress(ChannelBroken):  # the peer was faster
+                self._post(_COUNT.pack(FAREWELL))
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._backlog, seconds)
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An argument in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's error."""
+
+    data: bytes
+    buffers: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, value: Any) -> Packed:
+        """Raises `WorkflowError` when the value does not pickle."""
+        data, buffers = _pickled(value)
+        return cls(data, tuple(pickle.PickleBuffer(b) for b in buffers))
+
+    def open(self) -> Any:
+        return pickle.loads(self.data, buffers=self.buffers)
 
 
 def encode(message: tuple) -> bytes:
     """One frame. Classes of a notebook travel by value, arrays as raw buffers."""
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-    except Exception:  # a class of a notebook cell, a lambda: the slower pickler knows them
-        buffers.clear()
-        try:
-            data = cloudpickle.dumps(message, protocol=5, buffer_callback=buffers.append)
-        except Exception as error:
-            what = ", ".join(sorted({type(part).__name__ for part in message[1:]}))
-            raise WorkflowError(
-                f"A {message[0]!r} message cannot be sent to another process: {type(error).__name__}: {error} (it holds: {what}). "
-                f"Next: put plain values, arrays or dataclasses into channels; keep open files, locks and generators out."
-            ) from error
-    raw = [b.raw() for b in buffers]
+    data, raw = _pickled(message)
     sizes = [len(data), *(r.nbytes for r in raw)]
     return b"".join([_COUNT.pack(len(sizes)), struct.pack(f"<{len(sizes)}Q", *sizes), data, *raw])
+
+
+def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
+    """A pickle and its buffers. Raises `WorkflowError`."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        if b"__main__" in data:  # a class of a notebook cell or a script, by name: the other process has another __main__
+            raise pickle.PicklingError("__main__")
+    except Exception:  # or a lambda: the slower pickler sends them by value
+        buffers.clear()
+        try:
+            data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        except Exception as error:
+            raise WorkflowError(
+                f"{_named(value)} cannot be sent to another process: {type(error).__name__}: {error}. "
+                f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
+            ) from error
+    return data, [b.raw() for b in buffers]
+
+
+def _named(value: Any) -> str:
+    text = repr(value)
+    if isinstance(value, tuple) and value and isinstance(value[0], str):  # a message
+        return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"
+    return text if len(text) <= 80 else f"{text[:77]}..."

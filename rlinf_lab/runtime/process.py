@@ -46,6 +46,7 @@ class Process:
     lock_waited: bool = False
     since: int = 0  # start of the running stretch
     on_device: bool = False
+    thread: int = 0  # identity of the thread that runs the rank
     active: bool = False  # the driver inside an iteration
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
@@ -53,6 +54,16 @@ class Process:
 
     def __post_init__(self) -> None:
         self.gate.acquire()
+
+    def let_go(self) -> None:
+        """Under the host's mutex: the thread need not wait at its gate any more.
+
+        It may not have come to the gate yet: then it does not pass it, and the gate is still open at its next wait (which looks
+        at ``parked`` again after passing).
+        """
+        self.parked = False
+        if self.gate.locked():
+            self.gate.release()
 
     @property
     def label(self) -> str:

@@ -14,6 +14,7 @@ one is started; it stays warm for the next run of this process and ends with `sh
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import threading
@@ -27,12 +28,13 @@ from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.links import Link, Listener, Packed
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.calls import CallSpec, ChannelArg, RefArg
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -69,7 +71,7 @@ class RayExecutor:
 
         ensure_ray(self._address)
         ip = ray.util.get_node_ip_address() if self._address or os.environ.get("RAY_ADDRESS") else "127.0.0.1"
-        self._listener = Listener("driver", self._receive, self._broken, ip)
+        self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
         try:
             self._create(ray, ip)
             answers = ray.get([actor.start.remote(self._declarations) for actor in self._actors.values()])
@@ -135,6 +137,8 @@ class RayExecutor:
         self.driver_host.receive(message)
 
     def send(self, worker: str, message: tuple) -> None:
+        kind, call = message
+        message = (kind, packed(call))
         for name in sorted({h for (w, _), h in self.place.items() if w == worker}):
             self._send(name, message)
 
@@ -142,10 +146,8 @@ class RayExecutor:
         link = self._links.get(host)
         if link is None:
             raise ExecutorError(f"Host {host!r} is not connected: the executor was not started, or has stopped.")
-        try:
+        with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
             link.send(message)
-        except ConnectionError:
-            self._broken(host)
 
     def _receive(self, message: tuple) -> None:
         if message[0] != "news":
@@ -190,6 +192,21 @@ class RayExecutor:
 
     def __repr__(self) -> str:
         return f"RayExecutor({self.flow.name!r}, {len(self.hosts)} hosts: {', '.join(f'{h} on {self._device_names(h)}' for h in self.hosts)})"
+
+
+def packed(call: CallSpec) -> CallSpec:
+    """The call with its plain arguments pickled one by one. `WorkflowError` names the argument that cannot travel."""
+
+    def pack_one(name: str, value: Any) -> Any:
+        if value is None or isinstance(value, (ChannelArg, RefArg, bool, int, float, str)):
+            return value
+        try:
+            return Packed.of(value)
+        except WorkflowError as error:
+            raise WorkflowError(f"Call of {call.worker}.{call.method}(), argument {name}: {error}") from error.__cause__
+
+    args = tuple(pack_one(str(i + 1), a) for i, a in enumerate(call.args))
+    return dataclasses.replace(call, args=args, kwargs={k: pack_one(k, v) for k, v in call.kwargs.items()})
 
 
 def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:

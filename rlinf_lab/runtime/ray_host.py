@@ -40,7 +40,7 @@ class DeviceHost:
         self.recorder = Recorder(name, MonotonicClock())
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send)
         self.links: dict[str, Link] = {}
-        self._listener = Listener(name, self.host.receive, self._broken, ip)
+        self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip)
         self._stop = threading.Event()
 
     def _pin(self) -> None:
@@ -103,7 +103,8 @@ class DeviceHost:
         return late
 
     def _send(self, host: str, message: tuple) -> None:
-        self.links[host].send(message)
+        with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
+            self.links[host].send(message)
 
     def _broken(self, peer: str) -> None:
         if peer == "driver":  # nobody is left to work for

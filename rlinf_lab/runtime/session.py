@@ -112,8 +112,8 @@ class Session:
         for channel in spec.channels(WRITE):
             self._refuse_sealed(channel, f"{worker}.{method}")
         self._calls.append(spec)
-        self._host.expect(self._layout.ranks(worker))
         self._executor.send(worker, ("call", spec))
+        self._host.expect(self._layout.ranks(worker))  # not before: what could not be sent does not end
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:

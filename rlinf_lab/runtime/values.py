@@ -19,6 +19,7 @@ class Value:
     ready: bool = False
     value: Any = None
     error: BaseException | None = None
+    source: tuple[str, int, str] = ("?", 0, "?")  # worker, rank, method; known where it is produced
     waiters: list[Process] = field(default_factory=list)
     asked_by: list[str] = field(default_factory=list)
 

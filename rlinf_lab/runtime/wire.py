@@ -3,15 +3,18 @@
     put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
     want, value                 the result of a call, once for each host that needs it
     call, seal, cancel, retire  the driver to everyone
-    ended                       everyone to the driver: one rank has done one call
+    ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
 """
 
 from __future__ import annotations
 
+import pickle
+import threading
+import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import Cancelled, ExecutorError
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
 from rlinf_lab.workflow.calls import CallSpec
@@ -66,6 +69,10 @@ def _on_ended(host: Host, iteration: int, error: Failure | None) -> None:
     host._ended(iteration, error)
 
 
+def _on_failed(host: Host, error: Failure) -> None:
+    host._fail(error)
+
+
 def _on_call(host: Host, call: CallSpec) -> None:
     host.submit(call)
 
@@ -84,8 +91,17 @@ def _on_retire(host: Host, iteration: int) -> None:
 
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "want": _on_want, "value": _on_value,
-    "ended": _on_ended, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
+    "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
 }  # fmt: skip
+
+
+def misunderstood(here: str, peer: str, error: Exception) -> ExecutorError:
+    """A message that does not unpickle, or that a handler failed on."""
+    start = f"Host {here!r} could not understand a message of {peer!r}: {type(error).__name__}: {error}."
+    if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):
+        advice = "Next: install the module that defines it on every node, or define the class in a notebook cell (it then travels by value)."
+        return ExecutorError(f"{start} {advice}")
+    return ExecutorError(f"{start}\n{''.join(traceback.format_exception(error))}")
 
 
 def extend_credit(host: Host, queue: Queue, n: int) -> None:
@@ -93,6 +109,28 @@ def extend_credit(host: Host, queue: Queue, n: int) -> None:
     for origin in host._stalled.pop(queue, []):
         host._debt[queue, origin] = host._debt.get((queue, origin), 0) + n
         host._outgoing.append((origin, ("credit", queue.name, n)))
+
+
+def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> None:
+    """What a worker returned or put does not pickle: the error goes where the value should have gone, and to the driver."""
+    if message[0] == "value":
+        _, call_id, rank, iteration, _, _ = message
+        with host._mutex:
+            worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
+            failure = WorkerError.of(worker, rank, method, error, f"what {method}() returned, on its way to {to!r}")
+            host._outgoing.appendleft((to, ("value", call_id, rank, iteration, None, failure)))
+        host.report(failure)
+    elif message[0] == "put":
+        _, name, items, _ = message
+        with host._mutex:
+            putter = next((p for p in host._processes if p.items is items and p.call is not None), None)
+            if putter is not None and putter.thread == threading.get_ident():
+                putter.error = error  # it is about to look, and raises where the user wrote put()
+                return
+        who = (putter.worker, putter.rank) if putter else ("?", 0)
+        host.report(WorkerError.of(*who, "put", error, f"an item put into channel {name.channel!r}, on its way to {to!r}"))
+    else:
+        raise error
 
 
 def lost(host: Host, name: str) -> None:
