@@ -246,7 +246,7 @@ class Host:
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
         except BaseException as raised:
-            error = self._described(process, call, raised)
+            error = wire.described(process, call, raised)
         self._spans.end_run(process)
         with self._mutex:
             self._finishing[process] = (call, value, error)
@@ -255,12 +255,6 @@ class Host:
             self._block(process, "engine", "the end of its call", (process.index, Event.DONE, -1, 0))
         self.flush()
         self._park(process)
-
-    def _described(self, process: Process, call: CallSpec, raised: BaseException) -> BaseException:
-        if isinstance(raised, (Cancelled, DeadlockError)):
-            return raised.with_traceback(None)
-        trace = "".join(traceback.format_exception(raised))
-        return WorkerError.of(process.worker, process.rank, call.method, raised, trace)
 
     def _arguments(self, process: Process, call: CallSpec) -> tuple[list[Any], dict[str, Any]]:
         start = self.clock.now_ns()
@@ -644,20 +638,13 @@ class Host:
                 self.relieved += 1
                 self._apply(out)
             else:
-                self._deadlock()
+                wire.deadlock(self)
                 return
 
     def _fire_timers(self) -> None:
         now = self.clock.now_ns()
         while self._timers and self._timers[0][0] <= now:
             self._wake(heapq.heappop(self._timers)[2], timer=True)
-
-    def _deadlock(self) -> None:
-        error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self.waits()))
-        self._fail(error)
-        for process in self._processes:
-            if process.call is not None:
-                self._interrupt(process, DeadlockError(*error.args))
 
     # --- looking -----------------------------------------------------------------------------------------
     def waits(self) -> list[str]:

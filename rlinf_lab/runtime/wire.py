@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
 from rlinf_lab.workflow.calls import CallSpec
@@ -160,3 +160,18 @@ def waiting_line(host: Host, process: Process) -> str:
             names.append(f"{host.layout.plan.devices[device]} is held by {host._processes[holder].label}")
     held = f" ({', '.join(names)})" if names else ""
     return f"{process.label} waits for {process.blocked_at}{held}"
+
+
+def deadlock(host: Host) -> None:
+    error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in host.waits()))
+    host._fail(error)
+    for process in host._processes:
+        if process.call is not None:
+            host._interrupt(process, DeadlockError(*error.args))
+
+
+def described(process: Process, call: CallSpec, raised: BaseException) -> BaseException:
+    if isinstance(raised, (Cancelled, DeadlockError)):
+        return raised.with_traceback(None)
+    trace = "".join(traceback.format_exception(raised))
+    return WorkerError.of(process.worker, process.rank, call.method, raised, trace)
