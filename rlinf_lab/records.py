@@ -21,8 +21,11 @@ class EnvStep:
     obs_NO: NDArray
     """to act on next; after a reset the first observation of the new episode"""
     reward_N: NDArray
+    """as the simulator gives it, float32, in its own units"""
     terminated_N: NDArray[np.bool_]
+    """the task ended: nothing follows, the value of the final observation is zero"""
     truncated_N: NDArray[np.bool_]
+    """the horizon was reached: the episode would have gone on. Never together with ``terminated_N``"""
     success_N: NDArray[np.bool_]
     """the task's own signal after this step, before any reset"""
     final_obs_NO: NDArray

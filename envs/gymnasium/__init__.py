@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import EnvError
+from rlinf_lab.errors import EnvError, MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
 
 
@@ -19,7 +19,10 @@ class GymnasiumEnv:
     """One environment; actions in [-1, 1] are mapped linearly to its own range."""
 
     def __init__(self, id: str, task: str) -> None:
-        self.env = gymnasium.make(task, render_mode="rgb_array")
+        try:
+            self.env = gymnasium.make(task, render_mode="rgb_array")
+        except gymnasium.error.DependencyNotInstalled as error:
+            raise MissingDependencyError(f"{id} needs a package of its own: {error}") from error
         space, action = self.env.observation_space, self.env.action_space
         for what, found in (("observation", space), ("action", action)):
             if not isinstance(found, Box) or len(found.shape) != 1:

@@ -1,0 +1,145 @@
+"""ManiSkill stepped as a batch equals ManiSkill's own steps; building and resetting are safe in threads and never ask at the prompt.
+
+Each script runs in a process of its own: the adapter may replace parts of SAPIEN, and other tests must not see that.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAD = """
+import builtins, sys, threading
+import numpy as np
+from rlinf_lab.errors import EnvError
+from rlinf_lab.vecenv import make_vec
+
+TASK = sys.argv[1]
+"""
+
+# Random actions seldom meet the cube, so it is put where the interesting branches are: in front of the fingers, between them, on the goal.
+EQUAL = (
+    HEAD
+    + """
+import torch
+from mani_skill.utils.structs import Pose
+
+N = 3
+batched, stock = make_vec("maniskill/" + TASK, N, 20), make_vec("maniskill/" + TASK, N, 20, batched=False)
+assert type(batched).__name__ == "BatchedVecEnv" and type(stock).__name__ == "LoopVecEnv"
+seen = {"moved": 0, "success": 0, "grasped": 0, "reached": 0, "ended": 0}
+
+def put_cube(offset, at_goal=False):
+    for vector in (batched, stock):
+        for env in vector._envs:
+            bare = env.stock
+            cube = bare.cube if TASK.startswith("Pick") else bare.obj
+            goal = bare.goal_site if TASK.startswith("Pick") else bare.goal_region
+            place = (goal if at_goal else bare.agent.tcp).pose.p + torch.tensor([offset])
+            cube.set_pose(Pose.create_from_pq(p=place))
+
+def step(action):
+    ours, theirs = batched.step(action), stock.step(action)
+    for field in ("obs_NO", "final_obs_NO", "success_N", "truncated_N", "terminated_N"):
+        a, b = getattr(ours, field), getattr(theirs, field)
+        assert a.dtype == b.dtype and np.array_equal(a, b), (TASK, field, a, b)
+    assert ours.reward_N.dtype == theirs.reward_N.dtype == np.float32
+    assert np.abs(ours.reward_N - theirs.reward_N).max() < 1e-6, (TASK, ours.reward_N, theirs.reward_N)
+    seen["success"] += int(ours.success_N.sum())
+    seen["ended"] += int(ours.truncated_N.sum())
+    if TASK.startswith("Pick"):
+        seen["grasped"] += int(ours.final_obs_NO[:, 18].sum())
+    else:
+        seen["reached"] += int((~ours.success_N & (ours.reward_N > {"PushCube-v1": 1 / 4, "PullCube-v1": 1 / 3}[TASK])).sum())
+    return ours
+
+assert np.array_equal(batched.reset(seed=5), stock.reset(seed=5))
+rng = np.random.default_rng(0)
+for t in range(45):  # beyond the ends of two episodes, actions beyond the range
+    step(rng.uniform(-1.2, 1.2, (N, 8)))
+
+still, closing = np.zeros((N, 8)), np.zeros((N, 8))
+still[:, 7], closing[:, 7] = 1.0, -1.0
+
+batched.reset(seed=6), stock.reset(seed=6)
+put_cube([0.0, 0.0, 0.02])  # between the fingers: they close on it, then the arm waves it about
+before = step(closing).obs_NO
+for t in range(14):
+    action = closing if t < 5 else np.concatenate([rng.uniform(-1, 1, (N, 7)), -np.ones((N, 1))], axis=1)
+    after = step(action).final_obs_NO
+seen["moved"] = float(np.abs(after[:, 28:30] - before[:, 28:30]).max())
+
+batched.reset(seed=7), stock.reset(seed=7)
+side = {"PushCube-v1": 0.025, "PullCube-v1": -0.03, "PickCube-v1": 0.0}[TASK]
+put_cube([side, 0.0, 0.012])
+for t in range(3):
+    step(still)
+put_cube([0.0, 0.0, 0.0 if TASK.startswith("Pick") else 0.02], at_goal=True)
+step(still), step(still)
+batched.close(), stock.close()
+print(seen)
+needed = {"moved", "success", "ended", "grasped" if TASK.startswith("Pick") else "reached"}
+assert all(seen[k] > 0.01 for k in needed), seen
+"""
+)
+
+THREADS = (
+    HEAD
+    + """
+K, SEEDS = 3, range(25)
+alone = make_vec("maniskill/" + TASK, 2, 5)
+expected = [alone.reset(seed=s) for s in SEEDS]
+screen, prompt, built, found = sys.stdout, builtins.input, {}, {}
+
+def in_threads(work):
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(K)]
+    [t.start() for t in threads], [t.join() for t in threads]
+
+in_threads(lambda k: built.update({k: make_vec("maniskill/" + TASK, 2, 5)}))
+assert sys.stdout is screen and builtins.input is prompt
+in_threads(lambda k: found.update({k: [built[k].reset(seed=s) for s in SEEDS]}))
+assert all(np.array_equal(a, b) for k in range(K) for a, b in zip(found[k], expected, strict=True))
+"""
+)
+
+ASSETS = (
+    HEAD
+    + """
+asked = []
+builtins.input = lambda prompt="": asked.append(prompt) or "n"
+try:
+    make_vec("maniskill/" + TASK, 1)
+except EnvError as error:
+    text = str(error)
+    assert "needs assets" in text and f"download_asset {TASK}" in text, text
+else:
+    print("assets are here")
+assert not asked
+"""
+)
+
+
+def run(script: str, task: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", script, task], capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("task", ["PushCube-v1", "PullCube-v1", "PickCube-v1"])
+def test_a_batch_equals_the_stock_environments(task: str) -> None:
+    run(EQUAL, task)
+
+
+def test_threads_get_the_resets_that_one_alone_gets() -> None:
+    run(THREADS, "PushCube-v1")
+
+
+def test_a_missing_asset_is_named_and_nobody_is_asked(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MS_ASSET_DIR", str(tmp_path))
+    monkeypatch.delenv("MS_SKIP_ASSET_DOWNLOAD_PROMPT", raising=False)
+    assert "assets are here" not in run(ASSETS, "PickSingleYCB-v1")
