@@ -9,6 +9,9 @@ host to host, so nothing central is asked once per item.
 
 A Ray that was already initialised here, or one named by ``address`` or ``RAY_ADDRESS``, is used and left running. Otherwise a private
 one is started; it stays warm for the next run of this process and ends with `shutdown` or with the process.
+
+A host of CPU devices asks Ray for no CPUs (it is pinned to its cores instead), so it never waits for others' logical ones. A host
+with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apart, they are not those of `nvidia-smi`.
 """
 
 from __future__ import annotations
@@ -19,11 +22,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import ExecutorError, WorkflowError
+from rlinf_lab.errors import ExecutorError, PlanError, WorkflowError
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores
@@ -37,6 +41,9 @@ from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.workflow.calls import CallSpec, ChannelArg, RefArg
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
+
+PROCESS_SECONDS = 120  # a cluster may have to start a node
+STOP_SECONDS = 10
 
 
 class RayExecutor:
@@ -70,10 +77,11 @@ class RayExecutor:
         import ray
 
         ensure_ray(self._address)
-        ip = ray.util.get_node_ip_address() if self._address or os.environ.get("RAY_ADDRESS") else "127.0.0.1"
+        self._refuse_too_few_gpus(ray.cluster_resources().get("GPU", 0))
+        ip = "127.0.0.1" if _KEEPER.is_open else ray.util.get_node_ip_address()
         self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
         try:
-            self._create(ray, ip)
+            self._create(ray)
             answers = ray.get([actor.start.remote(self._declarations) for actor in self._actors.values()])
         except ray.exceptions.RayError as error:
             self.stop()
@@ -83,9 +91,18 @@ class RayExecutor:
             self.stop()
             raise problem
 
-    def _create(self, ray: Any, ip: str) -> None:
+    def _refuse_too_few_gpus(self, available: float) -> None:
+        """Ray would let the actors wait for ever."""
+        wanted = [d for d in self.layout.plan.devices if d.startswith("cuda") and any(d in self._device_names(h) for h in self.hosts)]
+        if len(wanted) > available:
+            raise PlanError(
+                f"Plan {self.layout.plan.name!r} uses {len(wanted)} GPUs ({', '.join(wanted)}), and this Ray has {available:g}. "
+                f"Next: rlinf-lab doctor, or a plan on devices('cpu')."
+            )
+
+    def _create(self, ray: Any) -> None:
         remote = ray.remote(DeviceHost)
-        payload = pack(self.layout, self.place, ip)
+        payload = pack(self.layout, self.place, one_node=_KEEPER.is_open)
         for name in self.hosts:
             gpus = sum(d.startswith("cuda") for d in self._device_names(name))
             # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
@@ -94,7 +111,13 @@ class RayExecutor:
         addresses = [self._listener.address] if self._listener else []
         for name, actor in self._actors.items():
             asked = time.monotonic_ns()
-            address, self._pids[name], theirs = ray.get(actor.address.remote())
+            try:
+                address, self._pids[name], theirs = ray.get(actor.address.remote(), timeout=PROCESS_SECONDS)
+            except ray.exceptions.GetTimeoutError as error:
+                raise ExecutorError(
+                    f"Ray gave no process for host {name!r} ({', '.join(self._device_names(name))}) within {PROCESS_SECONDS} s. Free now: "
+                    f"{ray.available_resources()}. Next: stop what else runs on this Ray, or give it more nodes."
+                ) from error
             middle = (asked + time.monotonic_ns()) // 2
             same = address.node == addresses[0].node
             self._offsets[name] = 0 if same else middle - theirs
@@ -115,9 +138,10 @@ class RayExecutor:
         answered: set[str] = set()
         if ray.is_initialized():
             asked = {name: actor.stop.remote() for name, actor in self._actors.items()}
+            deadline = time.monotonic() + STOP_SECONDS
             for name, reference in asked.items():
                 with contextlib.suppress(ray.exceptions.RayError):
-                    late += ray.get(reference, timeout=10)
+                    late += ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
                     answered.add(name)
             if self._listener is not None:
                 self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
@@ -272,10 +296,11 @@ class _Keeper:
 
         try:
             # address="local" never joins somebody else's Ray that happens to run on this node.
-            ray.init(
-                address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR,
-                namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
-            )  # fmt: skip
+            with _quiet():
+                ray.init(
+                    address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False,
+                    logging_level=logging.ERROR, namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
+                )  # fmt: skip
         except BaseException as error:
             self._error = error
             self._ready.set()
@@ -289,6 +314,18 @@ class _Keeper:
             self._close.set()
             self._thread.join(30)
             self._thread = None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Ray's remarks on how it was started, which its own setting does not reach."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 _KEEPER = _Keeper()

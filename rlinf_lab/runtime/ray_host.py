@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +30,35 @@ class DeviceHost:
     """Lives in an actor's process. The driver calls its methods only to set it up and to end it."""
 
     def __init__(self, name: str, payload: bytes) -> None:
+        import ray
+
         # One compute thread a process: two on a busy core make a step of 30 ms last a second.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         paths, packed = pickle.loads(payload)
         # A module beside the notebook is importable there; it must be here too.
         sys.path += [p for p in paths if p not in sys.path]
-        layout, place, ip = pickle.loads(packed)
+        layout, place, one_node = pickle.loads(packed)
         self.name, self.layout, self.place = name, layout, place
+        self._gpus = see_gpus(self._device_names())
         self._pin()
         self.recorder = Recorder(name, MonotonicClock())
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send)
         self.links: dict[str, Link] = {}
+        ip = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
         self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip)
         self._stop = threading.Event()
 
+    def _device_names(self) -> set[str]:
+        return {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
+
+    def _torch_device(self, names: Sequence[str]) -> str:
+        """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""
+        device = torch_device(names)
+        return self._gpus.get(device, device)
+
     def _pin(self) -> None:
         """Stay on the cores that the plan's CPU devices stand for."""
-        names = {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
-        numbers = sorted(int(n.partition(":")[2]) for n in names if n.startswith("cpu:"))
+        numbers = sorted(int(n.partition(":")[2]) for n in self._device_names() if n.startswith("cpu:"))
         available = cores()
         mine = {available[i] for i in numbers if i < len(available)}
         if mine and hasattr(os, "sched_setaffinity"):
@@ -66,7 +78,7 @@ class DeviceHost:
     def start(self, declarations: bytes) -> BaseException | None:
         """Build the workers. Returns what went wrong instead of raising: Ray would wrap it."""
         try:
-            self.host.start(pickle.loads(declarations), torch_device)
+            self.host.start(pickle.loads(declarations), self._torch_device)
         except ModuleNotFoundError as error:
             return WorkflowError(
                 f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it on every node, or "
@@ -112,9 +124,22 @@ class DeviceHost:
         self.host.lost(peer)
 
 
-def pack(layout: Layout, place: dict[tuple[str, int], str], ip: str) -> bytes:
+def see_gpus(names: Iterable[str]) -> dict[str, str]:
+    """Make the GPUs that Ray gave to this process the only visible ones; what the plan's names are called by torch here.
+
+    Ray has set CUDA_VISIBLE_DEVICES already, unless the user told it not to (RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES).
+    """
+    import ray
+
+    mine = sorted((n for n in names if n.startswith("cuda:")), key=lambda n: int(n.partition(":")[2]))
+    if mine:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
+    return {name: f"cuda:{i}" for i, name in enumerate(mine)}
+
+
+def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool) -> bytes:
     """What a `DeviceHost` is made from; the import path comes first, for what follows may need it."""
-    return pickle.dumps(([p or str(Path.cwd()) for p in sys.path], cloudpickle.dumps((layout, place, ip))))
+    return pickle.dumps(([p or str(Path.cwd()) for p in sys.path], cloudpickle.dumps((layout, place, one_node))))
 
 
 def failed(answers: list[Any]) -> BaseException | None:

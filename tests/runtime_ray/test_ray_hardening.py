@@ -1,0 +1,261 @@
+"""What must fail by name, and never hang, when workers live in other processes; devices as Ray gives them out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.ray_executor import RayExecutor, shutdown
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+pytestmark = pytest.mark.ray
+
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+class OddError(Exception):
+    """Cannot be pickled, nor rebuilt from its arguments."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"odd {a} {b}")
+        self.lock = threading.Lock()
+
+
+class Maker(Worker):
+    def make(self, how: str, out: Outbox) -> Any:
+        out.put(1)
+        if how == "item":
+            out.put(threading.Lock())
+        if how == "error":
+            raise OddError(1, 2)
+        if how == "exit":
+            raise SystemExit(3)
+        return threading.Lock() if how == "value" else 5
+
+
+class Taker(Worker):
+    def take(self, inbox: Inbox, extra: object) -> int:
+        return sum(len(batch) for batch in inbox)
+
+
+def fragile_flow() -> Workflow:
+    flow = Workflow("fragile")
+    items = flow.channel("items")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(how: str = "", extra: object = None) -> tuple[int, int]:
+        made = maker.make(how, items)
+        taken = taker.take(items, extra)
+        return made.wait(), taken.wait()
+
+    return flow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def private_ray() -> Iterator[None]:
+    yield
+    shutdown()
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[Session]:
+    flow = fragile_flow()
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}), executor="ray") as s:
+        yield s
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("item", "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        ("value", "'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"),
+        ("error", "OddError: odd 1 2"),
+        ("exit", "SystemExit: 3"),
+    ],
+)
+def test_what_cannot_travel_back_fails_the_iteration_by_name(fragile: Session, how: str, message: str) -> None:
+    with pytest.raises(WorkerError, match=message) as caught:
+        fragile.step(how)
+    assert caught.value.worker == "maker"
+    assert fragile.step() == (5, 1)
+
+
+def test_an_argument_that_cannot_travel_is_named_where_the_call_is_made(fragile: Session) -> None:
+    with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
+        fragile.step("", threading.Lock())
+    assert fragile.step() == (5, 1)
+
+
+class Unreadable:
+    def __reduce__(self) -> tuple:
+        return missing, ()
+
+
+def missing() -> None:
+    raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
+
+
+def test_an_argument_that_cannot_be_read_is_the_error_of_the_rank_that_needs_it(fragile: Session) -> None:
+    with pytest.raises(WorkerError, match="'taker' rank 0 failed in take.*No module named 'elsewhere'"):
+        fragile.step("", Unreadable())
+    assert fragile.step() == (5, 1)
+
+
+class Pair(Worker):
+    """Both send before they read, more than a socket holds."""
+
+    def swap(self, inbox: Inbox, out: Outbox, n: int) -> int:
+        received = 0
+        for _ in range(n):
+            out.put_all(np.zeros(200_000) for _ in range(3))
+            received += sum(inbox.take().size > 0 for _ in range(3))
+        return received
+
+
+def test_large_items_in_both_directions_at_once() -> None:
+    flow = Workflow("swap")
+    a, b = flow.channel("a", capacity=4), flow.channel("b", capacity=4)
+    left, right = flow.worker(Pair, name="left"), flow.worker(Pair, name="right")
+
+    @flow.iteration
+    def iteration(n: int = 1) -> tuple[int, int]:
+        x, y = left.swap(a, b, n), right.swap(b, a, n)
+        return x.wait(), y.wait()
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"left": [0], "right": [1]}), executor="ray") as s:
+        assert s.step(40) == (120, 120)
+
+
+def test_nothing_of_a_stopped_executor_is_left() -> None:
+    flow = fragile_flow()
+    executor = RayExecutor(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}))
+    before = set(threading.enumerate())
+    executor.start()
+    hosts = [psutil.Process(pid) for pid in executor._pids.values()]
+    assert len(hosts) == 2 and [p.cpu_affinity() for p in hosts] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
+    assert Session(executor).step() == (5, 1)
+    assert executor.stop() == [] and executor.stop() == []
+    _, alive = psutil.wait_procs(hosts, timeout=20)
+    assert not alive
+    links = [t for t in threading.enumerate() if t not in before and t.name.startswith(("link", "listen", "write to"))]
+    for thread in links:
+        thread.join(20)
+    assert not [t for t in links if t.is_alive()]
+
+
+def run_script(tmp_path: Path, body: str) -> list[str]:
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(body))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip().split("\n")
+
+
+def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_usable(tmp_path: Path) -> None:
+    lines = run_script(
+        tmp_path,
+        """
+        import os, signal, threading
+        from dataclasses import dataclass
+        import rlinf_lab as lab
+        from rlinf_lab.runtime.ray_executor import shutdown
+        from rlinf_lab.runtime.run import session
+
+        @dataclass
+        class Settings:
+            n: int
+
+        @dataclass
+        class Item:
+            i: int
+
+        class Source(lab.Worker):
+            def make(self, settings: object, out: lab.Outbox, seconds: float):
+                self.compute(seconds)
+                out.put_all(Item(i) for i in range(settings.n))
+                return settings
+
+        class Sink(lab.Worker):
+            def take(self, inbox: lab.Inbox):
+                return [item for batch in inbox for item in batch]
+
+        flow = lab.Workflow("main")
+        items = flow.channel("items")
+        source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+
+        @flow.iteration
+        def iteration(settings, seconds=0.0):
+            made, taken = source.make(settings, items, seconds), sink.take(items)
+            return made.wait(), taken.wait()
+
+        handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
+        with session(flow, plan, executor="ray") as s:
+            made, taken = s.step(Settings(2))
+            print(type(made) is Settings, taken == [Item(0), Item(1)])
+            threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            try:
+                s.step(Settings(1), 60.0)
+            except KeyboardInterrupt:
+                print("interrupted")
+            print(s.step(Settings(1))[1] == [Item(0)])
+        print(handlers == {s: signal.getsignal(s) for s in handlers})
+        shutdown()
+        """,
+    )
+    assert lines == ["True True", "interrupted", "True", "True"]
+
+
+def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_refused(tmp_path: Path) -> None:
+    lines = run_script(
+        tmp_path,
+        """
+        import os
+        import ray
+        import rlinf_lab as lab
+        from rlinf_lab.errors import PlanError
+        from rlinf_lab.runtime.run import session
+        ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)  # logical: none is needed
+
+        class Where(lab.Worker):
+            def where(self):
+                return self.device, os.environ.get("CUDA_VISIBLE_DEVICES")
+
+        flow = lab.Workflow("gpus")
+        a, b = flow.worker(Where, name="a"), flow.worker(Where, name="b")
+
+        @flow.iteration
+        def iteration():
+            x, y = a.where(), b.where()
+            return x.wait(), y.wait()
+
+        with session(flow, lab.ExecutionPlan.spatial(flow, ["cuda:0", "cuda:1"], {"a": [0], "b": [1]}), executor="ray") as s:
+            x, y = s.step()
+            print(x[0], y[0], sorted([x[1], y[1]]))
+        devices = ["cuda:0", "cuda:1", "cuda:2"]
+        try:
+            with session(flow, lab.ExecutionPlan.spatial(flow, devices, {"a": [0, 1], "b": [2]}), executor="ray"):
+                pass
+        except PlanError as error:
+            print(error)
+        ray.shutdown()
+        """,
+    )
+    assert lines[0] == "cuda:0 cuda:0 ['0', '1']"
+    assert "uses 3 GPUs (cuda:0, cuda:1, cuda:2), and this Ray has 2. Next:" in lines[1]
