@@ -135,6 +135,7 @@ def test_interrupting_wait_stops_the_run_and_leaves_the_kernel_usable(tmp_path: 
         import os, signal, sys, threading
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_local_runs import endless_flow, run, ExecutionPlan, DEVICES
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, a kernel does not
         handlers = {{s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}}
         hook = sys.excepthook
         flow = endless_flow()

@@ -204,6 +204,7 @@ def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_us
             made, taken = source.make(settings, items, seconds), sink.take(items)
             return made.wait(), taken.wait()
 
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, a kernel does not
         handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
         plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
         with session(flow, plan, executor="ray") as s:
