@@ -22,6 +22,7 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
     duration  <f4   ns (24 bits of precision)
     iteration <i4   -1: none
     items     <i4
+    flow      <i4   the first of the items that a put or get moved, counted in its channel and iteration; -1: none
     track     <u2   number in ``tracks`` (<u4 where there are more than 65,535; so too the next two)
     name      <u2   number in ``names``
     channel   <u2   number in ``names`` plus one; 0: none
@@ -30,7 +31,7 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
 
     Rows are sorted by track and start. The other header fields: ``count``, ``since``, ``next`` (what to ask for as the
     next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host), ``names``,
-    ``kinds``, ``dropped``. 25 bytes a span.
+    ``kinds``, ``dropped``. 29 bytes a span.
     """
     every = store.spans
     spans = every[since:]
@@ -42,6 +43,7 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
         ("duration", "<f4", spans["end"] - spans["start"]),
         ("iteration", "<i4", spans["iteration"]),
         ("items", "<i4", spans["items"]),
+        ("flow", "<i4", np.minimum(spans["flow"], np.iinfo(np.int32).max)),
         ("track", track, spans["track"]),
         ("name", name, spans["name"]),
         ("channel", name, spans["channel"] + 1),
