@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-NAMES = ("import_time", "engine", "workflow_overhead", "recorder")
+NAMES = ("import_time", "engine", "simulator", "workflow_overhead", "recorder")
 
 
 @dataclass
