@@ -1,22 +1,25 @@
 """A whole PPO in one file and one process: the yardstick for the workflow.
 
 Written without the library, on purpose: same mathematics, no workers, no channels, no recorder. What the workflow costs on top is
-the workflow's time over this one's; what it learns has to look like what this learns.
+the workflow's time over this one's; what it learns has to look like what this learns. With two processes the environments are split
+between this one and a child, and each computes the actions of its own.
 
     python benchmarks/bare_ppo.py --seed 0 --steps 40000
     python benchmarks/bare_ppo.py --env pendulum
 
-Legend: T time, N environments, O observation, A action. Left out: learning-rate schedule, several processes, checkpoints.
+Legend: T time, N environments, O observation, A action. Left out: pictures, metrics, checkpoints.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 
 import gymnasium
 import numpy as np
@@ -49,6 +52,7 @@ class Settings:
     anneal: float = 0.0
     """share of the learning rate that is gone at the end, linearly"""
     eval_episodes: int = 50
+    processes: int = 1
 
 
 Envs = list[gymnasium.Env]
@@ -109,14 +113,15 @@ class Agent(nn.Module):
 class Rollout:
     """The environments and where each of them stands."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.s = settings
-        self.envs = make_envs(settings, settings.seed * 1000, settings.num_envs)
+    def __init__(self, settings: Settings, part: int = 0) -> None:
+        self.s, self.num_envs = settings, settings.num_envs // settings.processes
+        first = settings.seed * 1000 + part * self.num_envs
+        self.envs = make_envs(settings, first, self.num_envs)
         self.low, self.high = self.envs[0].action_space.low, self.envs[0].action_space.high  # type: ignore[attr-defined]
-        self.obs = np.stack([env.reset(seed=settings.seed * 1000 + i)[0] for i, env in enumerate(self.envs)])
+        self.obs = np.stack([env.reset(seed=first + i)[0] for i, env in enumerate(self.envs)])
 
     def collect(self, agent: Agent) -> dict[str, torch.Tensor]:
-        T, N = self.s.rollout, self.s.num_envs
+        T, N = self.s.rollout, self.num_envs
         data: dict[str, list] = {k: [] for k in ("obs", "act", "logp", "rew", "term", "done", "next", "success")}
         for _ in range(T):
             with torch.inference_mode():
@@ -138,6 +143,41 @@ class Rollout:
         scaled = action if self.s.env != "pendulum" else action * self.high
         nxt, reward, term, trunc, info = env.step(np.clip(scaled, self.low, self.high))
         return nxt, reward, term, term or trunc, bool(info.get("success", reward > -0.1))
+
+
+class TwoRollouts:
+    """One half of the environments here, the other half in a child."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.mine = Rollout(settings)
+        self.obs, self.envs = self.mine.obs, self.mine.envs
+        self.pipe, theirs = multiprocessing.get_context("spawn").Pipe()
+        multiprocessing.get_context("spawn").Process(target=_serve, args=(settings, theirs), daemon=True).start()
+        self.pipe.recv()
+
+    def collect(self, agent: Agent) -> dict[str, torch.Tensor]:
+        self.pipe.send({k: v.numpy() if isinstance(v, torch.Tensor) else v for k, v in vars_of(agent).items()})
+        mine = self.mine.collect(agent)
+        theirs = self.pipe.recv()
+        return {k: torch.cat([mine[k], torch.from_numpy(theirs[k])], dim=1) for k in mine}
+
+    def close(self) -> None:
+        self.pipe.send(None)
+
+
+def vars_of(agent: Agent) -> dict:
+    return {**agent.state_dict(), "count": agent.count, "mean": agent.mean, "m2": agent.m2}
+
+
+def _serve(s: Settings, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    roll = Rollout(s, part=1)
+    agent = Agent(roll.obs.shape[1], roll.envs[0].action_space.shape[0], s.log_std)  # type: ignore[index]
+    pipe.send("ready")
+    while (weights := pipe.recv()) is not None:
+        agent.count, agent.mean, agent.m2 = weights.pop("count"), *(torch.from_numpy(weights.pop(k)) for k in ("mean", "m2"))
+        agent.load_state_dict({k: torch.from_numpy(v) for k, v in weights.items()})
+        pipe.send({k: v.numpy() for k, v in roll.collect(agent).items()})
 
 
 def advantages(s: Settings, agent: Agent, d: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -192,26 +232,30 @@ def train(s: Settings, report: Callable[[dict], None] = lambda row: None, goal: 
     """Train for ``s.steps`` steps. Returns the learning curve and the seconds spent in each part."""
     torch.set_num_threads(1)
     torch.manual_seed(s.seed)
-    roll = Rollout(s)
+    roll = Rollout(s) if s.processes == 1 else TwoRollouts(s)
     agent = Agent(roll.obs.shape[1], roll.envs[0].action_space.shape[0], s.log_std)  # type: ignore[index]
     optimizer = torch.optim.Adam(agent.parameters(), lr=s.learning_rate, eps=1e-5)
     before = evaluate(s, agent) if s.eval_episodes else float("nan")
-    curve, seconds = [], {"collect": 0.0, "update": 0.0}
+    curve, seconds = [], {"collect": 0.0, "update": 0.0, "cpu": 0.0}
     for step in range(s.rollout * s.num_envs, s.steps + 1, s.rollout * s.num_envs):
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         data = roll.collect(agent)
         middle = time.perf_counter()
         optimizer.param_groups[0]["lr"] = s.learning_rate * (1 - s.anneal * step / s.steps)
         update(s, agent, optimizer, data)
         seconds["collect"] += middle - start
         seconds["update"] += time.perf_counter() - middle
+        seconds["cpu"] += time.process_time() - cpu
         ends = data["done"].bool()
         success = data["success"][ends].mean().item() if ends.any() else float("nan")
-        curve.append({"steps": step, "success_end": success, "reward": data["rew"].mean().item()})
+        row = {"steps": step, "success_end": success, "reward": data["rew"].mean().item(), "seconds": time.perf_counter() - start}
+        curve.append(row)
         report(curve[-1])
         if len(curve) >= 3 and np.mean([row["success_end"] for row in curve[-3:]]) >= goal:
             break
     after = evaluate(s, agent) if s.eval_episodes else float("nan")
+    if isinstance(roll, TwoRollouts):
+        roll.close()
     return {"settings": asdict(s), "before": before, "after": after, "curve": curve, "seconds": seconds}
 
 

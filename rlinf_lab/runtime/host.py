@@ -42,7 +42,6 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration
 
 Failure = WorkerError | DeadlockError | ExecutorError
-FRAME_PERIOD_NS = 500_000_000
 
 
 class Host:
@@ -94,7 +93,6 @@ class Host:
         self._set_up = 0
         self._ready = threading.Condition()
         self.on_failure: Callable[[BaseException], None] | None = None
-        self._frame_due: dict[Process, int] = {}
         for worker, rank in layout.members:
             if place[worker, rank] == name:
                 self._add_process(worker, rank)
@@ -213,7 +211,7 @@ class Host:
             self._fail(WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc()))
         end = self.clock.now_ns()
         if end > start:
-            self.recorder.add(process.track, SpanKind.ONLOAD, self.recorder.name("setup"), start, end)
+            self.recorder.add(process.track, SpanKind.SETUP, self.recorder.name("setup"), start, end)
         with self._ready:
             self._set_up += 1
             self._ready.notify_all()
@@ -666,14 +664,6 @@ class Host:
 
     def report_frame(self, frame: Frame) -> None:
         self.frames[frame.source] = frame.image
-
-    def wants_frame(self, process: Process) -> bool:
-        """True at most twice a second for each rank: pictures are slow to draw and to send."""
-        now = self.clock.now_ns()
-        if now < self._frame_due.get(process, 0):
-            return False
-        self._frame_due[process] = now + FRAME_PERIOD_NS
-        return True
 
     # --- messages ----------------------------------------------------------------------------------------
     def flush(self) -> None:

@@ -78,6 +78,30 @@ class Frame:
     image: Any
 
 
+class PictureBudget:
+    """When a rank may draw the next picture: at most twice a second, and in at most one hundredth of its time.
+
+    In software a picture takes 10 to 100 ms. The first is not counted: it includes creating the renderer.
+    """
+
+    PERIOD_NS, SHARE = 500_000_000, 100
+
+    def __init__(self) -> None:
+        self._asked = self._due = 0
+        self._first = True
+
+    def wanted(self, now_ns: int) -> bool:
+        if now_ns < self._due:
+            return False
+        self._asked, self._due = now_ns, now_ns + self.PERIOD_NS
+        return True
+
+    def drawn(self, now_ns: int) -> None:
+        if not self._first:
+            self._due = max(self._due, now_ns + self.SHARE * (now_ns - self._asked))
+        self._first = False
+
+
 class HostContext(Context):
     """What a worker sees of the runtime (`Worker` forwards to it)."""
 
@@ -89,6 +113,7 @@ class HostContext(Context):
         self.ranks = ranks
         self.device = device
         self.sub_batches = sub_batches
+        self._pictures = PictureBudget()
 
     @property
     def iteration(self) -> int:  # type: ignore[override]
@@ -108,10 +133,11 @@ class HostContext(Context):
         self._host.report_metrics(self._process, self.iteration, {k: float(v) for k, v in metrics.items()})
 
     def frame(self, image: Any) -> None:
+        self._pictures.drawn(self._host.clock.now_ns())
         self._host.report_frame(Frame(self._process.label, image))
 
     def wants_frame(self) -> bool:
-        return self._host.wants_frame(self._process)
+        return self._pictures.wanted(self._host.clock.now_ns())
 
     def compute(self, seconds: float) -> None:
         self._host.sleep(self._process, round(seconds * 1e9))
