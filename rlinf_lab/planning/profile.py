@@ -1,0 +1,307 @@
+# ruff: noqa: RUF009 (rule() makes dataclass fields)
+"""A profile: what the workers of a workflow cost, as data. JSON with units, measured, written by hand or edited.
+
+Units are in the names: ``_s`` seconds, ``_gib`` gibibytes of one device, ``items`` counts of one iteration. `docs/profile.md` explains
+every field with examples; `rlinf_lab.planning.costs` fits models to it; `rlinf_lab.planning.search` plans with them.
+
+>>> profile = Profile.from_dict({
+...     "name": "two stages", "items": 64,
+...     "workers": {
+...         "sampler": {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]},
+...         "learner": {"samples": [{"devices": 1, "items": 64, "seconds": 4.0}]},
+...     },
+...     "edges": [{"producer": "sampler", "consumer": "learner"}],
+... })
+>>> profile.workers["learner"].samples[0].seconds
+4.0
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.reading import check, known, listing, read, rule
+
+FORMAT = "rlinf_lab.profile/1"
+KINDS = ("batch", "generation", "simulator")
+RESOURCES = ("device", "host")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measurement: ``items`` in ``seconds`` of one call, spread over ``devices``."""
+
+    devices: int = rule(low=0, doc="devices that worked on it together (0 for a worker on the host)")
+    items: float = rule(above=0, doc="items of the measured call, over all its devices")
+    seconds: float = rule(low=0, unit="s", doc="duration of the call")
+    beside: tuple[str, ...] = rule((), doc="workers that occupied the same devices meanwhile (they leave less memory)")
+    peak_gib: float | None = rule(None, low=0, unit="GiB", doc="most memory of one device during the call")
+    outputs: tuple[tuple[float, float], ...] = rule((), doc="(seconds since the start, fraction of the outputs that had appeared)")
+
+
+@dataclass(frozen=True)
+class RankRule:
+    """Which numbers of ranks a worker can have. A device count is valid when ``devices / devices_per_rank`` is such a number."""
+
+    devices_per_rank: int = rule(1, low=1, doc="model-parallel size")
+    divides: int = rule(0, low=0, doc="the number of ranks must divide this (0: no such rule)")
+    counts: tuple[int, ...] = rule((), doc="allowed numbers of ranks (empty: all)")
+    most: int = rule(0, low=0, doc="at most so many ranks (0: no limit)")
+
+    def allows(self, devices: int) -> bool:
+        ranks, rest = divmod(devices, self.devices_per_rank)
+        return (
+            rest == 0 and ranks >= 1 and (not self.divides or self.divides % ranks == 0)
+            and (not self.counts or ranks in self.counts) and (not self.most or ranks <= self.most)
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on each device of a worker."""
+
+    resident_gib: float = rule(0.0, low=0, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene")
+    per_item_gib: float = rule(0.0, low=0, unit="GiB", doc="for each item that a device holds at once during a call")
+    sharded: bool = rule(False, doc="resident_gib is the total, divided over the devices (else each device holds all of it)")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What decides the roofline of a decode step: bytes of weights against bytes of the key-value cache."""
+
+    layers: int = rule(low=1, doc="transformer layers")
+    kv_heads: int = rule(low=1, doc="key-value heads")
+    head_dim: int = rule(low=1, doc="size of a head")
+    weight_gb: float = rule(above=0, unit="GB", doc="bytes of all weights / 1e9")
+    bytes_per_value: float = rule(2.0, above=0, doc="2 for bf16")
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.bytes_per_value
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean and a maximum."""
+
+    max_tokens: float = rule(above=0, unit="tokens", doc="longest response")
+    completion: tuple[tuple[float, float], ...] = rule((), doc="(seconds, fraction finished) of a run with all requests started at once")
+    quantiles: tuple[tuple[float, float], ...] = rule((), doc="(tokens, fraction of responses not longer)")
+    mean_tokens: float | None = rule(None, above=0, unit="tokens", doc="mean length, with nothing else known: a log-normal cut at max_tokens")
+    sigma: float = rule(0.65, above=0, doc="spread of that log-normal (of the logarithm)")
+    group_correlation: float = rule(0.0, low=0, high=1, doc="how alike the lengths of one group are (0 independent, 1 equal)")
+    prompt_tokens: float = rule(0.0, low=0, unit="tokens", doc="mean prompt length")
+
+
+@dataclass(frozen=True)
+class WorkerProfile:
+    """One worker. ``kind`` chooses its cost model: batch, generation or simulator."""
+
+    samples: tuple[Sample, ...] = rule(doc="measurements; two device counts or sizes let the model tell fixed cost from scaling")
+    kind: str = rule("batch", choices=KINDS, doc="cost model")
+    calls: float = rule(1.0, above=0, doc="calls of an iteration, each with the sample's items (steps of an episode)")
+    exponent: float | None = rule(None, low=0, high=2, doc="seconds fall with devices to this power, where the samples cannot tell")
+    ranks: RankRule = rule(RankRule(), doc="valid numbers of ranks")
+    memory: Memory = rule(Memory(), doc="bytes on a device")
+    onload_s: float = rule(0.0, low=0, unit="s", doc="coming to the device")
+    offload_s: float = rule(0.0, low=0, unit="s", doc="leaving the device")
+    offloadable: bool = rule(True, doc="false: never leaves a device that it uses")
+    resource: str = rule("device", choices=RESOURCES, doc="'host': works on processors of its own and takes no device")
+    devices: int | None = rule(None, low=1, doc="pinned to exactly so many devices")
+    lengths: Lengths | None = rule(None, doc="generation: response lengths")
+    model: ModelShape | None = rule(None, doc="generation: identifies the load part from one measurement")
+    max_running: int | None = rule(None, low=1, doc="generation: most sequences of one rank at once")
+
+
+@dataclass(frozen=True)
+class EdgeProfile:
+    """A stream of items from one worker to another. Edges in both directions make a cell of the two."""
+
+    producer: str = rule(doc="worker that puts")
+    consumer: str = rule(doc="worker that gets")
+    group: int = rule(1, low=1, doc="so many items of one key are needed together (responses to one prompt)")
+    whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is known of a cycle of workers beyond its members."""
+
+    members: tuple[str, ...] = rule(doc="the workers of the cycle")
+    sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider when the members sit on devices of their own")
+    calibration: float = rule(1.0, above=0, doc="measured seconds over the sum of the steps, where that is known")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """See the module's docstring. Immutable: `replace` makes a changed copy."""
+
+    items: int = rule(low=1, doc="items of one iteration")
+    workers: Mapping[str, WorkerProfile] = rule(doc="by name")
+    edges: tuple[EdgeProfile, ...] = rule((), doc="who feeds whom")
+    name: str = rule("profile", doc="for people")
+    format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
+    cells: tuple[Cell, ...] = rule((), doc="more about cycles")
+    device_memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one device; null: everything fits")
+    weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
+    fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null for one written by hand")
+    notes: tuple[str, ...] = rule((), doc="for people")
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    # --- JSON ---------------------------------------------------------------------------------------------
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """A checked profile. `UnknownNameError` or `ConfigError` naming the field (``workers.learner.samples[0].seconds``)."""
+        return read(cls, data, "profile")
+
+    @classmethod
+    def from_json(cls, text: str) -> Profile:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"The profile is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+        return cls.from_dict(data)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a JSON file."""
+        file = Path(path)
+        if not file.is_file():
+            near = sorted(p.name for p in file.parent.glob("*.json"))[:5] if file.parent.is_dir() else []
+            raise ConfigError(f"No profile at {str(path)!r}. JSON files there: {listing(near)}.")
+        return cls.from_json(file.read_text())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; fields that have their default are left out."""
+        return _plain(self)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.to_json() + "\n")
+
+    # --- asking -------------------------------------------------------------------------------------------
+    def replace(self, **changes: Any) -> Profile:
+        return dataclasses.replace(self, **changes)
+
+    def with_worker(self, name: str, **changes: Any) -> Profile:
+        """A copy in which fields of one worker are changed."""
+        known("worker", name, self.workers, "profile.workers")
+        changed = dataclasses.replace(self.workers[name], **changes)
+        return self.replace(workers={**self.workers, name: changed})
+
+    def scaled(self, worker: str, factor: float) -> Profile:
+        """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""
+        known("worker", worker, self.workers, "profile.workers")
+        samples = tuple(dataclasses.replace(s, seconds=s.seconds * factor) for s in self.workers[worker].samples)
+        return self.with_worker(worker, samples=samples)
+
+    def stale(self, here: Fingerprint | None = None) -> tuple[str, ...]:
+        """What differs between the machine that measured and this one; empty when the profile is fresh (or was written by hand)."""
+        return () if self.fingerprint is None else self.fingerprint.differences(here or Fingerprint.here())
+
+    def __repr__(self) -> str:
+        origin = "written by hand" if self.fingerprint is None else f"measured on {self.fingerprint}"
+        lines = [f"Profile {self.name!r}: {self.items} items an iteration, {origin}"]
+        for name, w in self.workers.items():
+            sizes = "; ".join(f"{s.seconds:g} s for {s.items:g} on {s.devices}" + f" beside {'+'.join(s.beside)}" * bool(s.beside) for s in w.samples)
+            calls = f", {w.calls:g} calls" if w.calls != 1 else ""
+            lines.append(f"  {name:<12} {w.kind}{calls}: {sizes}")
+        for e in self.edges:
+            notes = [f"groups of {e.group}"] * (e.group > 1) + ["whole batch first"] * e.whole
+            lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><th style='text-align:left'>{escape(n)}</th><td>{w.kind}</td><td>{len(w.samples)}</td>"
+            f"<td>{min(s.seconds for s in w.samples):g} to {max(s.seconds for s in w.samples):g} s</td>"
+            f"<td>{w.memory.resident_gib:g} GiB</td><td>{w.onload_s:g} / {w.offload_s:g} s</td></tr>"
+            for n, w in self.workers.items()
+        )
+        head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))
+        return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table></div>"
+
+
+def _check(profile: Profile) -> None:
+    """What single fields cannot see: names that must exist, fields that need each other."""
+    check(profile, "profile")
+    if not profile.workers:
+        raise ConfigError("profile.workers is empty. Next: give at least one worker with one sample.")
+    for name, worker in profile.workers.items():
+        _check_worker(profile, name, worker)
+    for i, edge in enumerate(profile.edges):
+        for end in ("producer", "consumer"):
+            known("worker", getattr(edge, end), profile.workers, f"profile.edges[{i}].{end}")
+        if edge.producer == edge.consumer:
+            raise ConfigError(f"profile.edges[{i}] goes from {edge.producer!r} to itself. Next: name another consumer.")
+        if profile.items % edge.group:
+            raise ConfigError(f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration.")
+    for i, cell in enumerate(profile.cells):
+        for member in cell.members:
+            known("worker", member, profile.workers, f"profile.cells[{i}].members")
+        if not cell.sub_batches or min(cell.sub_batches) < 1:
+            raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1, such as [1, 2].")
+
+
+def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
+    where = f"profile.workers.{name}"
+    if not worker.samples:
+        raise ConfigError(f"{where}.samples is empty. Next: one measurement, such as {{'devices': 1, 'items': {profile.items}, 'seconds': 1.0}}.")
+    for i, sample in enumerate(worker.samples):
+        if sample.devices == 0 and worker.resource == "device":
+            raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")
+        for other in sample.beside:
+            known("worker", other, profile.workers, f"{where}.samples[{i}].beside")
+    if worker.kind == "generation":
+        if worker.lengths is None:
+            raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")
+        _check_lengths(f"{where}.lengths", worker.lengths)
+    elif worker.lengths is not None or worker.model is not None or worker.max_running is not None:
+        raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'.")
+    if worker.devices is not None and not worker.ranks.allows(worker.devices):
+        raise ConfigError(f"{where}.devices is {worker.devices}, which {where}.ranks does not allow: {worker.ranks}.")
+
+
+def _check_lengths(where: str, lengths: Lengths) -> None:
+    given = [n for n in ("completion", "quantiles") if getattr(lengths, n)] + ["mean_tokens"] * (lengths.mean_tokens is not None)
+    if len(given) != 1:
+        raise ConfigError(f"{where} gives {listing(given)}; exactly one of completion, quantiles and mean_tokens describes the lengths.")
+    if lengths.mean_tokens is not None and lengths.mean_tokens >= lengths.max_tokens:
+        raise ConfigError(f"{where}.mean_tokens is {lengths.mean_tokens:g}, not below max_tokens = {lengths.max_tokens:g}.")
+    for name in ("completion", "quantiles"):
+        curve = getattr(lengths, name)
+        rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))
+        if curve and not (rising and curve[0][1] >= 0 and curve[-1][1] == 1.0):
+            raise ConfigError(f"{where}.{name} must rise in both columns and end at fraction 1.0; it ends with {list(curve[-1])}.")
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {}
+        for f in dataclasses.fields(value):
+            item = getattr(value, f.name)
+            if f.name == "format" or item != f.default:
+                found[f.name] = _plain(item)
+        return found
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+__all__ = [
+    "Cell", "EdgeProfile", "Fingerprint", "Lengths", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
+]  # fmt: skip

@@ -1,0 +1,169 @@
+"""From JSON to frozen dataclasses, with errors that name the field. The dataclass is the schema: types, bounds, units, texts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+
+_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def rule(
+    default: Any = dataclasses.MISSING, *, doc: str = "", unit: str = "", low: float | None = None, above: float | None = None,
+    high: float | None = None, choices: Collection[str] = (),
+) -> Any:
+    """A dataclass field with its bounds: ``low`` <= value <= ``high``, value > ``above``, one of ``choices``."""
+    metadata = {"doc": doc, "unit": unit, "low": low, "above": above, "high": high, "choices": tuple(choices)}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def known(what: str, name: str, names: Iterable[str], where: str) -> None:
+    """Raise `UnknownNameError` with the nearest name and the field it stands in."""
+    names = list(names)
+    if name not in names:
+        raise UnknownNameError.of(what, name, names, f"It stands in {where}.")
+
+
+def listing(names: Collection[str]) -> str:
+    return ", ".join(map(str, names)) or "none"
+
+
+def read(cls: type, data: Any, where: str) -> Any:
+    """An instance of ``cls`` from plain values."""
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"{where} is {_shown(data)}; it must be an object with the fields {listing([f.name for f in dataclasses.fields(cls)])}.")
+    hints, fields = _hints(cls), {f.name: f for f in dataclasses.fields(cls)}
+    for key in data:
+        if key not in fields:
+            raise UnknownNameError.of("field", key, fields, f"It stands in {where}.")
+    values = {}
+    for name, f in fields.items():
+        if name in data:
+            values[name] = _value(hints[name], data[name], f"{where}.{name}")
+        elif f.default is dataclasses.MISSING:
+            unit = f" [{f.metadata['unit']}]" if f.metadata.get("unit") else ""
+            raise ConfigError(f"{where}.{name} is missing: {f.metadata.get('doc', '')}{unit}.")
+    return cls(**values)
+
+
+def _value(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _value(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        return _tuple(arguments, value, where)
+    if origin is not None:  # Mapping[str, X]
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {_shown(value)}; it must be an object, by name.")
+        return {str(k): _value(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
+    if dataclasses.is_dataclass(kind):
+        return read(typing.cast(type, kind), value, where)
+    return _scalar(kind, value, where)
+
+
+def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise ConfigError(f"{where} is {_shown(value)}; it must be a list.")
+    if arguments[-1] is Ellipsis:
+        return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    if len(value) != len(arguments):
+        raise ConfigError(f"{where} is {_shown(value)}; it must have {len(arguments)} entries.")
+    return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
+
+
+def _scalar(kind: Any, value: Any, where: str) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{where} is {_shown(value)}; it must be {_NAMES[kind]}.")
+    if kind is float and not math.isfinite(value):
+        raise ConfigError(f"{where} is {value}; it must be finite.")
+    return value
+
+
+def check(value: Any, where: str) -> None:
+    """Compare every number and choice of a dataclass made of `rule` fields with its bounds, whoever made it."""
+    if dataclasses.is_dataclass(value):
+        for f in dataclasses.fields(value):
+            item = getattr(value, f.name)
+            if item is not None:
+                _bounded(item, f"{where}.{f.name}", f.metadata)
+                check(item, f"{where}.{f.name}")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            check(item, f"{where}.{key}")
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            check(item, f"{where}[{i}]")
+
+
+def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
+    unit = f" {bounds['unit']}" if bounds.get("unit") else ""
+    limits = []
+    if bounds.get("low") is not None and value < bounds["low"]:
+        limits.append(f"at least {bounds['low']:g}{unit}")
+    if bounds.get("above") is not None and value <= bounds["above"]:
+        limits.append(f"above {bounds['above']:g}{unit}")
+    if bounds.get("high") is not None and value > bounds["high"]:
+        limits.append(f"at most {bounds['high']:g}{unit}")
+    if limits:
+        raise ConfigError(f"{where} is {value:g}{unit}; it must be {limits[0]}.")
+    if bounds.get("choices") and value not in bounds["choices"]:
+        raise UnknownNameError.of("value", value, bounds["choices"], f"It stands in {where}.")
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# --- the same as JSON schema -------------------------------------------------------------------------------
+_JSON = {int: "integer", float: "number", str: "string", bool: "boolean"}
+
+
+def schema(cls: type) -> dict[str, Any]:
+    """A JSON schema (draft 2020-12) of a dataclass that is made of `rule` fields."""
+    hints = _hints(cls)
+    properties = {}
+    for f in dataclasses.fields(cls):
+        entry = _schema_of(hints[f.name])
+        unit = f" [{f.metadata['unit']}]" if f.metadata.get("unit") else ""
+        entry["description"] = f.metadata.get("doc", "") + unit
+        for ours, theirs in (("low", "minimum"), ("above", "exclusiveMinimum"), ("high", "maximum")):
+            if f.metadata.get(ours) is not None:
+                entry[theirs] = f.metadata[ours]
+        if f.metadata.get("choices"):
+            entry["enum"] = list(f.metadata["choices"])
+        properties[f.name] = entry
+    required = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
+def _schema_of(kind: Any) -> dict[str, Any]:
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        inner = _schema_of(next(a for a in arguments if a is not type(None)))
+        return {**inner, "type": [inner["type"], "null"]}
+    if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return {"type": "array", "items": _schema_of(arguments[0])}
+        return {"type": "array", "prefixItems": [_schema_of(a) for a in arguments], "minItems": len(arguments), "maxItems": len(arguments)}
+    if origin is not None:
+        return {"type": "object", "additionalProperties": _schema_of(arguments[1])}
+    if dataclasses.is_dataclass(kind):
+        return schema(typing.cast(type, kind))
+    return {"type": _JSON[kind]}

@@ -1,0 +1,135 @@
+"""Profiles: JSON there and back, errors that name the field, staleness, the documentation's examples."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.profile import Fingerprint, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.reading import schema
+
+ROOT = Path(__file__).parents[2]
+GOOD: dict[str, Any] = {
+    "name": "grpo", "items": 512, "device_memory_gib": 80,
+    "workers": {
+        "rollout": {
+            "kind": "generation", "samples": [{"devices": 8, "items": 512, "seconds": 60}],
+            "lengths": {"max_tokens": 4096, "mean_tokens": 1000}, "ranks": {"devices_per_rank": 2},
+        },
+        "learner": {
+            "samples": [{"devices": 8, "items": 512, "seconds": 30, "beside": ["rollout"]}, {"devices": 4, "items": 512, "seconds": 55}],
+            "memory": {"resident_gib": 40}, "onload_s": 2, "offload_s": 1.5,
+        },
+    },
+    "edges": [{"producer": "rollout", "consumer": "learner", "group": 8}],
+}  # fmt: skip
+
+
+def changed(path: str, value: Any) -> dict[str, Any]:
+    data = copy.deepcopy(GOOD)
+    here: Any = data
+    *way, last = [int(k) if k.isdigit() else k for k in path.split(".")]
+    for key in way:
+        here = here[key]
+    if value is ...:
+        del here[last]
+    else:
+        here[last] = value
+    return data
+
+
+def test_json_there_and_back(tmp_path: Path) -> None:
+    profile = Profile.from_dict(GOOD)
+    profile.save(tmp_path / "p.json")
+    assert Profile.load(tmp_path / "p.json") == profile == Profile.from_json(profile.to_json())
+    assert "groups of 8" in repr(profile) and "<table" in profile._repr_html_()
+    jsonschema.validate(profile.to_dict(), schema(Profile))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "error", "says"),
+    [
+        ("workers.learner.samples.0.seconds", -1, ConfigError, r"profile\.workers\.learner\.samples\[0\]\.seconds is -1 s; it must be at least 0 s"),
+        ("workers.learner.samples.1.items", ..., ConfigError, r"samples\[1\]\.items is missing: items of the measured call"),
+        ("workers.learner.samples.1.devices", 0, ConfigError, r"samples\[1\]\.devices is 0.*resource: 'host'"),
+        ("workers.learner.samples.0.beside", ["rolout"], UnknownNameError, r"Did you mean 'rollout'.*samples\[0\]\.beside"),
+        ("workers.learner.samples", [], ConfigError, r"learner\.samples is empty"),
+        ("workers.learner.onload_s", "2", ConfigError, r"onload_s is '2'; it must be a number"),
+        ("workers.learner.kind", "bach", UnknownNameError, r"Did you mean 'batch'"),
+        ("workers.learner.memori", {}, UnknownNameError, r"Did you mean 'memory'.*profile\.workers\.learner"),
+        ("workers.learner.memory.resident_gib", True, ConfigError, r"resident_gib is True; it must be a number"),
+        ("workers.learner.max_running", 4, ConfigError, r"belong to kind 'generation'"),
+        ("workers.rollout.lengths", ..., ConfigError, r"rollout\.lengths is missing"),
+        ("workers.rollout.lengths.mean_tokens", 5000, ConfigError, r"mean_tokens is 5000, not below max_tokens = 4096"),
+        ("workers.rollout.lengths.quantiles", [[10, 0.5], [20, 1.0]], ConfigError, r"gives quantiles, mean_tokens; exactly one"),
+        ("workers.rollout.devices", 3, ConfigError, r"devices is 3, which profile\.workers\.rollout\.ranks does not allow"),
+        ("edges.0.consumer", "lerner", UnknownNameError, r"Did you mean 'learner'.*profile\.edges\[0\]\.consumer"),
+        ("edges.0.group", 7, ConfigError, r"edges\[0\]\.group is 7, which does not divide the 512 items"),
+        ("edges.0.consumer", "rollout", ConfigError, r"to itself"),
+        ("items", 2.5, ConfigError, r"profile\.items is 2\.5; it must be a whole number"),
+        ("items", ..., ConfigError, r"profile\.items is missing"),
+        ("workers", {}, ConfigError, r"workers is empty"),
+        ("device_memory_gib", float("nan"), ConfigError, r"must be finite"),
+    ],
+)
+def test_errors_name_the_field(path: str, value: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        Profile.from_dict(changed(path, value))
+
+
+def test_bounds_hold_for_profiles_made_in_python() -> None:
+    with pytest.raises(ConfigError, match=r"workers\.a\.samples\[0\]\.seconds is -2 s"):
+        Profile(8, {"a": WorkerProfile((Sample(1, 8, -2.0),))})
+
+
+def test_files_that_are_no_profiles(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"No profile at .*other\.json"):
+        Profile.load(tmp_path / "profile.json")
+    with pytest.raises(ConfigError, match="not JSON: .*line 1"):
+        Profile.load(tmp_path / "other.json")
+
+
+def test_a_changed_machine_makes_it_stale() -> None:
+    here = Fingerprint.here(["NVIDIA H100"])
+    profile = Profile.from_dict(GOOD).replace(fingerprint=here)
+    assert profile.stale(here) == () and Profile.from_json(profile.to_json()).fingerprint == here
+    other = Fingerprint({**here.versions, "torch": "1.0"}, here.processor, here.cores + 1, ("NVIDIA A100",))
+    said = " ".join(profile.stale(other))
+    assert "torch was" in said and "cores were" in said and "devices were NVIDIA H100, are NVIDIA A100" in said
+    assert Profile.from_dict(GOOD).stale() == ()
+
+
+def test_ranks() -> None:
+    rule = RankRule(devices_per_rank=4, divides=128)
+    assert [n for n in range(1, 65) if rule.allows(n)] == [4, 8, 16, 32, 64]
+    assert [n for n in range(1, 9) if RankRule(counts=(3, 5), most=4).allows(n)] == [3]
+
+
+def test_the_documentations_examples_are_valid() -> None:
+    blocks = re.findall(r"```json\n(.*?)```", (ROOT / "docs" / "profile.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        profile = Profile.from_json(block)
+        jsonschema.validate(json.loads(block), schema(Profile))
+        assert Profile.from_json(profile.to_json()) == profile
+
+
+def test_the_documentation_names_every_field() -> None:
+    text = (ROOT / "docs" / "profile.md").read_text()
+
+    def walk(part: dict[str, Any]) -> None:
+        for name, entry in part.get("properties", {}).items():
+            assert f"`{name}`" in text, name
+            for inner in (entry, entry.get("items", {}), entry.get("additionalProperties", {})):
+                if isinstance(inner, dict):
+                    walk(inner)
+
+    walk(schema(Profile))
