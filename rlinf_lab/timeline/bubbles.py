@@ -9,14 +9,19 @@ import numpy as np
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.accounting import CAUSES, Accounting
+from rlinf_lab.timeline.batch import SpanArray
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Rows = SpanArray | dict[str, np.ndarray]
+
 #: What `bubbles` can group by.
 COLUMNS = ("cause", "device", "worker", "rank", "iteration", "channel", "waiting_for")
+#: Which fields of a bubble each is read from.
+_FIELDS = {key: (key,) for key in COLUMNS} | {"worker": ("track",), "rank": ("track",), "waiting_for": ("kind", "channel")}
 
 
 def busy(accounting: Accounting) -> pd.DataFrame:
@@ -42,9 +47,10 @@ def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | 
     for key in keys:
         if key not in COLUMNS:
             raise UnknownNameError.of("column to group bubbles by", key, COLUMNS)
-    rows = accounting.bubbles
+    fields = {field for key in keys for field in _FIELDS[key]}
+    rows = accounting.bubbles if by is None else accounting.columns("start", "end", *fields)
     ns = rows["end"] - rows["start"]
-    frame = pd.DataFrame({key: _column(store, accounting, key) for key in keys})
+    frame = pd.DataFrame({key: _column(store, accounting.devices, rows, key) for key in keys})
     if by is None:
         frame["start_ns"], frame["end_ns"], frame["ns"] = rows["start"].copy(), rows["end"].copy(), ns
     else:
@@ -57,12 +63,12 @@ def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | 
     return frame
 
 
-def _column(store: SpanStore, accounting: Accounting, key: str) -> pd.Categorical | np.ndarray:
-    rows, tracks, names = accounting.bubbles, store.tracks, store.names
+def _column(store: SpanStore, devices: list[str], rows: Rows, key: str) -> pd.Categorical | np.ndarray:
+    tracks, names = store.tracks, store.names
     if key == "cause":
         return _category([str(cause) for cause in CAUSES], rows["cause"])
     if key == "device":
-        return _category(accounting.devices, rows["device"])
+        return _category(devices, rows["device"])
     if key == "worker":
         return _category([*(t.worker for t in tracks), ""], rows["track"])
     if key == "channel":
@@ -70,7 +76,7 @@ def _column(store: SpanStore, accounting: Accounting, key: str) -> pd.Categorica
     if key == "rank":
         return np.array([*(t.rank for t in tracks), -1], np.int32)[rows["track"]]
     if key == "waiting_for":
-        return _waiting_for(accounting, names)
+        return _waiting_for(rows, names)
     return rows["iteration"].copy()
 
 
@@ -83,9 +89,8 @@ def _category(labels: list[str], codes: np.ndarray) -> pd.Categorical:
     return pd.Categorical.from_codes(merged[codes] if len(codes) else codes, pd.Index(list(number), dtype=object))
 
 
-def _waiting_for(accounting: Accounting, names: list[str]) -> pd.Categorical:
+def _waiting_for(rows: Rows, names: list[str]) -> pd.Categorical:
     """ "channel act", "room in channel act", "the device", …: what the explaining span was waiting for."""
-    rows = accounting.bubbles
     code = (rows["kind"].astype(np.int64) + 1) * (len(names) + 1) + rows["channel"] + 1
     distinct, inverse = np.unique(code, return_inverse=True)
     labels = []
@@ -104,6 +109,7 @@ def _phrase(kind: SpanKind | None, channel: str) -> str:
         return f"bytes of channel {channel}" if channel else "bytes"
     return {
         SpanKind.LOCK: "the device",
+        SpanKind.SETUP: "setup",
         SpanKind.ONLOAD: "onload",
         SpanKind.OFFLOAD: "offload",
         SpanKind.WAIT: "the value of a call",

@@ -23,6 +23,7 @@ class SpanKind(IntEnum):
     WAIT = 7  # waiting for the value of another call
     LABEL = 8  # a user's `with self.span(...)`, nested inside RUN; does not count for bubbles
     MARK = 9  # an iteration of the whole workflow, on the driver's track; does not count for bubbles
+    SETUP = 10  # a worker is being built: once per run, unlike the ONLOAD of every switch
 
 
 class Cause(StrEnum):
@@ -31,6 +32,7 @@ class Cause(StrEnum):
     STARVED = "starved"  # waiting for input
     BLOCKED = "blocked"  # the output channel is full
     LOCK = "lock"  # work is ready, the device is being handed over
+    SETUP = "setup"  # a worker is being built: `Worker.setup`, once per run
     SWITCH = "switch"  # onloading or offloading
     FILL = "fill"  # beginning of an iteration: nothing has reached this device yet
     DRAIN = "drain"  # end of an iteration: this device has done its part

@@ -25,6 +25,7 @@ _HATCH = {
     Cause.STARVED: '<path d="M0 6L6 0" stroke="#888" stroke-width="1"/>',
     Cause.BLOCKED: '<path d="M0 0L6 6M0 6L6 0" stroke="#888" stroke-width="1"/>',
     Cause.LOCK: '<circle cx="3" cy="3" r="1.2" fill="#888"/>',
+    Cause.SETUP: '<rect width="6" height="3" fill="#888"/>',
     Cause.SWITCH: '<rect width="3" height="6" fill="#888"/>',
     Cause.FILL: '<rect width="6" height="6" fill="#888" opacity=".18"/>',
     Cause.DRAIN: '<rect width="6" height="6" fill="#888" opacity=".32"/>',

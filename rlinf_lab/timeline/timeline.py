@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlinf_lab.timeline.accounting import Accounting, account
+from rlinf_lab.timeline.accounting import Accounting, Ledger
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
 
@@ -24,11 +24,11 @@ class Timeline(SpanStore):
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices)
-        self._accounted: tuple[tuple[int, int], Accounting] | None = None
+        self._ledger = Ledger()
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
-        copy._accounted = self._accounted
+        copy._ledger = self._ledger
         return copy
 
     # --- tables -----------------------------------------------------------------------------------------
@@ -65,11 +65,7 @@ class Timeline(SpanStore):
     # --- where the time went ----------------------------------------------------------------------------
     def accounting(self) -> Accounting:
         """Busy time and bubbles of every device as arrays; see `rlinf_lab.timeline.accounting` for the rule."""
-        frozen = self.snapshot()
-        key, known = (len(frozen), len(frozen.devices)), self._accounted
-        if known is None or known[0] != key:
-            known = self._accounted = (key, account(frozen))
-        return known[1]
+        return self._ledger.account(self.snapshot())
 
     def busy(self) -> pd.DataFrame:
         """One row per device: device, ns, seconds, share of the elapsed time that a RUN span covers."""

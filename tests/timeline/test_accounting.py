@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
-from rlinf_lab.timeline.accounting import CAUSES, account
+from rlinf_lab.timeline.accounting import CAUSES, Accounting, account
 
 K = SpanKind
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -93,6 +94,15 @@ def test_switch_then_blocked_then_lock_win_everywhere():
         *((a + 60, b + 60, cause) for a, b, cause in pattern),
         (90, 100, "drain"),
     ]
+
+
+def test_set_up_is_no_switch_and_comes_first():
+    timeline = timeline_of(
+        ("a", 0, ONE, K.SETUP, 0, 30), ("b", 0, ONE, K.ONLOAD, 10, 40), ("a", 0, ONE, K.RUN, 20, 25), ("d", 0, (), K.MARK, 50, 60, 0)
+    )
+    assert causes(timeline, "cpu:0") == [(0, 20, "setup"), (25, 30, "setup"), (30, 40, "switch"), (40, 50, "off"), (50, 60, "fill")]
+    table = timeline.bubbles(by=["cause", "worker", "waiting_for"])
+    assert ("setup", "a", "setup", 25) in {tuple(row[:4]) for row in table.itertuples(index=False)}
 
 
 def test_outside_of_every_iteration_it_is_off_unless_it_switches():
@@ -194,6 +204,60 @@ def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     assert counted == Counter(reference(timeline.rows(), DEVICES))
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.lists(_span, max_size=5), max_size=6), st.lists(_mark, max_size=5), st.randoms(use_true_random=False))
+def test_what_is_computed_as_spans_arrive_equals_what_is_computed_at_once(portions, marks, random):
+    recorder, timeline = Recorder(), Timeline(DEVICES[:2])
+    for portion in portions:
+        rows = [(w, r, p, k, s, s + n, i) for w, r, p, k, s, n, i, _ in portion]
+        rows += [("driver", 0, (), K.MARK, s, s + n, i) for s, n, i in marks if random.random() < 1 / len(portions)]
+        for worker, rank, places, kind, start, end, iteration in rows:
+            name = recorder.name("iteration" if kind is K.MARK else "call")
+            recorder.add(recorder.track(worker, rank, places), kind, name, start, end, iteration)
+        timeline.extend(recorder.drain())
+        _assert_same(timeline.accounting(), account(timeline.snapshot()))
+
+
+def test_a_long_timeline_in_many_portions_with_late_spans_equals_what_is_computed_at_once():
+    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
+    tracks = [recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:1",)), recorder.track("b", 1, ("cpu:0", "cpu:1"))]
+    random, name, mark = Random(1), recorder.name("call"), recorder.name("iteration")
+    for i in range(60):
+        for _ in range(20):
+            back = 100 * random.choice([0, 0, 0, 0, 1, 5, 30]) if random.random() < 0.1 else 0
+            start = max(0, 100 * i + random.randrange(90) - back)
+            kind = random.choice([K.RUN, K.RUN, K.GET, K.PUT, K.LOCK, K.ONLOAD])
+            recorder.add(random.choice(tracks), kind, name, start, start + random.randrange(15), start // 100)
+        if random.random() < 0.8:
+            recorder.add(0, K.MARK, mark, 100 * i, 100 * i + 95, i)
+        timeline.extend(recorder.drain())
+        whole = account(timeline.snapshot())
+        _assert_same(timeline.accounting(), whole)
+        since = 100 * max(0, i - 3)
+        recent = whole.bubbles[whole.bubbles["end"] > since]
+        assert timeline.accounting().since(since).tolist() == recent.tolist()
+    assert len(timeline._ledger._stretches) < 15  # a logarithm, not one for each iteration
+
+
+def test_a_snapshot_from_before_is_accounted_as_it_was():
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track = recorder.track("a", 0, ONE)
+    for start in (0, 50):
+        recorder.add(track, K.RUN, recorder.name("x"), start, start + 10, 0)
+        timeline.extend(recorder.drain())
+        if start == 0:
+            before = timeline.snapshot()
+    assert timeline.busy().ns.tolist() == [20] and timeline.elapsed_ns == 60
+    assert before.busy().ns.tolist() == [10] and before.accounting().end_ns == 10
+
+
+def _assert_same(ours: Accounting, theirs: Accounting) -> None:
+    assert ours.busy_ns.tolist() == theirs.busy_ns.tolist()
+    assert (ours.devices, ours.start_ns, ours.end_ns) == (theirs.devices, theirs.start_ns, theirs.end_ns)
+    assert ours.bubbles.tolist() == theirs.bubbles.tolist()
+    assert ours.sum_error_ns() == 0
+
+
 def reference(rows: list[Span], devices: list[str]) -> list[tuple[str, int, str, int]]:
     """(device, ns, cause, iteration) of every idle nanosecond, straight from the sentences of the rule."""
     if not rows:
@@ -217,6 +281,8 @@ def reference(rows: list[Span], devices: list[str]) -> list[tuple[str, int, str,
 def _cause(ns: int, covering: set, window: list[int], rows: list[Span], here: list[Span], workers: set[str]) -> Cause:
     if not workers:
         return Cause.OFF
+    if K.SETUP in covering:
+        return Cause.SETUP
     if covering & {K.ONLOAD, K.OFFLOAD}:
         return Cause.SWITCH
     if K.PUT in covering:

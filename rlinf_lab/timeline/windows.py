@@ -1,0 +1,85 @@
+"""Iterations as disjoint intervals of time, kept up to date while spans arrive."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.span import SpanKind
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Iterations as disjoint half-open intervals, by start."""
+
+    starts: Ints
+    ends: Ints
+    iterations: Ints
+
+    def __len__(self) -> int:
+        return self.starts.size
+
+    def between(self, start_ns: int, end_ns: int) -> Windows:
+        """Those that begin in [start_ns, end_ns)."""
+        part = slice(*np.searchsorted(self.starts, [start_ns, end_ns]))
+        return Windows(self.starts[part], self.ends[part], self.iterations[part])
+
+    def columns(self) -> tuple[Ints, Ints, Ints]:
+        return self.starts, self.ends, self.iterations
+
+    def equals(self, other: Windows) -> bool:
+        return all(np.array_equal(ours, theirs) for ours, theirs in zip(self.columns(), other.columns(), strict=True))
+
+
+class WindowTracker:
+    """Sentences 10 to 12 of the rule in `rlinf_lab.timeline.accounting`, over spans that come in portions."""
+
+    def __init__(self) -> None:
+        self._marks: list[SpanArray] = []
+        self._reach: dict[int, tuple[int, int]] = {}  # first start and last end of each iteration's spans
+
+    def add(self, rows: SpanArray, mark_name: int) -> None:
+        """Take note of new spans. ``mark_name``: the number of the name that iteration marks have."""
+        kind, iteration = rows["kind"], rows["iteration"]
+        mark = kind == SpanKind.MARK
+        marks = rows[mark & (rows["name"] == mark_name)]
+        if len(marks):
+            self._marks.append(marks)
+        own = np.flatnonzero((iteration >= 0) & ~mark)
+        if not own.size:
+            return
+        # Spans of one iteration mostly come one after the other: look at stretches, not at spans.
+        iteration = iteration[own]
+        begins = np.flatnonzero(np.append(True, iteration[1:] != iteration[:-1]))
+        first = np.minimum.reduceat(np.ascontiguousarray(rows["start"])[own], begins)
+        last = np.maximum.reduceat(np.ascontiguousarray(rows["end"])[own], begins)
+        for number, low, high in zip(iteration[begins].tolist(), first.tolist(), last.tolist(), strict=True):
+            before = self._reach.get(number)
+            self._reach[number] = (min(low, before[0]), max(high, before[1])) if before else (low, high)
+
+    def windows(self, start_ns: int, end_ns: int) -> Windows:
+        """The iterations of a timeline with these bounds."""
+        if len(self._marks) > 1:
+            self._marks = [np.concatenate(self._marks)]
+        marks = self._marks[0] if self._marks else None
+        start, end, number = (
+            marks[field].astype(np.int64) if marks is not None else np.empty(0, np.int64) for field in ("start", "end", "iteration")
+        )
+        for done in number.tolist():
+            self._reach.pop(done, None)  # comes back with the next late span, and is dropped again here
+        if self._reach:
+            unmarked = np.array([(*reach, i) for i, reach in self._reach.items()], np.int64)
+            start, end, number = (np.append(a, b) for a, b in zip((start, end, number), unmarked.T, strict=True))
+        if not number.size:
+            start, end, number = np.array([start_ns]), np.array([end_ns]), np.array([-1])
+        order = np.lexsort((number, start))
+        start, number = start[order], number[order]
+        end = np.maximum.accumulate(end[order])
+        end[:-1] = np.minimum(end[:-1], start[1:])
+        real = end > start
+        return Windows(start[real], end[real], number[real])
