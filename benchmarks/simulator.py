@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from harness import Case
 
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import Script, SimCall, Simulator, get, put, run
+from rlinf_lab.planning.simulator import Script, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -43,19 +43,19 @@ def chain(workers: int, items: int) -> tuple[Workflow, ExecutionPlan, list[SimCa
     devices = [f"cpu:{i}" for i in range(3 * ranks)]
     plan = ExecutionPlan.spatial(flow, devices, {name: list(range(i * ranks, (i + 1) * ranks)) for i, name in enumerate("abc")})
 
-    def source(rank: int) -> Script:
-        for i in range(items // ranks + (rank < items % ranks)):
-            yield run(1_000_003 + 7_919 * ((rank + i) % 101))
+    def source(turn: Turn) -> Script:
+        for i in range(turn.share(items)):
+            yield run(1_000_003 + 7_919 * ((turn.rank + i) % 101))
             yield put("first")
 
-    def convert(rank: int) -> Script:
+    def convert(turn: Turn) -> Script:
         while n := (yield get("first", 1)):
-            yield run(900_007 + 104_729 * (rank % 13))
+            yield run(900_007 + 104_729 * (turn.rank % 13))
             yield put("second", n)
 
-    def sink(rank: int) -> Script:
+    def sink(turn: Turn) -> Script:
         while (yield get("second", 1)):
-            yield run(800_011 + 130_363 * (rank % 11))
+            yield run(800_011 + 130_363 * (turn.rank % 11))
 
     calls = [
         SimCall("a", "produce", source, writes=("first",)),

@@ -50,11 +50,17 @@ class Do(IntEnum):
 ALL = 1 << 60
 UNBOUNDED = 1 << 60
 
+# Looking a member of an enumeration up costs as much as half a decision.
+_START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED = map(int, Event)
+_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND = map(int, Do)
+
 
 class Process:
     """A rank of a worker, as the engine sees it."""
 
-    __slots__ = ("devices", "granted", "hi", "holding", "index", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state")
+    __slots__ = (
+        "alone", "devices", "granted", "hi", "holding", "index", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state",
+    )  # fmt: skip
 
     def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool) -> None:
         self.index = index
@@ -63,6 +69,7 @@ class Process:
         self.size = size  # units of memory on each of its devices while resident
         self.offloadable = offloadable
         self.resident = resident
+        self.alone = True  # nobody else uses its devices
         self.holding = False
         self.granted = False  # owns the devices, but may still wait for a switch
         self.state = "idle"
@@ -73,27 +80,25 @@ class Process:
 class Stream:
     """The closing state that all queues of one channel in one iteration share."""
 
-    __slots__ = ("capacity", "channels", "closed", "expected", "name")
+    __slots__ = ("capacity", "channels", "closed", "ended", "expected", "name")
 
     def __init__(self, capacity: int | None, name: object) -> None:
         self.capacity = UNBOUNDED if capacity is None else capacity
         self.channels: list[int] = []
         self.closed = 0
         self.expected = -1  # unknown until sealed
+        self.ended = False
         self.name = name
-
-    @property
-    def ended(self) -> bool:
-        return self.closed == self.expected
 
 
 class Channel:
     """One queue: counts and the processes that wait at either end. ``stub``: its items live on another host."""
 
-    __slots__ = ("getters", "head", "putters", "remote_stalled", "stream", "stub", "tail")
+    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail")
 
     def __init__(self, stream: Stream, stub: bool) -> None:
         self.stream = stream
+        self.capacity = stream.capacity
         self.stub = stub
         self.head = self.tail = 0
         self.getters: deque[tuple[Process, int]] = deque()
@@ -113,6 +118,8 @@ class Engine:
         self._used = [0] * devices
         self._holder: list[Process | None] = [None] * devices
         self._residents: list[list[Process]] = [[] for _ in range(devices)]
+        self._users: list[list[Process]] = [[] for _ in range(devices)]
+        self._in_gangs = [False] * devices  # somebody needs this device together with others
         self._queue: list[list[Process]] = [[] for _ in range(devices)]
         self._touched: set[int] = set()
         self._arrivals = 0
@@ -125,9 +132,16 @@ class Engine:
     ) -> int:
         """A new process; ``priority``: depth in the graph, smaller goes first."""
         process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident)
-        if self._memory is None:
+        if self._memory is None or not process.devices:
             process.resident = True
         self.processes.append(process)
+        for device in process.devices:
+            users = self._users[device]
+            users.append(process)
+            self._in_gangs[device] |= len(process.devices) > 1
+            if len(users) > 1:
+                for user in users:
+                    user.alone = False
         return process.index
 
     def open_stream(self, capacity: int | None, name: object = "") -> int:
@@ -154,19 +168,21 @@ class Engine:
         """Process the events of one instant; the instructions that follow from them."""
         if len(events) > 1:
             events.sort()
+        processes = self.processes
         for process, kind, channel, n in events:
-            if kind == Event.PUT:
-                self._put(self.processes[process], channel, n)
-            elif kind == Event.GET:
-                self._get(self.processes[process], channel, n)
-            elif kind == Event.START:
-                self._start(self.processes[process], n)
-            elif kind == Event.DONE:
-                self._done(self.processes[process])
-            elif kind == Event.ONLOADED:
-                self._onloaded(self.processes[process])
+            p = processes[process]
+            if kind == _PUT:
+                self._put(p, channel, n)
+            elif kind == _GET:
+                self._get(p, channel, n)
+            elif kind == _START:
+                self._start(p, n)
+            elif kind == _DONE:
+                self._done(p)
+            elif kind == _ONLOADED:
+                self._onloaded(p)
             else:
-                self._offloaded(self.processes[process])
+                self._offloaded(p)
         return self._flush()
 
     def close(self, stream: int, n: int = 1) -> list[tuple[int, int, int, int]]:
@@ -201,9 +217,9 @@ class Engine:
             wanted = queue.getters[0][1]
             missing = wanted - (queue.tail - queue.head)
             if wanted == ALL:
-                self._out.append((Do.EXTEND, -1, channel, 1 << 20))
+                self._out.append((_EXTEND, -1, channel, 1 << 20))
             elif wanted > 0 and missing > 0:
-                self._out.append((Do.EXTEND, -1, channel, missing))
+                self._out.append((_EXTEND, -1, channel, missing))
         self._serve(channel)
         return self._flush()
 
@@ -227,7 +243,7 @@ class Engine:
             self._release(p)
         p.state = "run"
         p.lo = p.hi = 0
-        self._out.append((Do.RESUME, p.index, 0, 0))
+        self._out.append((_RESUME, p.index, 0, 0))
         return self._flush()
 
     def relieve(self) -> list[tuple[int, int, int, int]]:
@@ -282,14 +298,17 @@ class Engine:
             self._want(p)
         else:
             p.state = "run"
-            self._out.append((Do.RESUME, p.index, 0, 0))
+            self._out.append((_RESUME, p.index, 0, 0))
 
     def _put(self, p: Process, channel: int, n: int) -> None:
-        self._expect_running(p, "run")
+        if p.state != "run":
+            self._expect_running(p, "run")
         queue = self.channels[channel]
-        if not queue.putters and self._room(queue, n):
-            self._store(channel, p, n)
-            self._out.append((Do.RESUME, p.index, 0, 0))  # keeps its devices
+        depth = queue.tail - queue.head
+        if not queue.putters and (depth + n <= queue.capacity or self._room(queue, n)):
+            self._out.append((_STORE, p.index, channel, queue.tail))
+            self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
+            queue.tail += n
             if queue.getters:
                 self._serve(channel)
             return
@@ -300,9 +319,11 @@ class Engine:
             self._serve(channel)
 
     def _get(self, p: Process, channel: int, n: int) -> None:
-        self._expect_running(p, "run")
+        if p.state != "run":
+            self._expect_running(p, "run")
         p.state = "get"
-        self._release(p)
+        if p.granted:
+            self._release(p)
         self.channels[channel].getters.append((p, n))
         self._serve(channel)
 
@@ -311,7 +332,7 @@ class Engine:
             self._expect_running(p, "run")
         p.state = "idle"
         self._release(p)
-        self._out.append((Do.FINISHED, p.index, 0, 0))
+        self._out.append((_FINISHED, p.index, 0, 0))
 
     def _expect_running(self, p: Process, state: str) -> None:
         if p.state != state:
@@ -320,65 +341,70 @@ class Engine:
     def _room(self, queue: Channel, n: int) -> bool:
         """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks for more."""
         depth = queue.tail - queue.head
-        if depth == 0 or depth + n <= queue.stream.capacity:
+        if depth == 0 or depth + n <= queue.capacity:
             return True
         return bool(queue.getters) and queue.getters[0][1] > depth
 
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]
-        self._out.append((Do.STORE, p.index, channel, queue.tail))
+        self._out.append((_STORE, p.index, channel, queue.tail))
         queue.tail += n
 
     def _accept(self, channel: int, p: Process, n: int) -> None:
         self._store(channel, p, n)
         p.lo = p.hi = 0
-        self._out.append((Do.BOUND, p.index, 0, 0))
+        self._out.append((_BOUND, p.index, 0, 0))
         self._want(p)
 
     def _bind(self, channel: int, n: int) -> None:
         queue = self.channels[channel]
         p, _ = queue.getters.popleft()
-        p.lo = queue.head
-        queue.head = p.hi = queue.head + n
+        p.lo = lo = queue.head
+        queue.head = p.hi = lo + n
         queue.remote_stalled = False
-        self._out.append((Do.BOUND, p.index, p.lo, p.hi))
+        self._out.append((_BOUND, p.index, lo, lo + n))
         self._want(p)
 
     def _serve(self, channel: int) -> None:
         """Match waiting putters with room and waiting getters with items until neither can move."""
         queue = self.channels[channel]
+        putters, getters = queue.putters, queue.getters
         while True:
-            if queue.putters and self._room(queue, queue.putters[0][1]):
-                self._accept(channel, *queue.putters.popleft())
+            if putters and self._room(queue, putters[0][1]):
+                self._accept(channel, *putters.popleft())
                 continue
-            if not queue.getters:
+            if not getters:
                 return
             depth = queue.tail - queue.head
-            wanted = queue.getters[0][1]
+            wanted = getters[0][1]
             if wanted < 0:
-                short = depth > 0 and (bool(queue.putters) or queue.remote_stalled)
-                size = min(-wanted, depth)
-                ready = depth >= -wanted or short
+                short = depth > 0 and (putters or queue.remote_stalled)
+                wanted = -wanted
+                ready = depth >= wanted or short
             else:
-                size = min(wanted, depth)
                 ready = depth >= wanted
-            if not ready and not (queue.stream.ended and not queue.putters):
+            if not ready and (putters or not queue.stream.ended):
                 return
-            self._bind(channel, size)
+            self._bind(channel, wanted if wanted < depth else depth)
 
     def _closing(self, stream: int) -> list[tuple[int, int, int, int]]:
-        if self.streams[stream].ended:
+        closing = self.streams[stream]
+        closing.ended = closing.closed == closing.expected
+        if closing.ended:
             # In the order of who waits, not of creation: queues are opened by whichever thread comes first.
-            waiting = [(self.channels[c].getters[0][0].index, c) for c in self.streams[stream].channels if self.channels[c].getters]
+            waiting = [(self.channels[c].getters[0][0].index, c) for c in closing.channels if self.channels[c].getters]
             for _, channel in sorted(waiting):
                 self._serve(channel)
         return self._flush()
 
     # --- devices ---------------------------------------------------------------------------------------
     def _want(self, p: Process) -> None:
-        if not p.devices:
+        if p.alone and p.resident:  # the usual case of a spatial plan: nobody else may hold its devices
+            for device in p.devices:
+                self._holder[device] = p
+            p.granted = p.holding = bool(p.devices)
             p.state = "run"
-            self._out.append((Do.RESUME, p.index, p.lo, p.hi))
+            self._out.append((_RESUME, p.index, p.lo, p.hi))
             return
         p.state = "lock"
         self._arrivals += 1
@@ -392,33 +418,35 @@ class Engine:
             p.granted = p.holding = False
             for device in p.devices:
                 self._holder[device] = None
-                self._touched.add(device)
+            if not p.alone:
+                self._touched.update(p.devices)
 
     def _flush(self) -> list[tuple[int, int, int, int]]:
-        while self._touched:
-            if len(self._touched) == 1 and self._grant_one(next(iter(self._touched))):
-                self._touched.clear()
-                continue
-            candidates = {p.index: p for d in sorted(self._touched) for p in self._queue[d]}
-            self._touched.clear()
-            self._arbitrate(sorted(candidates.values(), key=lambda p: p.lock_key))
+        touched = self._touched
+        while touched:
+            devices = sorted(touched) if len(touched) > 1 else list(touched)
+            touched.clear()
+            gangs = []
+            for device in devices:
+                if self._queue[device] and self._holder[device] is None:
+                    if self._in_gangs[device]:
+                        gangs.append(device)
+                    else:
+                        self._grant_one(device)
+            if gangs:
+                candidates = {p.index: p for d in gangs for p in self._queue[d]}
+                self._arbitrate(sorted(candidates.values(), key=_lock_key))
         out, self._out = self._out, []
         return out
 
-    def _grant_one(self, device: int) -> bool:
-        """The usual case, without sorting: one device changed hands and its next user needs no other."""
+    def _grant_one(self, device: int) -> None:
+        """A device that nobody needs together with another one: its first in line gets it."""
         waiting = self._queue[device]
-        if not waiting or self._holder[device] is not None:
-            return True
         p = waiting[0] if len(waiting) == 1 else min(waiting, key=_lock_key)
-        if len(p.devices) > 1:
-            return False
         waiting.remove(p)
         self._holder[device] = p
         p.granted = True
-        self._touched.discard(device)
         self._switch(p)
-        return True
 
     def _arbitrate(self, candidates: list[Process]) -> None:
         """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
@@ -454,7 +482,7 @@ class Engine:
         for victim in victims:
             waiting = self._evicting.setdefault(victim, [])
             if not waiting:
-                self._out.append((Do.OFFLOAD, victim.index, 0, 0))
+                self._out.append((_OFFLOAD, victim.index, 0, 0))
             waiting.append(p)
         if not victims and not self._is_waiting(p):
             self._bring(p)
@@ -466,7 +494,7 @@ class Engine:
         for device in p.devices:
             self._used[device] += p.size
             self._residents[device].append(p)
-        self._out.append((Do.ONLOAD, p.index, 0, 0))
+        self._out.append((_ONLOAD, p.index, 0, 0))
 
     def _onloaded(self, p: Process) -> None:
         p.resident = True
@@ -484,7 +512,7 @@ class Engine:
     def _resume(self, p: Process) -> None:
         p.holding = True
         p.state = "run"
-        self._out.append((Do.RESUME, p.index, p.lo, p.hi))
+        self._out.append((_RESUME, p.index, p.lo, p.hi))
 
 
 def _lock_key(p: Process) -> tuple[int, int, int]:

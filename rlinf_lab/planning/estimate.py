@@ -25,7 +25,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import Script, SimCall, Simulator, get, put, run
+from rlinf_lab.planning.simulator import Script, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Step, WorkflowGraph
@@ -78,7 +78,7 @@ class Estimate:
             found.append(SimCall(step.worker, call.method, script, call.reads, call.writes, step.after, call.starts_on_device))
         return found
 
-    def _script(self, number: int, step: Step, layout: Layout) -> Callable[[int], Script]:
+    def _script(self, number: int, step: Step, layout: Layout) -> Callable[[Turn], Script]:
         recorded = self.calls[number]
         keyed = [c for c in step.call.reads if self.graph.channel(c).keyed]
         if keyed:
@@ -89,12 +89,12 @@ class Estimate:
             return _source(recorded)
         total = round(statistics.median(r.runs() for r in recorded))
 
-        def plain(rank: int) -> Script:
+        def plain(turn: Turn) -> Script:
             yield run(total)
 
         return plain
 
-    def _token_holder(self, recorded: list[Recorded], worker: str, layout: Layout) -> Callable[[int], Script]:
+    def _token_holder(self, recorded: list[Recorded], worker: str, layout: Layout) -> Callable[[Turn], Script]:
         tokens, before = layout.plan.tokens(worker), self.measured.tokens(worker)
         total, was = tokens * layout.plan.ranks(worker), before * self.measured.ranks(worker)
         if total != was:
@@ -105,38 +105,38 @@ class Estimate:
         patterns = [_one_token(r, before) for r in recorded]
         calls = itertools.count()
 
-        def script(rank: int) -> Script:
+        def script(turn: Turn) -> Script:
             # As it happened, call by call, rather than on average: where ranks wait for each other, the slower step counts.
             of_tokens = [patterns[(next(calls) * tokens + k) % len(patterns)] for k in range(tokens)]
-            turns = [_turns(p) for p in of_tokens]
-            for turn in range(max(len(t) for t in turns)):
+            steps = [_steps(p) for p in of_tokens]
+            for i in range(max(len(s) for s in steps)):
                 for k in range(tokens):
-                    for kind, channel, n, duration in turns[k][turn] if turn < len(turns[k]) else ():
+                    for kind, channel, n, duration in steps[k][i] if i < len(steps[k]) else ():
                         if kind == SpanKind.RUN:
                             yield run(duration)
                         elif kind == SpanKind.GET:
-                            yield get(channel, n, rank * tokens + k if self.graph.channel(channel).keyed else -1)
+                            yield get(channel, n, turn.rank * tokens + k if self.graph.channel(channel).keyed else -1)
                         else:
                             yield put(channel, n)
 
         return script
 
-    def _stream(self, recorded: list[Recorded], step: Step, layout: Layout) -> Callable[[int], Script]:
+    def _stream(self, recorded: list[Recorded], step: Step, layout: Layout) -> Callable[[Turn], Script]:
         inbox = step.call.reads[0]
         fixed, each, rest = _affine(recorded)
         whole = self.graph.channel(inbox).whole
         ratio = {c: _ratio(recorded, inbox, c) for c in step.call.writes}
         slots = self._slots(step, layout)
 
-        def stream(rank: int) -> Script:
-            turn = 0
+        def stream(turn: Turn) -> Script:
+            step = 0
             while n := (yield get(inbox, ALL if whole else None)):
                 yield run(round(fixed + each * n))
                 for channel, per_item in ratio.items():
                     for _ in range(round(per_item * n)):
-                        mine = slots(rank) if self.graph.channel(channel).keyed else [-1]
-                        yield put(channel, 1, mine[turn % len(mine)])
-                        turn += 1
+                        mine = slots(turn.rank) if self.graph.channel(channel).keyed else [-1]
+                        yield put(channel, 1, mine[step % len(mine)])
+                        step += 1
                 if whole:
                     break
             yield run(rest)
@@ -194,10 +194,10 @@ def _sequences(timeline: Timeline, wanted: Collection[int] | None) -> dict[tuple
     return found
 
 
-def _source(recorded: list[Recorded]) -> Callable[[int], Script]:
+def _source(recorded: list[Recorded]) -> Callable[[Turn], Script]:
     calls = itertools.count()
 
-    def source(rank: int) -> Script:
+    def source(turn: Turn) -> Script:
         for kind, channel, n, duration in recorded[next(calls) % len(recorded)].operations:
             yield run(duration) if kind == SpanKind.RUN else put(channel, n)
 
@@ -214,14 +214,14 @@ def _one_token(recorded: Recorded, tokens: int) -> list[tuple[SpanKind, str, int
     return [op for block in blocks[::tokens] for op in block]
 
 
-def _turns(pattern: list[tuple[SpanKind, str, int, int]]) -> list[list[tuple[SpanKind, str, int, int]]]:
+def _steps(pattern: list[tuple[SpanKind, str, int, int]]) -> list[list[tuple[SpanKind, str, int, int]]]:
     """Cut before every get: a rank with several tokens treats one up to its next get, then turns to the next."""
-    turns: list[list[tuple[SpanKind, str, int, int]]] = [[]]
+    steps: list[list[tuple[SpanKind, str, int, int]]] = [[]]
     for op in pattern:
         if op[0] == SpanKind.GET:
-            turns.append([])
-        turns[-1].append(op)
-    return turns
+            steps.append([])
+        steps[-1].append(op)
+    return steps
 
 
 def _affine(recorded: list[Recorded]) -> tuple[float, float, int]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, get, put, run
+from rlinf_lab.planning.simulator import SimCall, Turn, get, put, run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -143,37 +143,37 @@ def script(scenario: Scenario, s: Stage):
     def cost(n: int) -> int:
         return (s.fixed + s.each * n) * MS
 
-    def source(rank: int):
+    def source(turn: Turn):
         for _ in range(s.count):
             yield run(cost(1))
             for channel in s.outputs:
                 yield put(channel)
 
-    def convert(rank: int):
+    def convert(turn: Turn):
         while n := (yield get(s.inputs[0])):
             yield run(cost(n))
             yield put(s.outputs[0], n)
         if s.epilogue:
             yield run(s.epilogue * MS)
 
-    def whole(rank: int):
+    def whole(turn: Turn):
         n = yield get(s.inputs[0], ALL)
         yield run(cost(n))
         yield put(s.outputs[0], n)
 
-    def join(rank: int):
+    def join(turn: Turn):
         while n := (yield get(s.inputs[0])):
             yield get(s.inputs[1], n)
             yield run(cost(n))
             yield put(s.outputs[0], n)
         yield get(s.inputs[1], ALL)
 
-    def sink(rank: int):
+    def sink(turn: Turn):
         while n := (yield get(s.inputs[0], s.explicit)):
             yield run(cost(n))
 
-    def simulator(rank: int):
-        slots = [rank * scenario.sub_batches + k for k in range(scenario.sub_batches)]
+    def simulator(turn: Turn):
+        slots = [turn.rank * scenario.sub_batches + k for k in range(scenario.sub_batches)]
         for _ in slots:
             yield run(cost(1))
             yield put(s.outputs[0])
@@ -186,15 +186,15 @@ def script(scenario: Scenario, s: Stage):
             yield get(s.inputs[0], 1, slot)
             yield put(s.outputs[1])
 
-    def policy(rank: int):
+    def policy(turn: Turn):
         # Which slots a batch holds depends on arrival; with one simulator rank a unit they come round and round.
-        turn = 0
-        slots = order_of_slots(scenario, rank)
+        step = 0
+        slots = order_of_slots(scenario, turn.rank)
         while n := (yield get(s.inputs[0])):
             yield run(cost(n))
             for _ in range(n):
-                yield put(s.outputs[0], 1, slots[turn % len(slots)])
-                turn += 1
+                yield put(s.outputs[0], 1, slots[step % len(slots)])
+                step += 1
 
     return {"source": source, "map": convert, "whole": whole, "join": join, "sink": sink, "simulator": simulator, "policy": policy}[s.kind]
 

@@ -49,17 +49,17 @@ def chain() -> Workflow:
 
 
 def chain_calls(items: int, costs: tuple[int, int, int]) -> list[SimCall]:
-    def a(rank):
+    def a(turn):
         for _ in range(items):
             yield run(costs[0] * MS)
             yield put("first")
 
-    def b(rank):
+    def b(turn):
         while n := (yield get("first")):
             yield run(costs[1] * n * MS)
             yield put("second", n)
 
-    def c(rank):
+    def c(turn):
         while n := (yield get("second")):
             yield run(costs[2] * n * MS)
 
@@ -99,7 +99,7 @@ def test_switching_is_paid_when_only_one_worker_fits() -> None:
 def test_a_simulated_deadlock_is_named() -> None:
     flow = chain()
 
-    def stuck(rank):
+    def stuck(turn):
         yield get("second", 1)
 
     calls = chain_calls(1, (1, 1, 1))[:2]

@@ -1,0 +1,69 @@
+"""What a simulated call does, step by step: generators that yield operations.
+
+A script stands for a worker's method. It yields what the method would do and receives how many items each get brought.
+
+>>> def double(turn):
+...     while n := (yield get("numbers")):
+...         yield run(2_000_000 * n)
+...         yield put("doubled", n)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+from rlinf_lab.errors import WorkflowError
+
+RUN, GET, PUT = 0, 1, 2
+Op = tuple[int, Any, int, int]
+Script = Generator[Op, int, None]
+
+
+def run(duration_ns: int) -> Op:
+    """Occupy the devices for so many nanoseconds."""
+    if type(duration_ns) is not int or duration_ns < 0:
+        raise WorkflowError(f"run({duration_ns!r}): a duration is a whole number of nanoseconds, not negative. Next: run(round(seconds * 1e9)).")
+    return (RUN, None, duration_ns, -1)
+
+
+def get(channel: str, n: int | None = None, key: int = -1) -> Op:
+    """Take items: ``n`` of them, ``None`` for a chunk of the plan, `engine.ALL` for everything. Yields how many came."""
+    if n is not None and n < 1:
+        raise WorkflowError(f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a chunk of the plan.")
+    return (GET, channel, n or 0, key)
+
+
+def put(channel: str, n: int = 1, key: int = -1) -> Op:
+    """Hand over ``n`` items one after another."""
+    if n < 0:
+        raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative.")
+    return (PUT, channel, n, key)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration."""
+
+    rank: int
+    iteration: int
+    position: int
+    count: int
+
+    def share(self, items: int) -> int:
+        """This rank's part of ``items`` that are divided evenly among those who take part."""
+        return items // self.count + (self.position < items % self.count)
+
+
+@dataclass(frozen=True)
+class SimCall:
+    """One call of an iteration. ``script(turn)`` makes the generator; ``after``: positions of calls whose value it needs."""
+
+    worker: str
+    method: str
+    script: Callable[[Turn], Script]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+    starts_on_device: bool = True

@@ -1,0 +1,416 @@
+"""A host in virtual time: ranks that follow scripts instead of running code, driven by the engine of the executors.
+
+It is the counterpart of `runtime.host.Host` and keeps the same rules, so that with equal durations both write equal spans:
+all who can go on do so; then all timers of the instant fire; then the engine settles the events of the instant together;
+then time moves to the next timer.
+
+`_advance` and `_apply` are the inner loop, about a microsecond for each operation: integers and tuples, no closures, rows packed in place.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import DeadlockError
+from rlinf_lab.planning.engine import ALL, Do, Event
+from rlinf_lab.planning.engine import Process as EngineProcess
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.planning.scripts import GET, PUT, RUN, SimCall, Turn
+from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
+from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.workflow.graph import DRIVER
+
+# Operations of the driver's own script, beside those that workers have.
+_BEGIN, _AWAIT, _END = 3, 4, 5
+# What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
+_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _DRIVING, _AWAITING, _IDLE, _ENDING = range(9)
+
+# A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it.
+_BITS = 32
+_SLOT = (1 << _BITS) - 1
+
+_EVENT_PUT, _EVENT_GET = int(Event.PUT), int(Event.GET)
+_DO_STORE, _DO_BOUND, _DO_RESUME = int(Do.STORE), int(Do.BOUND), int(Do.RESUME)
+_KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = int(SpanKind.RUN), int(SpanKind.GET), int(SpanKind.PUT), int(SpanKind.LOCK)
+
+
+class Rows:
+    """The spans of a simulation, packed as `Recorder` packs them, without its lock and its limit."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+        self.names: dict[str, int] = {}
+        self.tracks: dict[Track, int] = {}
+
+    def name(self, text: str) -> int:
+        return self.names.setdefault(text, len(self.names))
+
+    def track(self, worker: str, rank: int, devices: tuple[str, ...]) -> int:
+        return self.tracks.setdefault(Track(worker, rank, devices, "simulated"), len(self.tracks))
+
+    def add(self, track: int, kind: int, name: int, start: int, end: int, iteration: int, items: int = 0, channel: int = -1, flow: int = -1) -> None:
+        self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
+
+    def batch(self) -> SpanBatch:
+        spans = np.frombuffer(self.data, SPAN_DTYPE)
+        return SpanBatch("simulated", "simulated", 0, spans, tuple(self.tracks), tuple(self.names))
+
+
+class Rank:
+    """One rank of a worker, following scripts."""
+
+    __slots__ = (
+        "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "first", "index", "iteration", "left", "lock_from",
+        "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
+        "switch_from", "switching", "track", "value", "waits_for", "worker",
+    )  # fmt: skip
+
+    def __init__(self, worker: str, rank: int, index: int, track: int, machine: EngineProcess) -> None:
+        self.worker, self.rank, self.index, self.track, self.machine = worker, rank, index, track, machine
+        self.slot = 2 * index
+        self.calls: deque[tuple[int, SimCall, Turn]] = deque()
+        self.call: SimCall | None = None
+        self.number = self.iteration = -1
+        self.method = 0  # number of the name on its spans
+        self.send: Callable[[Any], tuple[int, Any, int, int]] = iter(()).__next__  # type: ignore[assignment]
+        self.doing = _IDLE
+        self.waits_for: list[int] = []  # positions of the calls whose values it still needs
+        self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, chunk
+        self.queue = self.left = self.value = 0
+        self.channel = self.first = self.bound_round = -1
+        self.start = self.since = self.bound_ns = self.lock_from = 0
+        self.lock_waited = self.on_device = False
+        self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
+        self.switch_from = 0
+
+    @property
+    def label(self) -> str:
+        return f"{self.worker}[{self.rank}]"
+
+
+class VirtualHost:
+    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave)."""
+
+    def __init__(self, layout: Layout, calls: Sequence[SimCall], switch_ns: Mapping[str, tuple[int, int]], relieve: bool) -> None:
+        self.layout, self.calls = layout, list(calls)
+        self._switch_ns = switch_ns
+        self._relieve = relieve
+        self.relieved = 0
+        self.rows = Rows()
+        self.now = 0
+        self._engine = layout.new_engine()
+        self._timers: list[int] = []
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._ready: list[Rank] = []
+        self._streams: dict[tuple[str, int, int], int] = {}
+        self._queues: dict[tuple[str, int, int, int], int] = {}
+        self._values: dict[tuple[int, int], list[Rank] | None] = {}  # (iteration, position): who waits; None: it is there
+        self._outstanding: dict[int, int] = {}  # iteration: ranks of calls that have not ended
+        self._round = 0
+        self.ranks: list[Rank] = []
+        for worker, rank in layout.members:
+            index = layout.add_process(self._engine, worker, rank)
+            track = self.rows.track(worker, rank, layout.device_names(worker, rank))
+            self.ranks.append(Rank(worker, rank, index, track, self._engine.processes[index]))
+        self._of: dict[str, list[Rank]] = {}
+        for p in self.ranks:
+            self._of.setdefault(p.worker, []).append(p)
+        self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
+        self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
+        self._chunks = {c.name: ALL if (n := layout.plan.chunk(c.name)) == ALL else -n for c in layout.graph.channels}
+
+    def run(self, iterations: int) -> SpanBatch:
+        """The spans of so many iterations. Raises `DeadlockError`."""
+        driver = self.ranks[0]
+        driver.doing, driver.method = _DRIVING, self.rows.name("iteration")
+        driver.send = self._drive(iterations).send
+        self._ready.append(driver)
+        self._loop()
+        if driver.doing != _IDLE:
+            raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
+        return self.rows.batch()
+
+    # --- the driver ----------------------------------------------------------------------------------------
+    def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
+        """The user's loop: submit the calls of an iteration, wait until they have ended, begin the next one."""
+        driver = self.ranks[0]
+        for iteration in range(iterations):
+            driver.iteration, start = iteration, self.now
+            yield (_BEGIN, None, 0, 0)
+            self._submit(iteration)
+            while self._outstanding[iteration]:
+                yield (_AWAIT, None, 0, 0)
+            yield (_END, None, 0, 0)
+            self.rows.add(driver.track, SpanKind.MARK, driver.method, start, self.now, iteration)
+            self._retire(iteration)
+
+    def _submit(self, iteration: int) -> None:
+        expected: dict[str, int] = {}
+        self._outstanding[iteration] = 0
+        for number, call in enumerate(self.calls):
+            members = self._of[call.worker]
+            for position, p in enumerate(members):
+                p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
+                self._outstanding[iteration] += 1
+                if p.doing == _IDLE:
+                    self._wake(p)
+            for channel in call.writes:
+                expected[channel] = expected.get(channel, 0) + self.layout.closes(channel, call.worker)
+        for channel, count in sorted(expected.items()):
+            for shard in range(self.layout.shards(channel)):
+                self._apply(self._engine.seal(self._stream(channel, iteration, shard), count))
+
+    def _retire(self, iteration: int) -> None:
+        """Forget what belonged to an iteration that is over."""
+        for queue in [name for name in self._queues if name[1] == iteration]:
+            self._engine.forget_channel(self._queues.pop(queue))
+        for stream in [name for name in self._streams if name[1] == iteration]:
+            self._engine.forget_stream(self._streams.pop(stream))
+        self._values = {key: waiters for key, waiters in self._values.items() if key[0] > iteration}
+        del self._outstanding[iteration]
+
+    # --- channels --------------------------------------------------------------------------------------------
+    def _stream(self, channel: str, iteration: int, shard: int) -> int:
+        name = (channel, iteration, shard)
+        if name not in self._streams:
+            self._streams[name] = self._engine.open_stream(self._capacities[channel], name)
+        return self._streams[name]
+
+    def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:
+        """Queue, number of the channel's name and chunk, remembered for the rest of the call."""
+        name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
+        if name not in self._queues:
+            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]))
+        port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._chunks[channel]
+        return port
+
+    # --- calls -------------------------------------------------------------------------------------------------
+    def _begin(self, p: Rank) -> None:
+        """Take up the next call, if there is one."""
+        if not p.calls:
+            p.doing = _IDLE
+            return
+        p.number, p.call, turn = p.calls.popleft()
+        p.iteration, p.method, p.ports = turn.iteration, self.rows.name(p.call.method), {}
+        p.send = p.call.script(turn).send
+        p.waits_for, p.start = list(p.call.after), self.now
+        self._await_values(p)
+
+    def _await_values(self, p: Rank) -> None:
+        while p.waits_for:
+            waiting = self._values.setdefault((p.iteration, p.waits_for.pop(0)), [])
+            if waiting is not None:
+                waiting.append(p)
+                p.doing = _VALUE
+                return
+        assert p.call is not None
+        if p.call.after and self.now > p.start:
+            self._add(p, SpanKind.WAIT, p.start, self.now)
+        p.bound_ns, p.bound_round, p.lock_waited, p.lock_from = 0, -1, True, self.now
+        p.doing = _STARTING
+        self._pending.append((p.index, Event.START, -1, int(p.call.starts_on_device)))
+
+    def _end(self, p: Rank) -> None:
+        """The script is over."""
+        if p.on_device and self.now > p.since:
+            self._add(p, SpanKind.RUN, p.since, self.now)
+        if p.worker == DRIVER:
+            p.doing = _IDLE
+            return
+        p.bound_ns, p.doing = 0, _ENDING
+        self._pending.append((p.index, Event.DONE, -1, 0))
+
+    def _finished(self, p: Rank) -> None:
+        p.on_device = False
+        call, p.call = p.call, None
+        if call is not None:
+            for channel in call.writes:
+                shard = p.rank if self._shards[channel] else 0
+                self._apply(self._engine.close(self._stream(channel, p.iteration, shard)))
+            if p is self._of[p.worker][0]:
+                for waiter in self._values.get((p.iteration, p.number)) or ():
+                    self._wake(waiter)
+                self._values[p.iteration, p.number] = None
+            self._outstanding[p.iteration] -= 1
+            driver = self.ranks[0]
+            if not self._outstanding[p.iteration] and driver.doing == _AWAITING:
+                self._wake(driver)
+        self._wake(p)
+
+    def _wake(self, p: Rank) -> None:
+        if p.switching:
+            p.deferred = True
+        else:
+            self._ready.append(p)
+
+    def _add(self, p: Rank, kind: SpanKind, start: int, end: int, name: str = "") -> None:
+        text = name or (p.call.method if p.call is not None else p.worker)
+        self.rows.add(p.track, kind, self.rows.name(text), start, end, p.iteration if p.call is not None else -1)
+
+    # --- the inner loop ----------------------------------------------------------------------------------------
+    def _loop(self) -> None:
+        timers, ready, settle = self._timers, self._ready, self._engine.settle
+        due = self.now + 1 << _BITS  # timers below it are due
+        while True:
+            if ready:
+                self._advance()
+            if timers and timers[0] < due:
+                while timers and timers[0] < due:
+                    self._fire(heapq.heappop(timers) & _SLOT)
+            elif self._pending:
+                events, self._pending = self._pending, []
+                self._apply(settle(events))
+            elif timers:
+                self.now = timers[0] >> _BITS
+                due = self.now + 1 << _BITS
+            elif self._relieve and self._engine.waiting() and (out := self._engine.relieve()):
+                self.relieved += 1
+                self._apply(out)
+            else:
+                return
+
+    def _fire(self, slot: int) -> None:
+        p = self.ranks[slot >> 1]
+        if slot & 1:
+            self._switched(p)
+        else:
+            self._wake(p)
+
+    def _advance(self) -> None:
+        """Let everyone who was woken go on to its next wait."""
+        ready, now, post = self._ready, self.now, self._pending.append
+        write, pack = self.rows.data.extend, SPAN_STRUCT.pack
+        for p in ready:  # grows meanwhile
+            doing = p.doing
+            value = None
+            if doing <= _PUTTING:
+                end = now
+                if p.lock_waited:
+                    end = p.bound_ns
+                    if now > p.lock_from:
+                        write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
+                p.since = now
+                if doing == _GETTING:
+                    value = p.value
+                    write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET))
+                else:
+                    write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
+                    if p.left:
+                        p.left -= 1
+                        p.start = p.lock_from = now
+                        p.bound_ns, p.bound_round, p.lock_waited = 0, -1, False
+                        post((p.index, _EVENT_PUT, p.queue, 1))
+                        continue
+            elif doing == _STARTING:
+                if p.lock_waited and now > p.lock_from:
+                    write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
+                p.since = now
+            elif doing == _VALUE:
+                self._await_values(p)
+                continue
+            elif doing >= _IDLE:
+                self._begin(p)
+                continue
+            send = p.send
+            try:
+                kind, channel, n, key = send(value)
+                while kind == PUT and not n:
+                    kind, channel, n, key = send(0)
+            except StopIteration:
+                self._end(p)
+                continue
+            if kind == RUN:
+                p.doing = _RUNNING
+                heapq.heappush(self._timers, (now + n << _BITS) + p.slot)
+                continue
+            if kind > PUT:
+                self._drive_on(p, kind)
+                continue
+            port = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
+            if p.on_device and now > p.since:
+                write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
+            p.start = p.lock_from = now
+            p.bound_ns, p.bound_round, p.lock_waited = 0, -1, False
+            if kind == GET:
+                p.doing, p.first = _GETTING, -1
+                queue, p.channel, chunk = port
+                post((p.index, _EVENT_GET, queue, n or chunk))
+            else:
+                p.doing, p.left = _PUTTING, n - 1
+                p.queue, p.channel, _ = port
+                post((p.index, _EVENT_PUT, p.queue, 1))
+        ready.clear()
+
+    def _apply(self, instructions: list[tuple[int, int, int, int]]) -> None:
+        ranks, ready, now = self.ranks, self._ready, self.now
+        self._round = this = self._round + 1
+        for do, index, a, b in instructions:
+            p = ranks[index]
+            if do == _DO_RESUME:
+                p.on_device = p.machine.holding
+                p.lock_waited = p.on_device and p.bound_round != this and (p.lock_waited or p.bound_ns > 0)
+                p.value = b - a
+                if p.switching:
+                    p.deferred = True
+                else:
+                    ready.append(p)
+            elif do == _DO_STORE:
+                p.first = b
+            elif do == _DO_BOUND:
+                p.bound_ns = p.lock_from = now
+                p.bound_round = this
+                if b > a and p.doing == _GETTING:
+                    p.first = a
+            elif do == Do.FINISHED:
+                self._finished(p)
+            else:
+                self._switch(p, coming=do == Do.ONLOAD)
+
+    def _drive_on(self, driver: Rank, kind: int) -> None:
+        """The driver's own operations."""
+        driver.doing = _AWAITING if kind == _AWAIT else _DRIVING
+        if kind == _BEGIN:
+            self._pending.append((driver.index, Event.START, -1, 0))
+        elif kind == _END:
+            self._pending.append((driver.index, Event.DONE, -1, 0))
+
+    # --- switching ---------------------------------------------------------------------------------------------
+    def _switch(self, p: Rank, coming: bool) -> None:
+        """The rank leaves or comes while it goes on waiting; a timer stands for its own thread doing so."""
+        p.switching, p.coming, p.switch_from = True, coming, self.now
+        if p in self._ready:  # resumed in this very instant: it switches first
+            self._ready.remove(p)
+            p.deferred = True
+        if coming and p.call is not None and self.now > p.lock_from:
+            self._add(p, SpanKind.LOCK, p.lock_from, self.now)
+        onload, offload = self._switch_ns.get(p.worker, (0, 0))
+        heapq.heappush(self._timers, (self.now + (onload if coming else offload) << _BITS) + p.slot + 1)
+
+    def _switched(self, p: Rank) -> None:
+        kind, name = (SpanKind.ONLOAD, "onload") if p.coming else (SpanKind.OFFLOAD, "offload")
+        self._add(p, kind, p.switch_from, self.now, name)
+        if p.coming:
+            p.lock_from = self.now
+        self._pending.append((p.index, Event.ONLOADED if p.coming else Event.OFFLOADED, -1, 0))
+        p.switching = False
+        if p.deferred:
+            p.deferred = False
+            self._ready.append(p)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+    def _waits(self) -> list[str]:
+        """Who waits for what, a line each."""
+        names = {queue: name[0] for name, queue in self._queues.items()}
+        rows = []
+        for index, why, where in self._engine.waiting():
+            what = self.layout.plan.devices[where] if why == "lock" else f"channel {names.get(where, where)!r}"
+            rows.append(f"{self.ranks[index].label} waits for {what} ({why})")
+        for p in self.ranks:
+            if p.doing == _VALUE:
+                rows.append(f"{p.label} waits for the value of a call")
+        return rows
