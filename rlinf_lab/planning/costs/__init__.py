@@ -1,0 +1,51 @@
+"""Cost models: seconds of a worker's call from a profile, and how sure they are.
+
+>>> models = fit(profile)
+>>> models["learner"].estimate(devices=16, items=8192)
+292 s (extrapolated, 216 to 394): 16 devices, measured at 64
+"""
+
+from __future__ import annotations
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
+from rlinf_lab.planning.costs.batch import BatchModel
+from rlinf_lab.planning.costs.cell import CellModel
+from rlinf_lab.planning.costs.generation import GenerationModel, Stream
+from rlinf_lab.planning.costs.public_rule import CapacityCliff, DampedScaling
+from rlinf_lab.planning.costs.simulator import SimulatorModel
+from rlinf_lab.planning.profile import Profile, WorkerProfile
+
+RULES = ("fitted", "rlinf")
+
+
+def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
+    """One model for each worker of a profile. ``rule="rlinf"``: the public placement tool's formulas instead (`public_rule`)."""
+    if rule not in RULES:
+        raise UnknownNameError.of("cost rule", rule, RULES)
+    return {name: fit_worker(w) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}
+
+
+def fit_worker(worker: WorkerProfile) -> CostModel:
+    """The model that the worker's kind asks for."""
+    if worker.kind == "generation":
+        assert worker.lengths is not None  # checked by the profile
+        return GenerationModel(
+            worker.samples, worker.lengths, worker.model, worker.ranks.devices_per_rank, worker.max_running, worker.exponent
+        )
+    return SimulatorModel(worker.samples) if worker.kind == "simulator" else BatchModel(worker.samples, worker.exponent)
+
+
+def _public(name: str, worker: WorkerProfile) -> CostModel:
+    first = worker.samples[0]
+    if worker.kind == "generation":
+        if worker.max_running is None:
+            raise ConfigError(f"Cost rule 'rlinf' needs profile.workers.{name}.max_running: it decides whether the engines hold all requests.")
+        return CapacityCliff(first.seconds, first.devices, first.items, worker.max_running, worker.ranks.devices_per_rank)
+    return DampedScaling(first.seconds, first.devices, first.items)
+
+
+__all__ = [
+    "ASSUMED", "EXTRAPOLATED", "INTERPOLATED", "MEASURED", "RULES", "BatchModel", "CapacityCliff", "CellModel", "CostEstimate", "CostModel",
+    "DampedScaling", "GenerationModel", "SimulatorModel", "Stream", "fit", "fit_worker",
+]  # fmt: skip

@@ -1,0 +1,103 @@
+"""Batch work (training, log-probabilities, rewards): ``seconds = fixed + each · items · devices^-exponent``.
+
+The fixed part is told from the scaling by two sizes, the exponent by two device counts; what the samples cannot tell comes
+from the profile or is assumed (perfect scaling) and said so. Measured points are met exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, basis_of, nearest_company
+from rlinf_lab.planning.profile import Sample
+
+EXPONENTS = np.linspace(0.0, 1.5, 301)
+
+
+@dataclass(frozen=True)
+class BatchModel:
+    """``exponent``: of the devices, used where the samples have one device count only."""
+
+    samples: tuple[Sample, ...]
+    exponent: float | None = None
+
+    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+        return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items)
+
+    def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
+        curve = nearest_company(self.curves, beside)
+        basis, relative, note = basis_of(curve.samples, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
+        return CostEstimate.around(float(curve.seconds(np.array([float(devices)]), items)[0]), basis, max(relative, curve.misfit), note)
+
+    def reach(self) -> float:
+        return float("inf")
+
+    @cached_property
+    def curves(self) -> dict[frozenset[str], Curve]:
+        """One curve for each company in which samples were taken."""
+        groups: dict[frozenset[str], list[Sample]] = {}
+        for sample in self.samples:
+            groups.setdefault(frozenset(sample.beside), []).append(sample)
+        return {company: Curve.fit(members, self.exponent) for company, members in groups.items()}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A fitted curve. ``residuals``: logarithm of measured over fitted, at ``log_devices``: interpolated, so that samples are met."""
+
+    samples: tuple[Sample, ...]
+    fixed: float
+    each: float
+    exponent: float
+    assumed: bool
+    misfit: float
+    log_devices: tuple[float, ...]
+    residuals: tuple[float, ...]
+
+    def seconds(self, devices: np.ndarray, items: float) -> np.ndarray:
+        n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
+        fitted = self.fixed + self.each * items * n**-self.exponent
+        return fitted * np.exp(np.interp(np.log(n), self.log_devices, self.residuals))
+
+    @classmethod
+    def fit(cls, samples: Sequence[Sample], exponent: float | None) -> Curve:
+        n = np.array([max(s.devices, 1) for s in samples], float)
+        m = np.array([s.items for s in samples])
+        t = np.array([s.seconds for s in samples])
+        several = len(set(n)) > 1
+        fixed_known = any(len(set(m[n == k])) > 1 for k in set(n))
+        tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
+        fits = [_affine(m * n**-p, t, fixed_known) for p in tried]
+        best = int(np.argmin([f[2] for f in fits]))
+        fixed, each, misfit = fits[best]
+        p = float(tried[best])
+        fitted = np.maximum(fixed + each * m * n**-p, 1e-300)
+        counts = np.unique(n)
+        ratio = np.log(np.maximum(t, 1e-300) / fitted)
+        residuals = [float(ratio[n == k].mean()) for k in counts]
+        assumed = not several and exponent is None
+        return cls(tuple(samples), fixed, each, p, assumed, misfit, tuple(np.log(counts)), tuple(residuals))
+
+
+def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
+    """Least squares of relative errors, neither part negative: (fixed, each, root mean square of the relative error)."""
+    weight = 1.0 / np.maximum(t, 1e-12)
+    if with_fixed:
+        design = np.stack([weight, x * weight], axis=1)
+        fixed, each = np.linalg.lstsq(design, t * weight, rcond=None)[0]
+        if fixed < 0:
+            fixed, each = 0.0, _slope(x, t, weight)
+        elif each < 0:
+            fixed, each = float(t.mean()), 0.0
+    else:
+        fixed, each = 0.0, _slope(x, t, weight)
+    error = float(np.sqrt(np.mean(((fixed + each * x - t) * weight) ** 2)))
+    return float(fixed), float(each), error
+
+
+def _slope(x: np.ndarray, t: np.ndarray, weight: np.ndarray) -> float:
+    return float(np.sum(x * t * weight**2) / np.sum((x * weight) ** 2))

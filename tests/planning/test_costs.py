@@ -1,0 +1,180 @@
+"""Cost models: fits that meet their samples, identification, waves under a concurrency cap, what they say about their sureness."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.costs import BatchModel, CapacityCliff, CellModel, DampedScaling, GenerationModel, SimulatorModel, fit
+from rlinf_lab.planning.costs.lengths import QUANTILES
+from rlinf_lab.planning.profile import Lengths, ModelShape, Profile, Sample
+
+SHAPE = ModelShape(28, 4, 128, 15.2)
+
+
+def samples(*rows: tuple[float, ...]) -> tuple[Sample, ...]:
+    return tuple(Sample(int(n), float(m), float(t)) for n, m, t in rows)
+
+
+# --- batch -----------------------------------------------------------------------------------------------
+def test_batch_recovers_its_own_law() -> None:
+    def law(n: int, m: float) -> float:
+        return 3.0 + 0.02 * m / n**0.8
+
+    model = BatchModel(samples(*[(n, m, law(n, m)) for n in (4, 16) for m in (256, 1024)]))
+    got = model.seconds(np.array([2, 8, 32]), 4096)
+    assert got == pytest.approx([law(n, 4096) for n in (2, 8, 32)], rel=0.01)
+    assert model.curves[frozenset()].exponent == pytest.approx(0.8, abs=0.006)
+
+
+def test_batch_meets_its_samples_and_says_where_it_guesses() -> None:
+    model = BatchModel(samples((64, 8192, 367.7), (128, 8192, 200.3), (256, 8192, 111.5)))
+    for n, t in ((64, 367.7), (128, 200.3), (256, 111.5)):
+        found = model.estimate(n, 8192)
+        assert (found.seconds, found.basis) == (pytest.approx(t), "measured")
+    assert model.estimate(100, 8192).basis == "interpolated"
+    near, far = model.estimate(32, 8192), model.estimate(8, 8192)
+    assert near.basis == far.basis == "extrapolated" and far.high / far.seconds > near.high / near.seconds
+    assert "8 devices, measured at 64 to 256" in far.note
+    alone = BatchModel(samples((64, 8192, 88.5)))
+    assert alone.estimate(32, 8192).basis == "assumed" and alone.estimate(32, 8192).seconds == pytest.approx(177)
+    assert BatchModel(samples((64, 8192, 88.5)), 0.5).estimate(16, 8192).seconds == pytest.approx(177)
+
+
+def test_company_makes_it_slower() -> None:
+    rows = (Sample(16, 256.0, 190.0), Sample(16, 256.0, 474.0, ("policy", "simulator")))
+    model = BatchModel(rows)
+    alone, crowded = (float(model.seconds(np.array([16]), 256, frozenset(b))[0]) for b in ((), ("policy", "simulator")))
+    assert (alone, crowded) == (190.0, 474.0)
+    # Beside one of them nothing was measured: the smallest larger company is the pessimistic answer.
+    assert float(model.seconds(np.array([16]), 256, frozenset(["policy"]))[0]) == 474.0
+
+
+@given(st.lists(st.tuples(st.integers(1, 64), st.integers(1, 500), st.floats(0.01, 100)), min_size=1, max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_batch_is_positive_and_falls_with_fewer_items(rows: list[tuple[int, int, float]]) -> None:
+    model = BatchModel(samples(*rows))
+    n = np.arange(1, 65)
+    large, small = model.seconds(n, 512.0), model.seconds(n, 64.0)
+    assert (small >= 0).all() and (large >= small - 1e-9).all() and np.isfinite(large).all()
+
+
+# --- generation ------------------------------------------------------------------------------------------
+def test_generation_without_a_cap_is_a_constant_plus_a_part_over_devices() -> None:
+    model = GenerationModel(samples((64, 8192, 234.5)), Lengths(28672.0, mean_tokens=6000.0), SHAPE)
+    n = np.array([16, 32, 64, 128])
+    t = model.seconds(n, 8192)
+    assert t[2] == pytest.approx(234.5)
+    assert t == pytest.approx(234.5 * (1 + model.share * (64 / n - 1)))
+    assert 0 < model.share < 1 and model.identified == "model shape"
+
+
+def test_generation_recovers_alpha_and_beta_from_two_device_counts() -> None:
+    truth = GenerationModel(samples((64, 8192, 300)), Lengths(4096.0, mean_tokens=900.0), SHAPE)
+    rows = [(n, 8192, float(truth.seconds(np.array([n]), 8192)[0])) for n in (32, 64)]
+    found = GenerationModel(samples(*rows), Lengths(4096.0, mean_tokens=900.0), SHAPE)
+    assert found.identified == "measurements" and found.parameters == pytest.approx(truth.parameters, rel=1e-6)
+
+
+def test_a_completion_curve_comes_back_as_it_went_in() -> None:
+    times = np.linspace(5, 200, 40)
+    curve = tuple((float(t), float(1 - np.exp(-t / 60)) if t < 200 else 1.0) for t in times)
+    for shape, exponent in ((SHAPE, None), (None, 0.4)):
+        model = GenerationModel(samples((64, 8192, 200)), Lengths(16384.0, completion=curve), shape, exponent=exponent)
+        stream = model.stream(64, 8192, 20)
+        want = np.interp(np.arange(1, 21) / 20, [0, *(p[1] for p in curve)], [0, *(p[0] for p in curve)])
+        assert stream.times[:-1] == pytest.approx(want[:-1], rel=0.02, abs=1.0)
+        assert stream.times[-1] == pytest.approx(200)
+        if exponent:
+            assert model.share == pytest.approx(exponent, abs=0.01)
+
+
+def test_mean_length_is_met() -> None:
+    model = GenerationModel(samples((64, 8192, 591)), Lengths(28672.0, mean_tokens=15300.0, sigma=0.8), SHAPE)
+    assert model.tokens.mean() == pytest.approx(15300, rel=1e-3) and model.tokens.max() == 28672
+    assert (np.diff(model.tokens) >= 0).all()
+
+
+def test_a_cap_makes_waves() -> None:
+    free = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), exponent=0.5)
+    waves = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), max_running=16, exponent=0.5)
+    assert waves.schedule(QUANTILES // 8).steps > 3 * free.schedule(QUANTILES).steps
+    # Many more requests than slots: twice as many take about twice as long; without a cap far less than that.
+    double = waves.seconds(np.array([8]), 2048)[0] / waves.seconds(np.array([8]), 1024)[0]
+    assert 1.7 < double < 2.05
+    assert free.seconds(np.array([8]), 2048)[0] / free.seconds(np.array([8]), 1024)[0] == pytest.approx(1.5)
+
+
+@given(st.integers(1, QUANTILES), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_the_load_of_a_schedule_is_the_work(slots: int, by_context: bool) -> None:
+    """Every sequence's own work appears exactly once, whoever runs beside it."""
+    model = GenerationModel(samples((8, 512, 50)), Lengths(2000.0, mean_tokens=500.0, prompt_tokens=30.0), SHAPE if by_context else None)
+    tokens = model.tokens
+    work = (tokens * 30 + tokens**2 / 2).sum() if by_context else tokens.sum()
+    assert model.schedule(slots).load == pytest.approx(work, rel=1e-9)
+    assert model.schedule(slots).steps >= max(tokens.max(), tokens.sum() / slots) - 1e-6
+
+
+def test_streams_end_with_the_last_response_and_groups_come_later() -> None:
+    for correlation in (0.0, 0.9):
+        lengths = Lengths(28672.0, mean_tokens=9000.0, group_correlation=correlation)
+        model = GenerationModel(samples((64, 8192, 300)), lengths, SHAPE)
+        one, groups = model.stream(40, 8192, 32), model.stream(40, 8192, 32, group=16)
+        last = float(model.seconds(np.array([40]), 8192)[0])
+        assert one.times[-1] == pytest.approx(last) and groups.times[-1] == pytest.approx(last)
+        assert (groups.times >= one.times - 1e-9).all() and groups.times[0] > one.times[0]
+        assert one.weights.mean() == pytest.approx(1) and (np.diff(one.weights) > -1e-9).all()
+        assert one.weights[-1] > 1.5  # what comes last is long
+
+
+def test_with_nothing_to_tell_by_it_says_assumed() -> None:
+    model = GenerationModel(samples((8, 512, 50)), Lengths(2000.0, mean_tokens=500.0))
+    assert model.identified == "assumed" and model.share == pytest.approx(1)
+    assert model.estimate(4, 512).basis == "assumed" and model.estimate(8, 512).basis == "measured"
+
+
+# --- simulator and cell ----------------------------------------------------------------------------------
+def test_a_simulator_is_flat_then_linear() -> None:
+    model = SimulatorModel(samples((1, 10, 1.0), (1, 20, 1.0), (1, 30, 1.5), (1, 40, 2.0)))
+    assert model.hinge == (pytest.approx(1.0), pytest.approx(0.05), pytest.approx(20))
+    assert model.seconds(np.array([4, 2, 1]), 60.0) == pytest.approx([1.0, 1.5, 3.0])
+    assert [model.estimate(1, n).basis for n in (20, 25, 5, 80)] == ["measured", "interpolated", "extrapolated", "extrapolated"]
+    assert model.reach() == 40
+
+
+def test_a_cell_alternates_or_overlaps() -> None:
+    members = (SimulatorModel(samples((1, 10, 1.0), (1, 40, 4.0))), BatchModel(samples((1, 10, 0.5), (1, 40, 2.0))))
+    cell = CellModel(("simulator", "policy"), members, 10)
+    assert cell.together(np.array([2]), 40.0) == pytest.approx([10 * (2 + 1)])
+    apart = [np.array([1]), np.array([1])]
+    assert cell.apart(apart, 40.0, 1) == pytest.approx([10 * (4 + 2)])
+    assert cell.apart(apart, 40.0, 2) == pytest.approx([10 * 2 * 2])  # the simulator never waits
+    assert cell.estimate(2, 40).basis == "assumed" and cell.estimate([1, 1], 40, 2).seconds == pytest.approx(40)
+
+
+# --- the public tool's rule ------------------------------------------------------------------------------
+def test_the_public_rule() -> None:
+    rollout = CapacityCliff(224.0, 128, 8192.0, 128)
+    assert rollout.seconds(np.array([128, 80, 64]), 8192.0) == pytest.approx([224, 224, 448])
+    assert DampedScaling(101.0, 128, 8192.0).seconds(np.array([128, 32]), 8192.0) == pytest.approx([101, 101 * 4 / 1.4])
+
+
+def test_fit_picks_a_model_for_each_kind() -> None:
+    profile = Profile.from_dict({
+        "items": 64,
+        "workers": {
+            "a": {"kind": "generation", "samples": [{"devices": 1, "items": 64, "seconds": 9}], "lengths": {"max_tokens": 99, "mean_tokens": 9}},
+            "b": {"samples": [{"devices": 1, "items": 64, "seconds": 1}]},
+            "c": {"kind": "simulator", "samples": [{"devices": 1, "items": 8, "seconds": 1}]},
+        },
+    })  # fmt: skip
+    kinds = {n: type(m).__name__ for n, m in fit(profile).items()}
+    assert kinds == {"a": "GenerationModel", "b": "BatchModel", "c": "SimulatorModel"}
+    with pytest.raises(ConfigError, match=r"workers\.a\.max_running"):
+        fit(profile, "rlinf")
+    with pytest.raises(UnknownNameError, match="Did you mean 'rlinf'"):
+        fit(profile, "rlinff")
