@@ -4,7 +4,7 @@ It is the counterpart of `runtime.host.Host` and keeps the same rules, so that w
 all who can go on do so; then all timers of the instant fire; then the engine settles the events of the instant together;
 then time moves to the next timer.
 
-`_advance` and `_apply` are the inner loop, about a microsecond for each operation: integers and tuples, no closures, rows packed in place.
+`_loop` and `_apply` take a microsecond or two for each operation: integers and tuples, no closures, rows packed in place.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class VirtualHost:
             for position, p in enumerate(members):
                 p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
                 self._outstanding[iteration] += 1
-                if p.doing == _IDLE:
+                if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                     self._wake(p)
             for channel in call.writes:
                 expected[channel] = expected.get(channel, 0) + self.layout.closes(channel, call.worker)
@@ -211,7 +211,7 @@ class VirtualHost:
         assert p.call is not None
         if p.call.after and self.now > p.start:
             self._add(p, SpanKind.WAIT, p.start, self.now)
-        p.bound_ns, p.bound_round, p.lock_waited, p.lock_from = 0, -1, True, self.now
+        p.bound_ns, p.lock_waited, p.lock_from = 0, True, self.now
         p.doing = _STARTING
         self._pending.append((p.index, Event.START, -1, int(p.call.starts_on_device)))
 
@@ -254,97 +254,96 @@ class VirtualHost:
 
     # --- the inner loop ----------------------------------------------------------------------------------------
     def _loop(self) -> None:
-        timers, ready, settle = self._timers, self._ready, self._engine.settle
-        due = self.now + 1 << _BITS  # timers below it are due
+        """One long function on purpose: a call of its own for each step would cost a third of the speed."""
+        timers, ready, settle, apply, ranks = self._timers, self._ready, self._engine.settle, self._apply, self.ranks
+        write, pack, pop, push = self.rows.data.extend, SPAN_STRUCT.pack, heapq.heappop, heapq.heappush
+        pending: list[tuple[int, int, int, int]] = self._pending
+        post = pending.append
+        now = self.now
+        due = now + 1 << _BITS  # timers below it are due
         while True:
-            if ready:
-                self._advance()
+            for p in ready:  # grows meanwhile
+                doing = p.doing
+                value = None
+                if doing <= _PUTTING:
+                    end = now
+                    if p.lock_waited:
+                        end = p.bound_ns
+                        if now > p.lock_from:
+                            write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
+                    p.since = now
+                    if doing == _GETTING:
+                        value = p.value
+                        write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET))
+                    else:
+                        write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
+                        if p.left:
+                            p.left -= 1
+                            p.start = p.lock_from = now
+                            p.bound_ns, p.lock_waited = 0, False
+                            post((p.index, _EVENT_PUT, p.queue, 1))
+                            continue
+                elif doing > _RUNNING and not self._goes_on(p):
+                    continue
+                try:
+                    kind, channel, n, key = p.send(value)
+                    while kind == PUT and not n:
+                        kind, channel, n, key = p.send(0)
+                except StopIteration:
+                    self._end(p)
+                    continue
+                if kind == RUN:
+                    p.doing = _RUNNING
+                    push(timers, (now + n << _BITS) + p.slot)
+                    continue
+                if kind > PUT:
+                    self._drive_on(p, kind)
+                    continue
+                queue, p.channel, chunk = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
+                if p.on_device and now > p.since:
+                    write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
+                p.start = p.lock_from = now
+                p.bound_ns, p.lock_waited = 0, False
+                if kind == GET:
+                    p.doing, p.first = _GETTING, -1
+                    post((p.index, _EVENT_GET, queue, n or chunk))
+                else:
+                    p.doing, p.left, p.queue = _PUTTING, n - 1, queue
+                    post((p.index, _EVENT_PUT, queue, 1))
+            ready.clear()
             if timers and timers[0] < due:
                 while timers and timers[0] < due:
-                    self._fire(heapq.heappop(timers) & _SLOT)
-            elif self._pending:
-                events, self._pending = self._pending, []
-                self._apply(settle(events))
+                    slot = pop(timers) & _SLOT
+                    if slot & 1:
+                        self._switched(ranks[slot >> 1])
+                    else:
+                        self._wake(ranks[slot >> 1])
+            elif pending:
+                events = pending.copy()
+                pending.clear()
+                apply(settle(events))
             elif timers:
-                self.now = timers[0] >> _BITS
-                due = self.now + 1 << _BITS
+                self.now = now = timers[0] >> _BITS
+                due = now + 1 << _BITS
             elif self._relieve and self._engine.waiting() and (out := self._engine.relieve()):
                 self.relieved += 1
-                self._apply(out)
+                apply(out)
             else:
                 return
 
-    def _fire(self, slot: int) -> None:
-        p = self.ranks[slot >> 1]
-        if slot & 1:
-            self._switched(p)
-        else:
-            self._wake(p)
-
-    def _advance(self) -> None:
-        """Let everyone who was woken go on to its next wait."""
-        ready, now, post = self._ready, self.now, self._pending.append
-        write, pack = self.rows.data.extend, SPAN_STRUCT.pack
-        for p in ready:  # grows meanwhile
-            doing = p.doing
-            value = None
-            if doing <= _PUTTING:
-                end = now
-                if p.lock_waited:
-                    end = p.bound_ns
-                    if now > p.lock_from:
-                        write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
-                p.since = now
-                if doing == _GETTING:
-                    value = p.value
-                    write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET))
-                else:
-                    write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
-                    if p.left:
-                        p.left -= 1
-                        p.start = p.lock_from = now
-                        p.bound_ns, p.bound_round, p.lock_waited = 0, -1, False
-                        post((p.index, _EVENT_PUT, p.queue, 1))
-                        continue
-            elif doing == _STARTING:
-                if p.lock_waited and now > p.lock_from:
-                    write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
-                p.since = now
-            elif doing == _VALUE:
-                self._await_values(p)
-                continue
-            elif doing >= _IDLE:
-                self._begin(p)
-                continue
-            send = p.send
-            try:
-                kind, channel, n, key = send(value)
-                while kind == PUT and not n:
-                    kind, channel, n, key = send(0)
-            except StopIteration:
-                self._end(p)
-                continue
-            if kind == RUN:
-                p.doing = _RUNNING
-                heapq.heappush(self._timers, (now + n << _BITS) + p.slot)
-                continue
-            if kind > PUT:
-                self._drive_on(p, kind)
-                continue
-            port = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
-            if p.on_device and now > p.since:
-                write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
-            p.start = p.lock_from = now
-            p.bound_ns, p.bound_round, p.lock_waited = 0, -1, False
-            if kind == GET:
-                p.doing, p.first = _GETTING, -1
-                queue, p.channel, chunk = port
-                post((p.index, _EVENT_GET, queue, n or chunk))
-            else:
-                p.doing, p.left = _PUTTING, n - 1
-                p.queue, p.channel, _ = port
-                post((p.index, _EVENT_PUT, p.queue, 1))
-        ready.clear()
+    def _goes_on(self, p: Rank) -> bool:
+        """Whether somebody who was woken between its script's operations may take up the script."""
+        if p.doing == _STARTING:
+            if p.lock_waited and self.now > p.lock_from:
+                self._add(p, SpanKind.LOCK, p.lock_from, self.now)
+            p.since = self.now
+        elif p.doing == _VALUE:
+            self._await_values(p)
+            return False
+        elif p.doing >= _IDLE:
+            self._begin(p)
+            return False
+        return True
 
     def _apply(self, instructions: list[tuple[int, int, int, int]]) -> None:
         ranks, ready, now = self.ranks, self._ready, self.now
@@ -353,7 +352,8 @@ class VirtualHost:
             p = ranks[index]
             if do == _DO_RESUME:
                 p.on_device = p.machine.holding
-                p.lock_waited = p.on_device and p.bound_round != this and (p.lock_waited or p.bound_ns > 0)
+                if p.lock_waited or p.bound_ns:
+                    p.lock_waited = p.on_device and p.bound_round != this
                 p.value = b - a
                 if p.switching:
                     p.deferred = True

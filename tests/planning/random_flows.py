@@ -28,6 +28,7 @@ class Stage:
     count: int = 0  # items of a source per rank, steps of a simulator
     explicit: int | None = None  # an explicit get(n)
     epilogue: int = 0
+    first: int | None = None  # a call of its own before: a second call of the same worker in an iteration
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
 
@@ -42,8 +43,11 @@ class Scenario:
     sub_batches: int = 1
 
     def sim_calls(self) -> list[SimCall]:
-        return [SimCall(s.name, METHODS[s.kind], script(self, s), tuple(reads(s)), tuple(s.outputs), starts_on_device=starts(s))
-                for s in self.stages]  # fmt: skip
+        before = [SimCall(s.name, "prepare", preparation(s)) for s in self.stages if s.first is not None]
+        return before + [
+            SimCall(s.name, METHODS[s.kind], script(self, s), tuple(reads(s)), tuple(s.outputs), starts_on_device=starts(s))
+            for s in self.stages
+        ]
 
 
 METHODS = {"source": "produce", "map": "convert", "whole": "gather", "join": "combine", "sink": "consume",
@@ -73,6 +77,9 @@ class Actor(Worker):
 
     def work(self, items: int) -> None:
         self.compute((self.stage.fixed + self.stage.each * items) * 1e-3)
+
+    def prepare(self) -> None:
+        self.compute(self.stage.first * 1e-3)
 
     def note(self, channel: str, items: list) -> None:
         self.log.append((channel, self.name, self.rank, list(items)))
@@ -139,6 +146,13 @@ class Actor(Worker):
 
 
 # --- interpretation 2: scripts ---------------------------------------------------------------------------
+def preparation(s: Stage):
+    def prepare(turn: Turn):
+        yield run(s.first * MS)
+
+    return prepare
+
+
 def script(scenario: Scenario, s: Stage):
     def cost(n: int) -> int:
         return (s.fixed + s.each * n) * MS
@@ -210,6 +224,8 @@ def scenario(seed: int, log: list) -> Scenario:
     """A random workflow with a random plan that fits it."""
     rng = random.Random(seed)
     stages = _cell(rng) if rng.random() < 0.35 else _dag(rng)
+    for s in stages:
+        s.first = rng.choice((None, None, None, 0, 2))
     flow = Workflow(f"random_{seed}")
     switch = {s.name: (rng.randint(0, 4), rng.randint(0, 4)) for s in stages}
     _declare(rng, flow, stages, switch, log)
@@ -260,6 +276,9 @@ def _declare(rng: random.Random, flow: Workflow, stages: list[Stage], switch: di
 
     @flow.iteration
     def iteration() -> None:
+        for s in stages:
+            if s.first is not None:
+                handles[s.name].prepare()
         for s in stages:
             getattr(handles[s.name], METHODS[s.kind])(*[channels[c] for c in (*s.inputs, *s.outputs)])
 
