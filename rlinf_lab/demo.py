@@ -24,7 +24,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.run import Run, run
-from rlinf_lab.workers.simulator import EVALUATION_SEED
+from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
 PROBE_ITERATIONS = 8
@@ -189,7 +189,7 @@ class Demo:
             "iteration_seconds_measured": second.measured_seconds,
             "iteration_seconds_temporal": first.measured_seconds,
             "bubble_sum_error_ns": max(abs(p.run.timeline.bubble_sum_error_ns()) for p in phases),
-            "seeds": {"training": self.config.seed, "evaluation_from": EVALUATION_SEED + 1000 * self.config.seed},
+            "seeds": {"training": self.config.seed, "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION)},
             "executor": self.config.executor,
             "devices": self.devices,
             "machine": platform.machine(),

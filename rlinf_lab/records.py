@@ -42,6 +42,8 @@ class Observation:
     slot: int
     first_env: int
     """global index of the group's first environment; the others follow. The same under every plan"""
+    step: int
+    """how often each of these environments has acted in training so far; numbers its exploration noise"""
     obs_NO: NDArray
 
 

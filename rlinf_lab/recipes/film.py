@@ -11,19 +11,21 @@ from numpy.typing import NDArray
 from rlinf_lab.policies import Weights
 from rlinf_lab.recipes.ppo import PPOConfig
 from rlinf_lab.vecenv import VecEnv, make_vec
+from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 FRAMES_PER_SECOND = 25
 
 
-def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2, seed: int = 2_000_000) -> str:
+def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> str:
     """Greedy episodes as an MP4, each up to one second after its success. Returns what was written, or why nothing was."""
     import imageio.v3 as imageio
 
     env = make_vec(str(config.env_id), 1, config.horizon)
+    first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
             return f"no film: {config.env_id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
-        frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, seed + e)]
+        frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
             return f"no film: {config.env_id} gave no picture."
         imageio.imwrite(path, np.stack(frames), fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7)

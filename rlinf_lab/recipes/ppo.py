@@ -80,6 +80,7 @@ class PPOConfig:
     def __post_init__(self) -> None:
         for name in ("obs_size", "action_size", "num_envs", "steps", "iterations", "epochs", "minibatch"):
             self._require(name, getattr(self, name) >= 1, "at least 1")
+        self._require("seed", self.seed >= 0, "at least 0")
         for name in ("gamma", "lam", "anneal"):
             self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
         for name in ("learning_rate", "clip", "max_grad_norm", "reward_scale"):
@@ -146,7 +147,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
-    simulator, policy = _cell(flow, config, None if state is None else state["weights"])
+    weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
+    simulator, policy = _cell(flow, config, weights, taken)
     learner = flow.worker(
         LearnerWorker, config.policy(), name="learner",
         gamma=config.gamma, lam=config.lam, learning_rate=config.learning_rate, epochs=config.epochs,
@@ -197,10 +199,10 @@ def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, flo
     return {"episodes": episodes, **means}
 
 
-def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None) -> tuple[WorkerHandle, WorkerHandle]:
+def _cell(flow: Workflow, config: PPOConfig, weights: Weights | None, taken: int = 0) -> tuple[WorkerHandle, WorkerHandle]:
     simulator = flow.worker(
         SimulatorWorker, config.env_id, name="simulator",
-        num_envs=config.num_envs, steps=config.steps, horizon=config.horizon, seed=config.seed,
+        num_envs=config.num_envs, steps=config.steps, horizon=config.horizon, seed=config.seed, taken=taken,
         sizes=(config.obs_size, config.action_size),
     )  # fmt: skip
     return simulator, flow.worker(PolicyWorker, config.policy(), name="policy", seed=config.seed, weights=weights)

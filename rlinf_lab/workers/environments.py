@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.records import Action, EnvStep, Observation, Trajectory
+from rlinf_lab.workers.seeds import Purpose, environment_seed
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import VecEnv
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 class EnvGroup:
     """Environments ``first_env ... first_env + N - 1`` of the run, stepped together.
 
-    Environment ``i`` of the run is seeded ``seed + i`` whatever group it is in.
+    ``seed``: of the run. ``taken``: training steps that each environment has behind it, in an earlier run that this one goes on from.
+    What an environment does depends on these and on its number in the run, never on the group it is in.
     """
 
-    def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int) -> None:
-        self.env, self.slot, self.first_env, self.seed = env, slot, first_env, seed
+    def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0) -> None:
+        self.env, self.slot, self.first_env, self.seed, self.taken = env, slot, first_env, seed, taken
         self._obs_NO: NDArray | None = None
         self._t = 0
-        self._restarts = 0
 
     @property
     def size(self) -> int:
@@ -33,8 +34,7 @@ class EnvGroup:
     def begin(self, steps: int) -> None:
         """Allocate a trajectory of so many steps; episodes go on where they stand."""
         if self._obs_NO is None:
-            self.restart(self.seed + 100_000 * self._restarts)  # after an evaluation: other episodes than at the start
-            self._restarts += 1
+            self.restart(environment_seed(self.seed, Purpose.TRAINING, self.taken))  # after an evaluation: other episodes than before
         T, N, O = steps, self.size, self.env.spec.obs_size
         self._t = 0
         self._obs_TNO = np.empty((T, N, O), np.float32)
@@ -49,7 +49,7 @@ class EnvGroup:
     def observation(self) -> Observation:
         """What the policy shall answer next."""
         assert self._obs_NO is not None
-        return Observation(self.slot, self.first_env, self._obs_NO)
+        return Observation(self.slot, self.first_env, self.taken, self._obs_NO)
 
     def record(self, action: Action) -> None:
         """Carry out the action and write row ``t``."""
@@ -63,6 +63,7 @@ class EnvGroup:
             self._end_obs.append(np.asarray(step.final_obs_NO[n], np.float32))
             self._outcomes.append(outcome)
         self._t += 1
+        self.taken += 1
 
     def finish(self) -> Trajectory:
         """Hand over the trajectory; its arrays are not touched again."""

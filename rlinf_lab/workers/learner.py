@@ -22,6 +22,7 @@ from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import TrainBatch, Trajectory
+from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.worker import Inbox, Worker
 
 
@@ -68,7 +69,7 @@ class LearnerWorker(Worker):
         self._loss = partial(
             ppo_loss, clip=clip, value_coefficient=value_coefficient, entropy_coefficient=entropy_coefficient
         )
-        self._rng = np.random.default_rng((seed, 1))
+        self._rng = np.random.default_rng(stream(seed, Purpose.MINIBATCHES))
         self.env_steps = 0
 
     def setup(self) -> None:

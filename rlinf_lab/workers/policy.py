@@ -10,7 +10,10 @@ from numpy.typing import NDArray
 
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import Action, Observation
+from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+
+BLOCK = 128  # steps of an environment whose noise is drawn at once
 
 
 class PolicyWorker(Worker):
@@ -18,13 +21,13 @@ class PolicyWorker(Worker):
 
     ``policy`` constructs the module (called in `setup`, where the worker lives); give the learner the same one and both start equal.
     ``weights``: to start from instead of the constructed ones.
-    Every environment has its own stream of exploration noise, so what is learnt does not depend on how the plan groups or
-    orders the environments, as long as one rank serves all of them.
+    Exploration noise belongs to an environment and its step (`Observation.step`), so what is explored does not depend on how the plan
+    groups or orders the environments, nor on which rank answers; no two answers of a run share their noise.
     """
 
     def __init__(self, policy: Callable[[], GaussianMLP], *, seed: int = 0, weights: Weights | None = None) -> None:
         self._make, self._seed, self._weights = policy, seed, weights
-        self._noise: dict[int, np.random.Generator] = {}
+        self._noise: dict[int, tuple[int, NDArray[np.float32]]] = {}
 
     def setup(self) -> None:
         if self.device == "cpu":
@@ -56,14 +59,14 @@ class PolicyWorker(Worker):
         self.policy.to("cpu")
 
     def _draw(self, batch: list[Observation]) -> NDArray:
-        size = self.policy.log_std.shape[0]
-        return np.stack([
-            self._stream(token.first_env + i).standard_normal(size, dtype=np.float32)
-            for token in batch
-            for i in range(len(token.obs_NO))
-        ])  # fmt: skip
+        return np.stack([self._row(token.first_env + i, token.step) for token in batch for i in range(len(token.obs_NO))])
 
-    def _stream(self, env: int) -> np.random.Generator:
-        if env not in self._noise:
-            self._noise[env] = np.random.default_rng((self._seed, env))
-        return self._noise[env]
+    def _row(self, env: int, step: int) -> NDArray[np.float32]:
+        """Noise of one environment's step. Drawn in blocks: making a generator costs as much as some hundred numbers."""
+        number, row = divmod(step, BLOCK)
+        drawn, block = self._noise.get(env, (-1, None))
+        if block is None or drawn != number:
+            rng = np.random.default_rng(stream(self._seed, Purpose.EXPLORATION, env, number))
+            block = rng.standard_normal((BLOCK, self.policy.log_std.shape[0]), dtype=np.float32)
+            self._noise[env] = number, block
+        return block[row]

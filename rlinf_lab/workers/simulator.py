@@ -18,19 +18,19 @@ import numpy as np
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.records import Action, Observation, Trajectory
 from rlinf_lab.workers.environments import EnvGroup
+from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
     from rlinf_lab.vecenv import EnvSpec, VecEnv
-
-EVALUATION_SEED = 1_000_000  # training seeds count from `seed · 1000`; evaluation must never meet them
 
 
 class SimulatorWorker(Worker):
     """Steps ``num_envs`` environments (over all ranks and slots together) for ``steps`` steps per call of `collect`.
 
     ``env``: an id ("simulator/task"), or what constructs a `VecEnv` from ``num_envs`` and ``horizon``, such as a class of
-    your own. ``horizon``: steps after which an episode is cut (None: the environment's own limit).
+    your own. ``horizon``: steps after which an episode is cut (None: the environment's own limit). ``taken``: training steps of each
+    environment in an earlier run that this one goes on from; its episodes and its noise are not repeated.
     ``sizes``: the (observation, action) sizes that the policy was built for, checked in `setup`. ``options`` go to the environment's
     constructor.
     """
@@ -43,11 +43,12 @@ class SimulatorWorker(Worker):
         steps: int,
         horizon: int | None = None,
         seed: int = 0,
+        taken: int = 0,
         sizes: tuple[int, int] | None = None,
         **options: Any,
     ) -> None:
         self.env, self.num_envs, self.steps = env, num_envs, steps
-        self.horizon, self.seed, self.sizes, self.options = horizon, seed, sizes, options
+        self.horizon, self.seed, self.taken, self.sizes, self.options = horizon, seed, taken, sizes, options
         self.groups: list[EnvGroup] = []
 
     def setup(self) -> None:
@@ -62,7 +63,7 @@ class SimulatorWorker(Worker):
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = make(num_envs=size, horizon=self.horizon, **self.options)
             self._check_sizes(env.spec)
-            self.groups.append(EnvGroup(env, slot, slot * size, self.seed * 1000))
+            self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken))
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
         """``steps`` steps of every environment; then one `Trajectory` per slot."""
@@ -78,17 +79,17 @@ class SimulatorWorker(Worker):
         trajectories.put_all(group.finish() for group in self.groups)
 
     def evaluate(self, actions: Inbox[Action], observations: Outbox[Observation], episodes: int = 50) -> dict[str, float]:
-        """Whole episodes on seeds that training never sees; training episodes under way are given up.
+        """Whole episodes on seeds that training never sees, the same ones in every evaluation; training episodes under way are given up.
 
         Ranks share the ``episodes``, rounded up to whole rounds of all environments. Returns this rank's means: ``episodes``,
         ``success_rate`` (at the end), ``success_once``, ``return``.
         """
         rounds = -(-episodes // self.num_envs)
         outcomes: list[tuple[float, bool, bool]] = []
+        base = environment_seed(self.seed, Purpose.EVALUATION)
         for index in range(rounds):
-            seed = EVALUATION_SEED + self.seed * 1000 + index * self.num_envs
             for group in self.groups:
-                group.restart(seed)
+                group.restart(base + index * self.num_envs)
                 observations.put(group.observation())
             live = list(self.groups)
             while live:

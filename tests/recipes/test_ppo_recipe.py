@@ -28,7 +28,7 @@ def test_presets_are_valid(env_id):
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), [
-    ("gamma", 1.2, "between 0 and 1"), ("num_envs", 0, "at least 1"), ("learning_rate", 0.0, "greater than 0"),
+    ("gamma", 1.2, "between 0 and 1"), ("num_envs", 0, "at least 1"), ("seed", -1, "at least 0"), ("learning_rate", 0.0, "greater than 0"),
     ("minibatch", 801, "at most num_envs × steps = 800"), ("log_std", 9.0, "between -5 and 2"), ("horizon", 0, "at least 1, or None"),
     ("entropy_coefficient", -0.1, "at least 0"),
 ])  # fmt: skip
@@ -66,6 +66,8 @@ def run(config, plan, iterations=3):
 PLANS = {
     "temporal": lambda flow: ExecutionPlan.temporal(flow, DEVICES),
     "temporal, two simulators": lambda flow: ExecutionPlan.temporal(flow, DEVICES, {"simulator": 2}),
+    "temporal, two simulators, two policies": lambda flow: ExecutionPlan.temporal(flow, DEVICES, {"simulator": 2, "policy": 2}),
+    "fused": lambda flow: ExecutionPlan.fused_cells(flow, DEVICES, {"simulator": 2, "policy": 2}),
     "spatial, double buffering": lambda flow: ExecutionPlan.spatial(
         flow, DEVICES, on={"simulator": [0], "policy": [1], "learner": [1]}, sub_batches={"simulator": 2}
     ),
@@ -79,11 +81,6 @@ def test_the_same_learning_under_every_plan():
     for rows, score, after in results.values():
         for ours, theirs in zip([*rows, score, after], [*reference[0], *reference[1:]], strict=True):
             assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-4)
-
-
-def test_fused_cells_run_and_learn():
-    rows, score, _ = run(SMALL, lambda flow: ExecutionPlan.fused_cells(flow, DEVICES, {"simulator": 2, "policy": 2}))
-    assert rows[-1]["episodes"] == 8 and score["episodes"] == 26 * 2
 
 
 def test_saved_weights_are_evaluated_by_a_workflow_of_their_own(tmp_path):

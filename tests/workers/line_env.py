@@ -9,9 +9,9 @@ from rlinf_lab.vecenv import EnvSpec
 
 
 class LineEnv:
-    """State x in one dimension, starts at the environment's seed, moves by the action; success where |x| < 0.5; reward −|x|.
+    """State x in one dimension, starts at the environment's seed modulo 8, moves by the action; success where |x| < 0.5; reward −|x|.
 
-    Cut after ``horizon`` steps; terminates where |x| > 1000. Every later episode starts at seed + 0.25.
+    Cut after ``horizon`` steps; terminates where |x| > 1000. Every later episode starts a quarter further.
     """
 
     def __init__(self, num_envs, horizon):
@@ -21,7 +21,7 @@ class LineEnv:
 
     def reset(self, *, seed):
         self.resets.append(seed)
-        self.start = seed + np.arange(self.num_envs, dtype=float)
+        self.start = (seed + np.arange(self.num_envs, dtype=float)) % 8
         self.x, self.t = self.start.copy(), np.zeros(self.num_envs)
         return self._obs()
 

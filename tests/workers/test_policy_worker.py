@@ -5,10 +5,13 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinf_lab.policies import GaussianMLP
 from rlinf_lab.records import Observation
 from rlinf_lab.workers import PolicyWorker
+from rlinf_lab.workers.seeds import RANGE, ROOM, Purpose, environment_seed, stream
 from rlinf_lab.workflow.worker import Collected, Scripted
 
 MAKE = partial(GaussianMLP, 3, 2, log_std=-1.0, seed=1)
@@ -27,9 +30,9 @@ def act(policy, tokens, chunk=None, **kwargs):
     return out
 
 
-def tokens(groups):
+def tokens(groups, step=0):
     size = 4 // groups
-    return [Observation(k, k * size, OBS[k * size : (k + 1) * size]) for k in range(groups)]
+    return [Observation(k, k * size, step, OBS[k * size : (k + 1) * size]) for k in range(groups)]
 
 
 def test_each_token_is_answered_under_its_slot():
@@ -51,7 +54,7 @@ def test_noise_moves_on_except_in_greedy_calls():
     policy = worker()
     greedy = act(policy, tokens(1), deterministic=True)[0]
     np.testing.assert_array_equal(greedy.action_NA, act(policy, tokens(1), deterministic=True)[0].action_NA)
-    first, second = (act(policy, tokens(1))[0] for _ in range(2))
+    first, second = (act(policy, tokens(1, step))[0] for step in range(2))
     assert (first.action_NA != second.action_NA).all()
     np.testing.assert_array_equal(first.action_NA, act(worker(), tokens(1))[0].action_NA)
 
@@ -71,3 +74,29 @@ def test_switching_out_and_in_changes_nothing():
     policy.offload()
     policy.onload()
     np.testing.assert_array_equal(act(policy, tokens(1), deterministic=True)[0].action_NA, before)
+
+
+def test_ranks_that_share_a_queue_explore_differently():
+    """Two unfused ranks answer the same environments in turn; all their noise is distinct, and is what one rank would have drawn."""
+    first, second, alone = worker(), worker(), worker()
+    answers = [act(first if step % 2 else second, tokens(1, step), deterministic=False)[0] for step in range(200)]
+    greedy = act(alone, tokens(1), deterministic=True)[0].action_NA
+    noise = np.stack([a.action_NA - greedy for a in answers]).reshape(-1, 2)
+    assert len(np.unique(noise.round(6), axis=0)) == len(noise) == 800
+    expected = [act(alone, tokens(1, step))[0].action_NA for step in range(200)]
+    np.testing.assert_array_equal([a.action_NA for a in answers], expected)
+    assert abs(noise.mean() / noise.std()) < 0.1 and abs(np.corrcoef(noise[:-4, 0], noise[4:, 0])[0, 1]) < 0.1
+
+
+def test_noise_is_not_that_of_an_environment():
+    """numpy pads keys with zeros: default_rng(5) and default_rng((5, 0)) are the same generator, an environment's and a policy's."""
+    drawn = np.random.default_rng(stream(5, Purpose.EXPLORATION, 0, 0)).random(4)
+    others = [np.random.default_rng(k).random(4) for k in (5, (5, 0), environment_seed(5, Purpose.TRAINING, 0), stream(5, Purpose.MINIBATCHES))]
+    assert not any(np.array_equal(drawn, o) for o in others)
+
+
+@given(seed=st.integers(0, 2**40), key=st.integers(0, 2**40))
+def test_purposes_never_share_a_seed(seed, key):
+    for purpose in (Purpose.TRAINING, Purpose.EVALUATION, Purpose.FILM):
+        base = environment_seed(seed, purpose, key)
+        assert purpose * RANGE <= base and base + ROOM <= (purpose + 1) * RANGE < 2**31

@@ -9,7 +9,10 @@ from line_env import LineEnv
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.records import Action
 from rlinf_lab.workers import SimulatorWorker
+from rlinf_lab.workers.seeds import RANGE, Purpose, environment_seed
 from rlinf_lab.workflow.worker import Collected, Context
+
+SEED = next(s for s in range(1000) if environment_seed(s, Purpose.TRAINING, 0) % 8 == 0)  # with it environment i of LineEnv starts at i
 
 
 class Answering:
@@ -28,8 +31,8 @@ class Answering:
         return self.waiting.pop(key)
 
 
-def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, **context):
-    made = SimulatorWorker(LineEnv, num_envs=num_envs, steps=steps, horizon=horizon, seed=0)
+def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, taken=0, **context):
+    made = SimulatorWorker(LineEnv, num_envs=num_envs, steps=steps, horizon=horizon, seed=SEED, taken=taken)
     made._context = Context()
     for key, value in {"rank": rank, "ranks": ranks, "sub_batches": sub_batches, **context}.items():
         setattr(made._context, key, value)
@@ -66,7 +69,7 @@ def test_episodes_run_through_iterations_and_end_with_their_final_observation():
     np.testing.assert_array_equal(second.end_obs_EO, [[2, 4], [3, 4]])
     np.testing.assert_array_equal(second.obs_TNO[1, :, 0], [0.25, 1.25])  # after the reset
     np.testing.assert_allclose(second.end_return_E, [-(0.5 + 1 + 1.5 + 2), -(1.5 + 2 + 2.5 + 3)])
-    assert simulator.groups[0].env.resets == [0]
+    assert simulator.groups[0].env.resets == [environment_seed(SEED, Purpose.TRAINING, 0)]
     assert (first.obs_TNO[:, 0, 0] == [0, 0.5, 1]).all(), "an earlier trajectory is not written again"
 
 
@@ -120,10 +123,36 @@ def test_evaluation_uses_fresh_seeds_whole_episodes_and_leaves_training_a_clean_
     score = simulator.evaluate(cell, cell, episodes=6)
     assert score == {"episodes": 8.0, "success_rate": 1.0, "success_once": 1.0, "return": 0.0}
     assert len(cell.seen) == 2 * 2 * 4 and not cell.waiting  # rounds × slots × horizon
-    assert simulator.groups[1].env.resets == [2, 1_000_002, 1_000_006]
+    evaluation = environment_seed(SEED, Purpose.EVALUATION)
+    assert simulator.groups[1].env.resets == [environment_seed(SEED, Purpose.TRAINING, 0) + 2, evaluation + 2, evaluation + 6]
     (first, _), _ = collect(simulator)
-    assert first.obs_TNO[0, 0, 1] == 0 and simulator.groups[0].env.resets[-1] < 1_000_000
+    assert first.obs_TNO[0, 0, 1] == 0 and simulator.groups[0].env.resets[-1] < RANGE
 
+
+def test_training_never_meets_an_episode_of_an_evaluation_nor_itself():
+    """Forty evaluations between pieces of training: the seeds of training are new each time, those of evaluations the same."""
+    simulator = worker(num_envs=8, steps=3)
+    training, evaluation = set(), set()
+    (group,) = simulator.groups
+    for _ in range(40):
+        collect(simulator)
+        new = {group.env.resets[-1] + i for i in range(8)}
+        assert not training & new
+        training |= new
+        group.env.resets.clear()
+        cell = Answering(lambda obs: -obs[:, :1])
+        simulator.evaluate(cell, cell, episodes=50)
+        evaluation |= {first + i for first in group.env.resets for i in range(8)}
+    assert len(training) == 40 * 8 and len(evaluation) == 56
+    assert not training & evaluation
+
+
+def test_a_run_that_goes_on_repeats_no_episode():
+    first, second = worker(), worker(taken=3)
+    collect(first)
+    (_, *more) = collect(second)[1].seen
+    assert first.groups[0].env.resets != second.groups[0].env.resets
+    assert [o.step for o in more] == [4, 5]
 
 def test_pictures_only_when_somebody_looks():
     shown = []
