@@ -40,6 +40,7 @@ class Run:
         self.timeline = Timeline(self.plan.devices)
         self.error: BaseException | None = None
         self._executor = executor
+        self._session = Session(executor)
         self._inputs = None if inputs is None else iter(inputs)
         self._rows: dict[int, dict[str, float]] = {}
         self._sums: dict[tuple[int, str], list[float]] = {}
@@ -167,7 +168,7 @@ class Run:
             if self.state == "starting":
                 self.state = "running"
             self._sampler.start()
-            self._loop(Session(self._executor))
+            self._loop(self._session)
             outcome = "stopped" if self._stop.is_set() else "finished"
         except Cancelled as error:
             outcome = "stopped" if self._stop.is_set() else "failed"
@@ -273,9 +274,10 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan, **options: Any
 def session(flow: Workflow, plan: ExecutionPlan | None = None, executor: str = "local", **options: Any) -> Iterator[Session]:
     """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block."""
     chosen = make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options)
+    made = Session(chosen)
     try:
         chosen.start()
-        yield Session(chosen)
+        yield made
     finally:
         chosen.stop()
 

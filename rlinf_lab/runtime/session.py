@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Protocol
 
 from rlinf_lab.errors import Cancelled, WorkflowError
@@ -44,6 +45,8 @@ class Session:
         self._executor = executor
         self._host = executor.driver_host
         self._flow = executor.flow
+        self._body = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
+        self._stepping: int | None = None  # the thread that executes an iteration
         self._layout = executor.layout
         self._calls: list[CallSpec] = []
         self._sealed: set[str] = set()
@@ -54,6 +57,18 @@ class Session:
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
         """One iteration. Raises the `WorkerError` of a worker that failed, or what the loop itself raised."""
+        if self._stepping is not None:
+            raise WorkflowError(
+                f"step() of workflow {self._flow.name!r} was called while iteration {self.iteration} is going on. Next: call it after that has "
+                f"returned; a second lab.session(flow, plan) can go on at the same time."
+            )
+        self._stepping = threading.get_ident()
+        try:
+            return self._step(*args, **kwargs)
+        finally:
+            self._stepping = None
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
         host, iteration = self._host, self.iteration
         self._calls, self._sealed, self._ports = [], set(), {}
         host.failure = None
@@ -62,7 +77,7 @@ class Session:
         host.enter(iteration)
         try:
             with self._flow.dispatching(self):
-                result = self._flow.body(*args, **kwargs)
+                result = self._body(*args, **kwargs)
             self._seal(set(self._layout.graph_channels()))
             value = self._resolved(result)
             host.wait_for_calls()
@@ -117,6 +132,7 @@ class Session:
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
+        self._refuse_unreachable(call)
         self._seal(self._upstream(call))
         ranks = self._layout.ranks(call.worker)
         host, driver = self._host, self._host.driver
@@ -175,6 +191,16 @@ class Session:
                 expected[channel] += 1
                 self._host.close_driver(channel, self.iteration)
         self._executor.broadcast(("seal", self.iteration, expected))
+
+    def _refuse_unreachable(self, call: CallSpec) -> None:
+        """Waiting for what will never come must not be possible."""
+        what = f"The value of {call.worker}.{call.method}() of iteration {call.iteration}"
+        if call.iteration < self.iteration - 1:
+            raise WorkflowError(f"{what} was forgotten when iteration {call.iteration + 1} ended. Next: return it from the iteration function.")
+        if self._stepping is None and not self.done(call):
+            raise WorkflowError(f"{what} is not here, and no iteration is going on. Next: return it from the iteration function, or wait() in it.")
+        if self._stepping not in (None, threading.get_ident()):
+            raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
 
     def _refuse_sealed(self, channel: str, who: str) -> None:
         if channel in self._sealed:

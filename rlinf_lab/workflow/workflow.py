@@ -6,8 +6,10 @@ import ast
 import contextlib
 import inspect
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
@@ -16,6 +18,10 @@ from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.trace import trace
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
+
+# Who receives the calls of each workflow, by its identity. Of the thread that executes the iteration: two runs of one workflow, or a run
+# and a trace, must not hear each other's calls. At module level, so that a workflow holds nothing that cannot be copied.
+_DISPATCHERS: ContextVar[Mapping[int, Dispatcher]] = ContextVar("rlinf_lab dispatchers", default=MappingProxyType({}))
 
 
 class Declaration:
@@ -97,7 +103,6 @@ class Workflow:
         self.channel_specs: dict[str, ChannelSpec] = {}
         self.workers: dict[str, Declaration] = {}
         self._body: Callable[..., Any] | None = None
-        self._dispatcher: Dispatcher | None = None
 
     # --- declaring -----------------------------------------------------------------------------------
     def channel(
@@ -167,21 +172,23 @@ class Workflow:
 
     # --- running (used by executors) -------------------------------------------------------------------
     def dispatcher(self) -> Dispatcher:
-        if self._dispatcher is None:
+        """Who receives the calls that this thread makes now."""
+        found = _DISPATCHERS.get().get(id(self))
+        if found is None:
             raise WorkflowError(
                 f"Workflow {self.name!r}: a worker or channel was used outside a run. Calls belong into the function that "
-                f"@flow.iteration decorates; start it with lab.run(flow, plan=..., iterations=...)."
+                f"@flow.iteration decorates (and not into threads that it starts); start it with lab.run(flow, plan=..., iterations=...)."
             )
-        return self._dispatcher
+        return found
 
     @contextlib.contextmanager
     def dispatching(self, dispatcher: Dispatcher) -> Iterator[None]:
-        """Send the calls of this workflow to ``dispatcher`` for the duration of the block."""
-        previous, self._dispatcher = self._dispatcher, dispatcher
+        """Send the calls that this thread makes to this workflow to ``dispatcher`` for the duration of the block."""
+        token = _DISPATCHERS.set({**_DISPATCHERS.get(), id(self): dispatcher})
         try:
             yield
         finally:
-            self._dispatcher = previous
+            _DISPATCHERS.reset(token)
 
     def _check_constructor(self, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

@@ -1,0 +1,173 @@
+"""Runs of one workflow at the same time, and inside each other: every call goes to the session of the thread that makes it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import DEVICES, Fails, cell_flow, cell_plans, failing_flow
+
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Meeting:
+    """A flow whose iteration stops in the middle until as many iterations as announced have come as far."""
+
+    def __init__(self, parties: int) -> None:
+        self.flow = Workflow("meeting")
+        worker = self.flow.worker(Fails, name="w")
+        self.barrier: threading.Barrier | None = None
+
+        @self.flow.iteration
+        def iteration(n: int) -> int:
+            first = worker.work(n)
+            if self.barrier is not None:
+                self.barrier.wait(20)
+            second = worker.work(n + 1)
+            if self.barrier is not None:
+                self.barrier.wait(20)
+            return first.wait() * 1000 + second.wait()
+
+        self.plan = ExecutionPlan.temporal(self.flow, ["cpu:0"])
+        self.barrier = threading.Barrier(parties)
+
+
+def test_two_runs_of_one_workflow_do_not_hear_each_other() -> None:
+    meeting = Meeting(2)
+    a = run(meeting.flow, meeting.plan, inputs=[100, 200])
+    b = run(meeting.flow, meeting.plan, inputs=[300, 400])
+    assert a.wait(30) == [100_101, 200_201]
+    assert b.wait(30) == [300_301, 400_401]
+
+
+def test_a_workflow_is_traced_and_drawn_while_it_runs() -> None:
+    meeting = Meeting(2)
+    going = run(meeting.flow, meeting.plan, inputs=[1])
+    while not meeting.barrier.n_waiting:
+        threading.Event().wait(0.002)
+    barrier, meeting.barrier = meeting.barrier, None  # the trace must not wait
+    meeting.flow.__dict__.pop("graph")
+    assert len(meeting.flow.graph.program) == 2
+    assert "<svg" in meeting.flow._repr_html_()
+    with pytest.raises(WorkflowError, match="outside a run"):  # this thread executes no iteration
+        meeting.flow.dispatcher()
+    barrier.wait(20)
+    assert going.wait(30) == [1002]
+
+
+def test_an_iteration_may_run_another_workflow_and_itself() -> None:
+    flow, inner = Workflow("outer"), failing_flow()
+    worker = flow.worker(Fails, name="w")
+    opened: list[Any] = []
+
+    @flow.iteration
+    def iteration(n: int) -> int:
+        before = worker.work(n)
+        if opened:
+            with session(inner, opened[0]) as s:
+                assert s.step(2) == 3
+            plan = opened.pop()
+            with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+                assert s.step(n + 5) == 2 * (n + 5)
+            assert plan.name == "temporal"
+        return before.wait() + worker.work(n).wait()
+
+    flow_plan = ExecutionPlan.temporal(flow, ["cpu:0"])
+    opened.append(ExecutionPlan.temporal(inner, DEVICES))
+    with session(flow, flow_plan) as s:
+        assert s.step(2) == 4
+        assert s.step(3) == 6
+
+
+def test_a_session_keeps_the_iteration_it_was_made_for() -> None:
+    flow = cell_flow()
+    with session(flow, cell_plans(flow)[0]) as s:
+
+        @flow.iteration
+        def another() -> int:
+            return 7
+
+        assert s.step() == {"total": 12.0}
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES)) as s:
+        assert s.step() == 7
+
+
+def test_a_step_within_a_step_is_refused() -> None:
+    flow = Workflow("again")
+    worker = flow.worker(Fails, name="w")
+    sessions: list[Any] = []
+
+    @flow.iteration
+    def iteration() -> int:
+        value = worker.work(1)
+        if sessions:
+            sessions[0].step()
+        return value.wait()
+
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        sessions.append(s)
+        with pytest.raises(WorkflowError, match="while iteration 0 is going on"):
+            s.step()
+        sessions.clear()
+        assert s.step() == 1
+
+
+def test_a_handle_outlives_its_iteration_by_one_and_says_so() -> None:
+    flow = Workflow("kept")
+    worker = flow.worker(Fails, name="w")
+    kept: list[Any] = []
+
+    @flow.iteration
+    def iteration(wait_for: int) -> int:
+        if kept and wait_for >= 0:
+            return kept[wait_for].wait()
+        kept.append(worker.work(5))
+        return kept[-1].wait()
+
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"])
+    kept.clear()  # what the dry run has left there
+    with session(flow, plan) as s:
+        assert s.step(-1) == 5
+        assert kept[0].wait(1) == 5
+        assert s.step(0) == 5
+        with pytest.raises(WorkflowError, match="iteration 0 was forgotten when iteration 1 ended"):
+            kept[0].wait(1)
+        with pytest.raises(WorkflowError, match="iteration 0 was forgotten"):
+            s.step(0)
+
+
+def test_only_the_thread_of_the_iteration_may_wait_while_it_goes_on() -> None:
+    meeting = Meeting(2)
+    worker = meeting.flow.worker(Fails, name="other")
+    found: list[BaseException] = []
+
+    @meeting.flow.iteration
+    def iteration() -> int:
+        handle = worker.work(4)
+
+        def elsewhere() -> None:
+            for use in (handle.wait, lambda: worker.work(1)):
+                try:
+                    use()
+                except BaseException as error:
+                    found.append(error)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join(20)
+        return handle.wait()
+
+    plan = ExecutionPlan.temporal(meeting.flow, ["cpu:0"])
+    found.clear()
+    with session(meeting.flow, plan) as s:
+        assert s.step() == 4
+    assert "by the thread that executes the iteration only" in str(found[0])
+    assert "not into threads that it starts" in str(found[1])
