@@ -121,6 +121,23 @@ export function fitCanvas(canvas, width, height) {
   return context;
 }
 
+/**
+ * A function that has `paint` called at the next frame, once, however often it is asked. A node without a size (its cell is
+ * scrolled away, the page's style sheets are being exchanged) is looked at again until it has one: observers of size and of
+ * visibility compare whole frames, and miss what was gone for a moment within one.
+ */
+export function painter(node, paint) {
+  let frame = 0, timer = 0;
+  const turn = () => {
+    frame = 0;
+    if (node.clientWidth && node.clientHeight) paint();
+    else if (!timer) timer = setTimeout(() => { timer = 0; ask(); }, 200);
+  };
+  const ask = () => { if (!frame) frame = requestAnimationFrame(turn); };
+  ask.stop = () => { cancelAnimationFrame(frame); clearTimeout(timer); };
+  return ask;
+}
+
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif';
 
 /**

@@ -1,5 +1,5 @@
 // anywidget entry: the dashboard. One state per model, shared by its views.
-import { applyTheme, connect, make, themeMode, watchTheme } from "./base.js";
+import { applyTheme, connect, make, painter, themeMode, watchTheme } from "./base.js";
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
@@ -56,6 +56,7 @@ class DashboardView {
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, upper, lower);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6 });
+    this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
     this.observer = new ResizeObserver(() => this.refresh());
@@ -66,7 +67,7 @@ class DashboardView {
     this.refresh();
   }
 
-  destroy() { this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.timeline.destroy(); }
+  destroy() { this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); this.timeline.destroy(); }
 
   setTheme(mode) {
     this.colours = applyTheme(this.root, mode);
@@ -82,11 +83,6 @@ class DashboardView {
     this.charts.set(key, chart);
     this.curves.append(chart.node);
     return chart;
-  }
-
-  refresh() {
-    if (this.pending) return;
-    this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
   }
 
   draw() {

@@ -1,5 +1,5 @@
 // The timeline: one canvas, lanes by device and below each device the worker ranks placed on it.
-import { CAUSES, CAUSE_TEXT, FONT, KINDS, KIND_CAUSE, LABEL, RUN, applyTheme, duration, fitCanvas, inkOn, make, palette, rgb, themeMode, watchTheme } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, KINDS, KIND_CAUSE, LABEL, RUN, applyTheme, duration, fitCanvas, inkOn, make, painter, rgb, themeMode, watchTheme } from "./base.js";
 
 const GUTTER = 118, RULER = 20, OTHER = KINDS.length, SLOTS = KINDS.length + 1;
 
@@ -28,7 +28,7 @@ export class TimelineView {
   destroy() {
     this.stopTheme();
     this.observer.disconnect();
-    cancelAnimationFrame(this.pending);
+    this.redraw.stop();
   }
 
   build() {
@@ -37,6 +37,7 @@ export class TimelineView {
     this.canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the devices and workers" });
     this.tip = make("div.tip");
     this.stage = make("div.stage", {}, this.canvas, this.tip);
+    this.redraw = painter(this.stage, () => this.draw());
     this.legend = make("div.legend");
     this.followButton = make("button.tool", { title: "Keep the newest spans in sight (L)", onclick: () => this.setFollow(!this.follow) }, "Follow");
     this.fitButton = make("button.tool", { title: "Show everything (double-click or F)", onclick: () => this.fit() }, "Fit");
@@ -78,11 +79,6 @@ export class TimelineView {
 
   /** New data came. */
   refresh() { this.redraw(); }
-
-  redraw() {
-    if (this.pending) return;
-    this.pending = requestAnimationFrame(() => { this.pending = 0; this.draw(); });
-  }
 
   fit() {
     this.span = null;
@@ -156,7 +152,6 @@ export class TimelineView {
   draw() {
     const began = performance.now();
     const width = this.stage.clientWidth, height = this.stage.clientHeight;
-    if (!width || !height) return;
     const g = fitCanvas(this.canvas, width, height);
     const end = Math.max(this.store.end, 1);
     if (this.follow) {
