@@ -23,7 +23,7 @@ class Doctor:
 
 @dataclass(frozen=True)
 class Demo(DemoConfig):
-    """Train a robot arm under two plans with a live view; leaves runs/demo-<time>/."""
+    """Train a robot arm under two plans (one on a single core) with a live view; leaves runs/demo-<time>/."""
 
 
 Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Doctor, tyro.conf.subcommand("doctor")]

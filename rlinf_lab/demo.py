@@ -3,6 +3,8 @@
 1. Evaluate the untrained policy, train a few iterations under the temporal plan, record everything.
 2. Read the cost of every call off that timeline, simulate the candidate plans, choose.
 3. Go on under the chosen plan until the policy presses the button; evaluate it on fresh seeds; compare predicted and measured.
+
+On a machine with one core and no GPU there is only the temporal plan: nothing is chosen then, and what is checked is its prediction.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ import pandas as pd
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.estimate import Estimate, estimate
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.run import Run, run
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
@@ -77,17 +79,6 @@ class Phase:
         return float(self.training["seconds"].iloc[1:].median())
 
 
-def candidates(flow: Workflow, names: list[str]) -> list[ExecutionPlan]:
-    """The hand-made plans to choose from, temporal first. With one device there is one."""
-    count = len(names)
-    plans = [ExecutionPlan.temporal(flow, names, {"simulator": count})]
-    if count > 1:
-        plans.append(ExecutionPlan.fused_cells(flow, names, {"simulator": count}))
-        on = {"simulator": [0], "policy": [1], "learner": [1]}
-        plans.append(ExecutionPlan.spatial(flow, names, on, sub_batches={"simulator": count}))
-    return plans
-
-
 class Demo:
     """One demo run; ``view`` is told what happens (see `rlinf_lab.terminal`)."""
 
@@ -95,10 +86,12 @@ class Demo:
         self.config, self.view = config, view
         overrides = {"seed": config.seed} | ({} if config.iterations is None else {"iterations": config.iterations})
         self.ppo = PPOConfig.preset(config.env, **overrides)
-        self.devices = devices()[:2]
+        self.devices = slots()
         self.folder = Path(config.out) / f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
+        self.phases: list[Phase] = []
         self.predictions: dict[str, float] = {}
         self.notes: list[str] = []
+        self.film = "not asked for"
 
     def run(self) -> dict[str, Any]:
         """Do it all; the summary that is also written to ``summary.json``."""
@@ -111,8 +104,9 @@ class Demo:
         best, predicted = self._choose(flow, first, plans)
         second = self._phase(build(self.ppo, first.state), best, predicted, self._until_learnt())
         seconds = time.monotonic() - start
-        summary = self._summary([first, second], seconds)
-        self._write([first, second], summary)
+        summary = self._summary(first, second, seconds)
+        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        self._write(first, second)
         self.view.end(self, summary)
         return summary
 
@@ -120,7 +114,7 @@ class Demo:
     def _phase(self, flow: Workflow, plan: ExecutionPlan, predicted: float | None, inputs: Any) -> Phase:
         started = run(flow, plan, None, self.config.executor, self._requests(inputs))
         phase = Phase(started, plan, predicted)
-        self._current = phase
+        self.phases.append(phase)
         self.view.phase(phase, self)
         started.on_update(lambda _: self.view.update(phase))
         results = started.wait()
@@ -144,7 +138,7 @@ class Demo:
         """Train until the success rate stays high, or the iterations are used up; then evaluate."""
         for _ in range(self.ppo.iterations - PROBE_ITERATIONS):
             yield "train"
-            recent = [r.get("success_rate") for r in self._current.run.results if isinstance(r, dict)]
+            recent = [r.get("success_rate") for r in self.phases[-1].run.results if isinstance(r, dict)]
             known = [r for r in recent if r is not None][-GOOD_ITERATIONS:]
             if len(known) == GOOD_ITERATIONS and sum(known) / len(known) >= GOOD:
                 break
@@ -156,6 +150,7 @@ class Demo:
         measured: Estimate = estimate(flow.graph, plans[0], first.run.timeline, set(first.training["iteration"]))
         self.notes = list(measured.notes)
         for plan in plans:
+            self.notes += moved(plans[0], plan)
             try:
                 self.predictions[plan.name] = measured.iteration_seconds(plan)
             except PlanError as error:
@@ -168,8 +163,8 @@ class Demo:
         return best, self.predictions[best.name]
 
     # --- what is left behind -----------------------------------------------------------------------------
-    def _summary(self, phases: list[Phase], seconds: float) -> dict[str, Any]:
-        first, second = phases
+    def _summary(self, first: Phase, second: Phase, seconds: float) -> dict[str, Any]:
+        phases = [first, second]
         training = pd.concat([p.training for p in phases])
         steps = int(training["env_steps"].max())
         return {
@@ -196,12 +191,11 @@ class Demo:
             "versions": versions(),
         }
 
-    def _write(self, phases: list[Phase], summary: dict[str, Any]) -> None:
+    def _write(self, first: Phase, second: Phase) -> None:
         from rlinf_lab.recipes import film
         from rlinf_lab.widgets.report import timeline_html
 
-        folder = self.folder
-        (folder / "summary.json").write_text(json.dumps(summary, indent=1))
+        folder, phases = self.folder, [first, second]
         metrics = pd.concat([p.training.assign(plan=p.plan.name) for p in phases], ignore_index=True)
         metrics.to_parquet(folder / "metrics.parquet")
         for number, phase in enumerate(phases, 1):
@@ -210,11 +204,21 @@ class Demo:
             phase.run.timeline.to_perfetto(folder / f"{stem}.pftrace")
             (folder / f"plan-{number}-{phase.plan.name}.json").write_text(phase.plan.to_json())
         learning_curve(metrics, self.config.env, folder / "learning_curve.png")
-        state = phases[-1].state
+        state = second.state
         if state is not None:
             state["weights"].save(folder / "policy.safetensors")
             if self.config.video:
-                self.view.video(film.film(self.ppo, state["weights"], folder / "policy.mp4"))
+                self.film = film.film(self.ppo, state["weights"], folder / "policy.mp4")
+
+
+def moved(measured: ExecutionPlan, plan: ExecutionPlan) -> list[str]:
+    """Which workers ``plan`` puts on another kind of device than the one their cost was measured on."""
+
+    def kinds(of: ExecutionPlan, worker: str) -> str:
+        return ", ".join(sorted({name.partition(":")[0] for rank in range(of.ranks(worker)) for name in of.device_names(worker, rank)}))
+
+    changes = [(w, kinds(measured, w), kinds(plan, w)) for w in plan.placements]
+    return [f"{plan.name}: {w} was measured on {a} and is assumed to take as long on {b}" for w, a, b in changes if a != b]
 
 
 def versions() -> dict[str, str]:

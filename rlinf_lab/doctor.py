@@ -114,12 +114,13 @@ def _package(name: str, distribution: str, extra: str, needed: bool = False, mod
 def _gpus() -> Check:
     import pynvml
 
-    try:
-        pynvml.nvmlInit()
-        names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
-    except pynvml.NVMLError as error:
-        return Check("GPU", OPTIONAL, f"none ({error}); CPU cores are the devices")
-    return Check("GPU", OK, ", ".join(names))
+    from rlinf_lab.runtime.devices import gpus
+
+    found = gpus()
+    if not found.usable:
+        return Check("GPU", OPTIONAL, f"none: {found.problem}; CPU cores are the devices", found.mend)
+    names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    return Check("GPU", OK, ", ".join(names) + f" ({found.problem})" * bool(found.problem), found.mend)
 
 
 def _ray() -> Check:

@@ -31,7 +31,9 @@ class TerminalView:
     def begin(self, demo: Any, plans: list[Any]) -> None:
         config, names = demo.config, ", ".join(demo.devices)
         self.console.print(f"[bold]rlinf_lab demo[/]  {config.env}, PPO, seed {config.seed}, executor {config.executor}, devices {names}")
-        self.console.print(f"candidate plans: {', '.join(p.name for p in plans)}; results go to {demo.folder}/\n")
+        plain = "one device, so there is only the temporal plan: it is kept throughout, and the prediction for it is checked"
+        choice = plain if len(plans) == 1 else f"candidate plans: {', '.join(p.name for p in plans)}"
+        self.console.print(f"{choice}; results go to {demo.folder}/\n")
 
     def phase(self, phase: Any, demo: Any) -> None:
         self._phase, self._limit = phase, demo.ppo.iterations
@@ -56,26 +58,26 @@ class TerminalView:
             self.console.print(f"  {self._line(phase)}", highlight=False, soft_wrap=True)
 
     def choice(self, predictions: dict[str, float], best: Any) -> None:
-        table = Table(title="predicted by the simulator from the measured run", title_justify="left", box=None, padding=(0, 2))
+        self.console.print("\npredicted by the simulator from the measured run:")
+        table = Table(box=None, padding=(0, 2))
         table.add_column("plan")
         table.add_column("seconds an iteration", justify="right")
         for name, seconds in sorted(predictions.items(), key=lambda item: item[1]):
-            mark = "[bold green]chosen[/]" if name == best.name else ""
+            mark = "[bold green]chosen[/]" if name == best.name and len(predictions) > 1 else ""
             table.add_row(name, f"{seconds:.3f}  {mark}")
         self.console.print(table)
 
-    def video(self, said: str) -> None:
-        self.console.print(said, highlight=False, soft_wrap=True)
-
     def end(self, demo: Any, summary: dict[str, Any]) -> None:
         before, after = summary["success_rate_before"], summary["success_rate_after"]
+        beside = " and ".join(name for name in ("learning_curve.png", "policy.mp4") if (demo.folder / name).exists())
         text = (
             f"greedy success on fresh seeds: {before:.0%} before, [bold]{after:.0%}[/] after, {summary['env_steps']:,} environment steps\n"
             f"{summary['seconds']:.0f} s in all, {summary['steps_per_second']:,.0f} steps/s while training\n"
             f"iteration under {summary['plan']!r}: predicted {summary['iteration_seconds_predicted']:.3f} s, "
-            f"measured {summary['iteration_seconds_measured']:.3f} s (temporal: {summary['iteration_seconds_temporal']:.3f} s)\n\n"
+            f"measured {summary['iteration_seconds_measured']:.3f} s (temporal: {summary['iteration_seconds_temporal']:.3f} s)\n"
+            f"film: {demo.film}\n\n"
             f"[bold]open next[/]  {demo.folder}/timeline-2-{summary['plan']}.html in a browser; "
-            f"learning_curve.png and policy.mp4 beside it;\n           `make lab` for the same run in a notebook, live"
+            f"{beside} beside it;\n           `make lab` for the same run in a notebook, live"
         )
         self.console.print(Panel(text, title="done", title_align="left", border_style="green" if after >= 0.95 else "yellow"))
 

@@ -30,14 +30,17 @@ from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import Step, WorkflowGraph
 
+Operation = tuple[SpanKind, str, int, int]
+"""kind, channel, items, nanoseconds of a run"""
+
 SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank did in one call: (kind, channel, items, nanoseconds of a run)."""
+    """What one rank did in one call."""
 
-    operations: tuple[tuple[SpanKind, str, int, int], ...]
+    operations: tuple[Operation, ...]
 
     def runs(self) -> int:
         return sum(op[3] for op in self.operations)
@@ -204,19 +207,35 @@ def _source(recorded: list[Recorded]) -> Callable[[Turn], Script]:
     return source
 
 
-def _one_token(recorded: Recorded, tokens: int) -> list[tuple[SpanKind, str, int, int]]:
-    """Of a rank that treats ``tokens`` tokens in turn: what it did for the first of them."""
-    blocks: list[list[tuple[SpanKind, str, int, int]]] = [[]]
-    for op in recorded.operations:
+def _one_token(recorded: Recorded, tokens: int) -> list[Operation]:
+    """Of a rank that treats ``tokens`` tokens in turn: what it did for the first of them.
+
+    They take turns from get to get. What is put before the first get and after the last step is put token by token.
+    """
+    operations = list(recorded.operations)
+    gets = [i for i, op in enumerate(operations) if op[0] == SpanKind.GET]
+    if tokens == 1 or not gets:
+        return operations
+    turns = [operations[i:j] for i, j in itertools.pairwise([*gets, len(operations)])]
+    last = turns.pop()  # the last token's: its get, its step, then what all tokens put at the end
+    step = 2 if len(last) > 1 and last[1][0] == SpanKind.RUN else 1
+    mine = [op for turn in turns[::tokens] for op in turn]
+    return [*_share(operations[: gets[0]], tokens), *mine, *_share(last[step:], tokens)]
+
+
+def _share(operations: list[Operation], tokens: int) -> list[Operation]:
+    """The first token's part of puts that are made token by token, with the runs before them."""
+    blocks: list[list[Operation]] = [[]]
+    for op in operations:
         blocks[-1].append(op)
-        if op[0] != SpanKind.RUN:
+        if op[0] == SpanKind.PUT:
             blocks.append([])
     return [op for block in blocks[::tokens] for op in block]
 
 
-def _steps(pattern: list[tuple[SpanKind, str, int, int]]) -> list[list[tuple[SpanKind, str, int, int]]]:
+def _steps(pattern: list[Operation]) -> list[list[Operation]]:
     """Cut before every get: a rank with several tokens treats one up to its next get, then turns to the next."""
-    steps: list[list[tuple[SpanKind, str, int, int]]] = [[]]
+    steps: list[list[Operation]] = [[]]
     for op in pattern:
         if op[0] == SpanKind.GET:
             steps.append([])

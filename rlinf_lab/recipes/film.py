@@ -24,10 +24,10 @@ def film(config: PPOConfig, weights: Weights, path: Path, episodes: int = 2) -> 
     first = environment_seed(config.seed, Purpose.FILM)
     try:
         if not env.spec.renders:
-            return f"no film: {config.env_id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
+            return f"none, {config.env_id} cannot draw on this machine. Next: rlinf-lab doctor says what is missing."
         frames = [frame for e in range(episodes) for frame in _episode(config, weights, env, first + e)]
         if not frames:
-            return f"no film: {config.env_id} gave no picture."
+            return f"none, {config.env_id} gave no picture."
         imageio.imwrite(path, np.stack(frames), fps=FRAMES_PER_SECOND, macro_block_size=8, quality=7)
     finally:
         env.close()

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, UnknownNameError
 
 
 def devices(kind: str | None = None) -> list[str]:
-    """The devices of this machine: its GPUs if it has any (``kind="cuda"``), else one device for each core (``"cpu"``)."""
-    found = [] if kind == "cpu" else [f"cuda:{i}" for i in range(_gpus())]
-    if kind == "cuda" and not found:
-        raise PlanError("devices(kind='cuda'): this machine has no CUDA device. Next: devices('cpu'), or lab.doctor() for the reason.")
-    return found or [f"cpu:{core}" for core in range(len(cores()))]
+    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for each core (``"cpu"``).
+
+    A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides it. ``cuda:i`` is
+    the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none, with the reason.
+    """
+    if kind not in (None, "cpu", "cuda"):
+        raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
+    found = Gpus(0) if kind == "cpu" else gpus()
+    if kind == "cuda" and not found.usable:
+        raise PlanError(f"devices(kind='cuda'): {found.problem}. Next: {f'{found.mend}, or ' * bool(found.mend)}devices('cpu').")
+    return [f"cuda:{i}" for i in range(found.usable)] or [f"cpu:{i}" for i in range(len(cores()))]
 
 
 def cores() -> list[int]:
@@ -23,18 +30,40 @@ def cores() -> list[int]:
     return list(range(os.cpu_count() or 1))
 
 
-def torch_device(names: Sequence[str]) -> str:
-    """torch's name of a rank's first device."""
-    first = names[0] if names else "cpu"
-    return first if first.startswith("cuda") else "cpu"
+class Gpus(NamedTuple):
+    """What `gpus` found."""
+
+    usable: int
+    """GPUs that torch can use here"""
+    problem: str = ""
+    """why these are not all that the machine has, or why there is none; "" when nothing is wrong"""
+    mend: str = ""
+    """what to do about it"""
 
 
-def _gpus() -> int:
-    """Counted by the driver's library, so that no CUDA context is made in this process."""
+def gpus() -> Gpus:
+    """The GPUs that torch can use in this process. Makes no CUDA context."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount())
-    except pynvml.NVMLError:
-        return 0
+        present = int(pynvml.nvmlDeviceGetCount())
+    except pynvml.NVMLError as error:
+        return Gpus(0, f"the NVIDIA driver shows no GPU ({error})")
+    if not present:
+        return Gpus(0, "the NVIDIA driver shows no GPU")
+    import torch  # only where there is a GPU: it takes a second
+
+    found = f"the driver has {present} GPU{'s' * (present > 1)}"
+    if torch.version.cuda is None:
+        return Gpus(0, f"{found}, but torch {torch.__version__} is built for CPUs only", "install a torch built for CUDA (pytorch.org says how)")
+    count = torch.cuda.device_count()  # asks the driver's library too, and reads CUDA_VISIBLE_DEVICES as CUDA does
+    if count == present:
+        return Gpus(count)
+    return Gpus(count, f"{found}, and CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')!r} leaves {count} visible", "unset CUDA_VISIBLE_DEVICES")
+
+
+def torch_device(names: Sequence[str]) -> str:
+    """torch's name of a rank's first device."""
+    first = names[0] if names else "cpu"
+    return first if first.startswith("cuda") else "cpu"

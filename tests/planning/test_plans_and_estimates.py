@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import DeadlockError, PlanError, UnknownNameError, WorkflowError
-from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.planning.estimate import Recorded, _one_token, estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
 from rlinf_lab.runtime.run import run as start
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -185,3 +186,21 @@ def test_a_run_under_one_plan_predicts_another() -> None:
     assert predicted == pytest.approx(16 * 0.004 + 0.002, rel=0.25)
     with pytest.raises(PlanError, match="would hold 1 tokens"):
         found.simulate(ExecutionPlan.spatial(flow, DEVICES, {"sim": [0], "policy": [1]}))
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_what_a_rank_does_for_one_token_is_found_in_its_record(tokens: int, steps: int) -> None:
+    """A simulator's record with several tokens, as it is written: puts of all, then step by step in turn, then what each hands over."""
+    seen, taken, given = (SpanKind.PUT, "obs", 1, 0), (SpanKind.GET, "act", 1, 0), (SpanKind.PUT, "traj", 1, 0)
+
+    def worked(ns: int) -> tuple:
+        return (SpanKind.RUN, "", 0, ns)
+
+    record = [op for _ in range(tokens) for op in (worked(1), seen)]
+    for left in range(steps - 1, -1, -1):
+        record += [op for _ in range(tokens) for op in ([taken, worked(5), seen] if left else [taken, worked(5)])]
+    record += [given] + [op for _ in range(tokens - 1) for op in (worked(2), given)]
+    found = _one_token(Recorded(tuple(record)), tokens)
+    expected = [worked(1), seen, *([taken, worked(5), seen] * (steps - 1)), taken, worked(5), given]
+    assert [op for op in found if op != worked(2)] == expected

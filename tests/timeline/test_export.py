@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import struct
+import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,9 @@ import pytest
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.flows import arrows
+
+sys.path.insert(0, str(Path(__file__).parent))
+from perfetto_reader import read
 
 K = SpanKind
 
@@ -88,72 +90,16 @@ def test_arrows_join_what_was_put_and_got_in_the_same_iteration():
     assert (spans["flow"][put] < spans["flow"][get] + spans["items"][get]).all()
 
 
-# --- a minimal reader of protobuf's wire format, written apart from the writer --------------------------------
-def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    at = 0
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < len(data):
-        key = varint()
-        if key & 7 == 0:
-            yield key >> 3, varint()
-        elif key & 7 == 1:
-            yield key >> 3, data[at : at + 8]
-            at += 8
-        else:
-            assert key & 7 == 2, f"wire type {key & 7}"
-            size = varint()
-            yield key >> 3, data[at : at + size]
-            at += size
-    assert at == len(data)
-
-
-def only(data: bytes, number: int) -> list:
-    return [value for field, value in fields(data) if field == number]
-
-
 def test_perfetto_protobuf_parses_back(timeline: Timeline, tmp_path: Path):
-    packets = only(timeline.to_perfetto(tmp_path / "t.pftrace").read_bytes(), 1)
-    assert all(only(p, 10) == [1] for p in packets)
-    assert only(packets[0], 13) == [3] and all(only(p, 13) == [2] for p in packets[1:])
-    names = {only(n, 1)[0]: only(n, 2)[0].decode() for n in only(only(packets[0], 12)[0], 2)}
-    threads = {}
-    for descriptor in (d for p in packets for d in only(p, 60)):
-        for thread in only(descriptor, 4):
-            threads[only(descriptor, 1)[0]] = only(thread, 5)[0].decode()
-    slices, stacks, counters, out, into = [], {}, [], {}, {}
-    events = [(only(p, 8)[0], only(p, 11)[0]) for p in packets if only(p, 11)]
-    for time, event in sorted(events, key=lambda e: e[0]):  # stable, as the trace processor sorts
-        track, kind = only(event, 11)[0], only(event, 9)[0]
-        stack = stacks.setdefault(track, [])
-        if kind == 1:
-            stack.append((time, names[only(event, 10)[0]]))
-            for target, field in ((out, 47), (into, 48)):
-                target.update({struct.unpack("<Q", f)[0]: (threads[track], time) for f in only(event, field)})
-        elif kind == 2:
-            start, name = stack.pop()
-            slices.append((threads[track], name, start, time))
-        else:
-            counters.append((time, struct.unpack("<d", only(event, 44)[0])[0]))
-    assert not any(stacks.values())
+    trace = read(timeline.to_perfetto(tmp_path / "t.pftrace"))
     kept = (K.RUN, K.LABEL, K.MARK)
-    assert sorted(slices) == sorted(
+    assert sorted(trace.slices) == sorted(
         (f"{s.track.worker}[{s.track.rank}]", s.name if s.kind in kept else s.kind.name.lower(), s.start_ns, s.end_ns)
         for s in timeline.rows()
     )
-    assert counters == [(10**15 + 7, 12.5)]
-    assert out.keys() == into.keys() and len(out) == 4
-    assert {thread for thread, _ in out.values()} == {"a[0]"} and {thread for thread, _ in into.values()} == {'b"<[0]'}
+    assert [c[1:] for c in trace.counters] == [(10**15 + 7, 12.5)]
+    assert trace.leave.keys() == trace.arrive.keys() and len(trace.leave) == 4
+    assert {thread for thread, _ in trace.leave.values()} == {"a[0]"} and {thread for thread, _ in trace.arrive.values()} == {'b"<[0]'}
 
 
 def test_parquet_gives_an_equal_timeline(timeline: Timeline, tmp_path: Path):
