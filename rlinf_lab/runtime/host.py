@@ -37,8 +37,9 @@ from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, RefArg, follow
+from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, Nested, RefArg
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.structure import follow
 from rlinf_lab.workflow.workflow import Declaration
 
 Failure = WorkerError | DeadlockError | ExecutorError
@@ -269,6 +270,9 @@ class Host:
             return port(self, process, value.channel, call.iteration)
         if isinstance(value, Packed):
             return value.open()
+        if isinstance(value, Nested):
+            template, *values = (self._argument(process, call, part) for part in (value.template, *value.refs))
+            return Nested.filled(template, values)
         if isinstance(value, RefArg):
             return follow(self.fetch(process, value.call_id, value.producer, 0, call.iteration), value.path)
         return value

@@ -38,7 +38,7 @@ from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.workflow.calls import CallSpec, ChannelArg, RefArg
+from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -224,6 +224,8 @@ def packed(call: CallSpec) -> CallSpec:
     def pack_one(name: str, value: Any) -> Any:
         if value is None or isinstance(value, (ChannelArg, RefArg, bool, int, float, str)):
             return value
+        if isinstance(value, Nested):
+            return dataclasses.replace(value, template=pack_one(name, value.template))
         try:
             return Packed.of(value)
         except WorkflowError as error:

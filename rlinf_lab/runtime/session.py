@@ -11,9 +11,11 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, Handle, Ref, bind, follow
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, bind
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.structure import follow, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -41,6 +43,8 @@ class Session:
     After a failure the workers that are alive stay alive, and `step` may be called again.
     """
 
+    is_dry = False
+
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._host = executor.driver_host
@@ -51,6 +55,7 @@ class Session:
         self._calls: list[CallSpec] = []
         self._sealed: set[str] = set()
         self._ports: dict[tuple[str, str], Any] = {}
+        self._traced: set[tuple[str, str, str]] = set()  # (channel, direction, worker) that the graph has
         self._next_call = 0
         self.iteration = 0
         self._track = self._host.recorder.track(DRIVER, 0, ())
@@ -108,22 +113,15 @@ class Session:
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
-        if isinstance(result, (Handle, Ref)):
-            return result.wait()
-        if isinstance(result, dict):
-            return {k: self._resolved(v) for k, v in result.items()}
-        if type(result) in (list, tuple):
-            return type(result)(self._resolved(v) for v in result)
-        return result
+        return rebuilt(result, lambda leaf: leaf.wait() if isinstance(leaf, (Handle, Ref)) else leaf)
 
-    # --- dispatcher (see workflow.calls.Dispatcher) ----------------------------------------------------
+    # --- dispatcher (see workflow.handles.Dispatcher) ----------------------------------------------------
     def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
-        declaration = self._flow.declaration(worker)
         self._next_call += 1
-        spec = bind(
-            self._next_call, worker, declaration.function(method), method, args, kwargs, self.iteration,
-            declaration.starts_on_device(method),
-        )  # fmt: skip
+        spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self.iteration)
+        for direction in (READ, WRITE):
+            for channel in spec.channels(direction):
+                self._refuse_untraced(channel, direction, worker, f"{worker}.{method}")
         for channel in spec.channels(WRITE):
             self._refuse_sealed(channel, f"{worker}.{method}")
         self._calls.append(spec)
@@ -144,11 +142,13 @@ class Session:
         return all(self._host.is_ready(call.call_id, r) for r in range(self._layout.ranks(call.worker)))
 
     def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
-        self._refuse_sealed(channel.name, "the iteration function")
+        self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
+        self._refuse_sealed(channel.name, "The iteration function")
         port = self._port(channel.name, WRITE)
         port.put_all(items, key=key)
 
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
+        self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
         self._seal(self._above([channel.name]))
         port = self._port(channel.name, READ)
         return port.get(ALL if n == "all" else n, key=key)
@@ -191,6 +191,23 @@ class Session:
                 expected[channel] += 1
                 self._host.close_driver(channel, self.iteration)
         self._executor.broadcast(("seal", self.iteration, expected))
+
+    def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
+        """The plan has no place for what the dry run has not seen."""
+        if (channel, direction, worker) in self._traced:
+            return
+        graph = self._layout.graph
+        names = graph.channels_by_name()
+        seen = () if channel not in names else graph.consumers(channel) if direction == READ else graph.producers(channel)
+        if worker not in seen:
+            does = "reads from" if direction == READ else "writes to"
+            others = f"; there, {', '.join(seen)} did" if seen else ""
+            raise WorkflowError(
+                f"{who} {does} channel {channel!r}, which it did not do in the dry run of workflow {graph.name!r} (repr(flow.graph)){others}. The "
+                f"plan was made for that. Next: let branches depend on arguments and on values as they are (`value.wait() > 3`: both ways are "
+                f"tried), not on variables outside, random numbers, len(value) or float(value)."
+            )
+        self._traced.add((channel, direction, worker))
 
     def _refuse_unreachable(self, call: CallSpec) -> None:
         """Waiting for what will never come must not be possible."""

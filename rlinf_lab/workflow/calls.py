@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workflow.channel import Channel, ChannelSpec
+from rlinf_lab.workflow.channel import Channel
+from rlinf_lab.workflow.handles import Dispatcher, Handle, Ref
+from rlinf_lab.workflow.structure import Path, rebuilt
+from rlinf_lab.workflow.symbol import Symbol
+
+if TYPE_CHECKING:
+    from rlinf_lab.workflow.workflow import Workflow
 
 READ, WRITE = "read", "write"
 
@@ -26,8 +31,30 @@ class RefArg:
     """An argument that is (a part of) the value of another call. ``path``: attributes (".x") and items ("[", key)."""
 
     call_id: int
-    path: tuple[tuple[str, Any], ...] = ()
+    path: Path = ()
     producer: str = ""
+
+
+class Hole:
+    """Where in a `Nested` argument the value of ``refs[index]`` belongs. (No dataclass: those are containers of values.)"""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """An argument that contains values of other calls: a structure with holes, and what fills them."""
+
+    template: Any
+    refs: tuple[RefArg, ...]
+
+    @staticmethod
+    def filled(template: Any, values: list[Any]) -> Any:
+        """The template with a value in every hole."""
+        return rebuilt(template, lambda leaf: values[leaf.index] if type(leaf) is Hole else leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,143 +76,117 @@ class CallSpec:
         return [a.channel for a in self.arguments() if isinstance(a, ChannelArg) and a.direction == direction]
 
     def refs(self) -> list[RefArg]:
-        return [a for a in self.arguments() if isinstance(a, RefArg)]
-
-
-class Handle:
-    """The future of a call. ``handle.wait()`` is the only barrier; ``handle.x`` and ``handle["x"]`` are lazy parts of its value.
-
-    Workers with several ranks return one value per rank: ``wait()`` gives the list, a lazy part refers to rank 0's value
-    (ranks of one program agree on what they return).
-    """
-
-    __slots__ = ("_call", "_dispatcher")
-
-    def __init__(self, dispatcher: Dispatcher, call: CallSpec) -> None:
-        self._dispatcher = dispatcher
-        self._call = call
-
-    def wait(self, timeout: float | None = None) -> Any:
-        """Block until the call returned; its value, or the worker's own exception as `WorkerError`.
-
-        ``timeout`` in seconds; `TimeoutError` when it passes first.
-        """
-        return self._dispatcher.wait(self._call, (), timeout)
-
-    def done(self) -> bool:
-        """True when the call has returned or failed; never blocks."""
-        return self._dispatcher.done(self._call)
-
-    def __getattr__(self, name: str) -> Ref:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Ref(self, ((".", name),))
-
-    def __getitem__(self, key: Any) -> Ref:
-        return Ref(self, (("[", key),))
-
-    def __repr__(self) -> str:
-        return f"Handle({self._call.worker}.{self._call.method}, iteration {self._call.iteration})"
-
-
-class Ref:
-    """A part of a call's value that may not be there yet: pass it on to another call, or `wait()` for it."""
-
-    __slots__ = ("_handle", "_path")
-
-    def __init__(self, handle: Handle, path: tuple[tuple[str, Any], ...]) -> None:
-        self._handle = handle
-        self._path = path
-
-    def wait(self, timeout: float | None = None) -> Any:
-        return self._handle._dispatcher.wait(self._handle._call, self._path, timeout)
-
-    def __getattr__(self, name: str) -> Ref:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return Ref(self._handle, (*self._path, (".", name)))
-
-    def __getitem__(self, key: Any) -> Ref:
-        return Ref(self._handle, (*self._path, ("[", key)))
-
-    def __repr__(self) -> str:
-        return f"Ref({self._handle!r}{path_text(self._path)})"
-
-
-def path_text(path: tuple[tuple[str, Any], ...]) -> str:
-    return "".join(f".{key}" if how == "." else f"[{key!r}]" for how, key in path)
-
-
-def follow(value: Any, path: tuple[tuple[str, Any], ...]) -> Any:
-    """The part of ``value`` that ``path`` names; a dict also answers to attribute access."""
-    for how, key in path:
-        if how == "." and not (isinstance(value, dict) and key in value):
-            value = getattr(value, key)
-        else:
-            value = value[key]
-    return value
-
-
-class Dispatcher(Protocol):
-    """Who receives the calls of an iteration function: the tracer (a dry run) or a session of an executor."""
-
-    def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle: ...
-    def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any: ...
-    def done(self, call: CallSpec) -> bool: ...
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None: ...
-    def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]: ...
+        """Also those inside lists and dicts."""
+        found: list[RefArg] = []
+        for argument in self.arguments():
+            found += argument.refs if isinstance(argument, Nested) else [argument] if isinstance(argument, RefArg) else []
+        return found
 
 
 def bind(
-    call_id: int,
-    worker: str,
-    function: Callable[..., Any],
-    method: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    iteration: int,
-    starts_on_device: bool,
+    owner: Dispatcher, flow: Workflow, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int
 ) -> CallSpec:
-    """Turn live arguments (channels, handles, values) into a `CallSpec`. Raises `WorkflowError` for a wrong call."""
-    signature = inspect.signature(function)
+    """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
+    declaration = flow.declaration(worker)
+    signature = inspect.signature(declaration.function(method))
     try:
         bound = signature.bind(None, *args, **kwargs)  # None stands for self
     except TypeError as error:
         raise WorkflowError(
-            f"Call of {worker}.{method}{signature}: {error}. Got {len(args)} positional arguments and {sorted(kwargs)}."
+            f"Call of {worker}.{method}{declaration.signature(method)}: {error}. Got {len(args)} positional arguments and the keywords "
+            f"{sorted(kwargs)}. Next: call it as the signature says; the worker itself is not an argument."
         ) from None
-    directions = {name: _direction(p) for name, p in signature.parameters.items()}
-
-    def convert(name: str, value: Any) -> Any:
-        if isinstance(value, Channel):
-            if directions[name] is None:
-                raise WorkflowError(
-                    f"{worker}.{method}: the channel {value.name!r} is passed as {name!r}, which is not annotated as an "
-                    f"Inbox or an Outbox. Next: write `{name}: lab.Inbox` to read from it, `{name}: lab.Outbox` to write."
-                )
-            return ChannelArg(value.name, directions[name] or READ)
-        if directions[name] is not None:
-            raise WorkflowError(f"{worker}.{method}: {name!r} must be a channel of this workflow, not {value!r}.")
-        if isinstance(value, Handle):
-            return RefArg(value._call.call_id, (), value._call.worker)
-        if isinstance(value, Ref):
-            return RefArg(value._handle._call.call_id, value._path, value._handle._call.worker)
-        return value
-
-    names = list(bound.arguments)[1:]
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for name in names:
+    for name in list(bound.arguments)[1:]:
         parameter, value = signature.parameters[name], bound.arguments[name]
+        convert = _Argument(owner, flow, f"{worker}.{method}", parameter).converted
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            positional.extend(convert(name, v) for v in value)
+            positional.extend(convert(v) for v in value)
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            keywords.update({k: convert(name, v) for k, v in value.items()})
+            keywords.update({k: convert(v) for k, v in value.items()})
         elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            keywords[name] = convert(name, value)
+            keywords[name] = convert(value)
         else:
-            positional.append(convert(name, value))
-    return CallSpec(call_id, worker, method, tuple(positional), keywords, iteration, starts_on_device)
+            positional.append(convert(value))
+    return CallSpec(call_id, worker, method, tuple(positional), keywords, iteration, declaration.starts_on_device(method))
+
+
+class _Argument:
+    """One parameter of a method: what may be passed for it, and how that travels."""
+
+    def __init__(self, owner: Dispatcher, flow: Workflow, method: str, parameter: inspect.Parameter) -> None:
+        self._owner, self._flow, self._method, self._parameter = owner, flow, method, parameter
+        self._name = parameter.name
+        self._direction = _direction(parameter)
+
+    def converted(self, value: Any) -> Any:
+        if isinstance(value, Channel):
+            return self._channel(value)
+        if self._direction is not None:
+            if value is not None or self._parameter.default is not None:  # an optional channel may be left out by None
+                raise WorkflowError(
+                    f"{self._method}: {self._name!r} must be a channel of this workflow, not {_shown(value)}. Next: pass what flow.channel() returned."
+                )
+            return None
+        if isinstance(value, (Handle, Ref)):
+            return self._ref(value)
+        refs: list[RefArg] = []
+
+        def leaf(inner: Any) -> Any:
+            if isinstance(inner, (Handle, Ref)):
+                refs.append(self._ref(inner))
+                return Hole(len(refs) - 1)
+            if isinstance(inner, Channel):
+                raise WorkflowError(
+                    f"{self._method}: {self._name!r} contains the channel {inner.name!r}. Next: pass each channel as an argument of its own, "
+                    f"annotated lab.Inbox or lab.Outbox (`*sources: lab.Inbox` takes several)."
+                )
+            self._refuse_parts_of_the_loop(inner)
+            return inner
+
+        template = rebuilt(value, leaf)
+        return Nested(template, tuple(refs)) if refs else value
+
+    def _channel(self, channel: Channel) -> ChannelArg:
+        if self._direction is None:
+            raise WorkflowError(
+                f"{self._method}: the channel {channel.name!r} is passed as {self._name!r}, which is not annotated as an "
+                f"Inbox or an Outbox. Next: write `{self._name}: lab.Inbox` to read from it, `{self._name}: lab.Outbox` to write."
+            )
+        if channel._flow is not self._flow:
+            raise WorkflowError(
+                f"{self._method}: {self._name!r} is channel {channel.name!r} of another workflow ({channel._flow.name!r}). Next: run the cells "
+                f"that declare channels and workers again, after the one that makes the Workflow."
+            )
+        return ChannelArg(channel.name, self._direction)
+
+    def _ref(self, value: Handle | Ref) -> RefArg:
+        handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
+        if handle._dispatcher is self._owner:
+            return RefArg(handle._call.call_id, path, handle._call.worker)
+        if self._owner.is_dry and handle._dispatcher.is_dry:  # kept from the iteration before
+            return RefArg(-1, path, handle._call.worker)
+        raise WorkflowError(
+            f"{self._method}: {self._name!r} is {value!r} of {'the dry run' if handle._dispatcher.is_dry else 'another run'}. Next: keep "
+            f"handles inside the iteration function, and values (wait()) outside of it; clear what the dry run has left there."
+        )
+
+    def _refuse_parts_of_the_loop(self, value: Any) -> None:
+        from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
+
+        if isinstance(value, (WorkerHandle, Workflow)):
+            raise WorkflowError(
+                f"{self._method}: {self._name!r} is {_shown(value)}; workers do not call each other. Next: give them a channel, or pass "
+                f"the value that one call returns to the other call."
+            )
+        if isinstance(value, Symbol) and not self._owner.is_dry:
+            value._without_tracer()
+
+
+def _shown(value: Any) -> str:
+    text = repr(value).split("\n", 1)[0]
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _direction(parameter: inspect.Parameter) -> str | None:

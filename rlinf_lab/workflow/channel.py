@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, WorkflowError
+from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.structure import leaves
 
 if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
@@ -53,11 +55,22 @@ class Channel:
 
     def put(self, item: Any, *, key: int | None = None) -> None:
         """Hand over one item from the driver; blocks while the channel is full."""
-        self._flow.dispatcher().driver_put(self.spec, [item], key)
+        self._flow.dispatcher().driver_put(self.spec, self._values([item]), key)
 
     def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
         """Hand over many items from the driver, in order."""
-        self._flow.dispatcher().driver_put(self.spec, list(items), key)
+        self._flow.dispatcher().driver_put(self.spec, self._values(items), key)
+
+    def _values(self, items: Iterable[Any]) -> list[Any]:
+        """Handles stay where they are made; a channel carries values."""
+        found = list(items)
+        for leaf in leaves(found):
+            if isinstance(leaf, (Handle, Ref)):
+                raise WorkflowError(
+                    f"{leaf!r} was put into channel {self.name!r}, but has no value yet. Next: put {leaf!r}.wait(), or pass the handle to a "
+                    f"worker's method that puts its value."
+                )
+        return found
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
         """``n`` items for the driver (fewer at the end of the stream, ``[]`` after it)."""

@@ -69,7 +69,8 @@ class Step:
 class WorkflowGraph:
     """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture.
 
-    ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen.
+    ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen (with the
+    iteration function's defaults).
     """
 
     name: str

@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
-from rlinf_lab.workflow.calls import Dispatcher, Handle
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.handles import Dispatcher, Handle
 from rlinf_lab.workflow.trace import trace
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
 
@@ -151,11 +151,7 @@ class Workflow:
     @cached_property
     def graph(self) -> WorkflowGraph:
         """The traced graph (a dry run of the iteration; nothing is computed)."""
-        required = [
-            p for p in inspect.signature(self.body).parameters.values()
-            if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]  # fmt: skip
-        return trace(self, len(required))
+        return trace(self)
 
     @property
     def body(self) -> Callable[..., Any]:
@@ -171,9 +167,13 @@ class Workflow:
         return self.workers[worker]
 
     # --- running (used by executors) -------------------------------------------------------------------
+    def listener(self) -> Dispatcher | None:
+        """As `dispatcher`; None outside a run."""
+        return _DISPATCHERS.get().get(id(self))
+
     def dispatcher(self) -> Dispatcher:
         """Who receives the calls that this thread makes now."""
-        found = _DISPATCHERS.get().get(id(self))
+        found = self.listener()
         if found is None:
             raise WorkflowError(
                 f"Workflow {self.name!r}: a worker or channel was used outside a run. Calls belong into the function that "

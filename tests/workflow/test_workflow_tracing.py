@@ -99,19 +99,6 @@ def test_a_channel_that_nobody_reads_is_named() -> None:
         _ = flow.graph
 
 
-def test_a_loop_that_waits_for_ever_is_found_by_the_dry_run() -> None:
-    flow = Workflow("endless")
-    sim = flow.worker(Sim, name="sim")
-
-    @flow.iteration
-    def iteration() -> None:
-        while not sim.reset(1).wait():
-            pass
-
-    with pytest.raises(WorkflowError, match="2000 calls in one iteration"):
-        _ = flow.graph
-
-
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [

@@ -1,0 +1,198 @@
+"""What calls are given: values of other calls deep inside structures, local and on Ray; channels that the dry run has not seen."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.ray_executor import shutdown
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+DEVICES = ["cpu:0", "cpu:1"]
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@pytest.fixture(scope="module")
+def private_ray() -> Iterator[None]:
+    yield
+    shutdown()
+
+
+@dataclass(frozen=True)
+class Update:
+    weights: Any
+    version: int
+    notes: list[Any] = field(default_factory=list)
+
+
+class Maker(Worker):
+    def make(self, n: int) -> dict[str, Any]:
+        return {"array": np.full(3, float(n)), "n": n, "inner": [n, n + 1]}
+
+    def fail(self) -> None:
+        raise ValueError("no value today")
+
+
+class Taker(Worker):
+    def take(self, value: Any, *more: Any, **named: Any) -> str:
+        """What really came, as text: handles would show as such."""
+        return repr((value, more, named))
+
+
+def nested_flow() -> Workflow:
+    flow = Workflow("nested")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(n: int = 1):
+        made = maker.make(n)
+        taken = taker.take(
+            {"list": [made.n, (made["inner"][1], "plain")], "pair": Pair(made.n, 0), "update": Update(made.array, 7, [made.n])},
+            [made["n"]], {made.wait()["n"]}, named=[{"deep": (made.inner,)}], same=[1, 2.0, "x"],
+        )  # fmt: skip
+        return {"taken": taken, "pair": Pair(made.n, [made["inner"]]), "update": Update(made.n, 0)}
+
+    return flow
+
+
+def expected(n: int) -> str:
+    update = Update(np.full(3, float(n)), 7, [n])
+    value = {"list": [n, (n + 1, "plain")], "pair": Pair(n, 0), "update": update}
+    return repr((value, ([n], {n}), {"named": [{"deep": ([n, n + 1],)}], "same": [1, 2.0, "x"]}))
+
+
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_values_deep_inside_arguments_and_results_arrive(executor: str, request: pytest.FixtureRequest) -> None:
+    if executor == "ray":
+        request.getfixturevalue("private_ray")
+    flow = nested_flow()
+    assert [(v.consumer, v.label) for v in flow.graph.value_edges][:2] == [("taker", "n"), ("taker", "['inner'][1]")]
+    assert flow.graph.program[1].after == (0,)
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], "taker": [1]}), executor=executor) as s:
+        for n in (1, 5):
+            result = s.step(n)
+            assert result == {"taken": expected(n), "pair": Pair(n, [[n, n + 1]]), "update": Update(n, 0)}
+
+
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_failed_value_inside_a_structure_is_the_makers_failure(executor: str, request: pytest.FixtureRequest) -> None:
+    if executor == "ray":
+        request.getfixturevalue("private_ray")
+    flow = Workflow("failing")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration():
+        return taker.take([{"x": maker.fail()}])
+
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), executor=executor) as s:
+        with pytest.raises(WorkerError, match="no value today") as caught:
+            s.step()
+        assert caught.value.worker == "maker"
+
+
+class Ends(Worker):
+    def write(self, out: Outbox) -> None:
+        out.put(1)
+
+    def read(self, inbox: Inbox) -> int:
+        return len(inbox.get_all())
+
+
+def hidden_flow(use: str) -> tuple[Workflow, list[int]]:
+    """A loop that does something else in the run than in its dry run."""
+    flow = Workflow("hidden")
+    seen, extra = flow.channels("seen", "extra")
+    a, b = flow.worker(Ends, name="a"), flow.worker(Ends, name="b")
+    real: list[int] = []
+
+    @flow.iteration
+    def iteration():
+        a.write(seen)
+        if real:
+            match use:
+                case "write":
+                    a.write(extra)
+                case "read":
+                    b.read(extra)
+                case "direction":
+                    b.write(seen)
+                case "put":
+                    seen.put(1)
+                case "get":
+                    seen.get()
+        return b.read(seen)
+
+    return flow, real
+
+
+@pytest.mark.parametrize(
+    ("use", "text"),
+    [
+        ("write", r"a\.write writes to channel 'extra', which it did not do in the dry run"),
+        ("read", r"b\.read reads from channel 'extra'"),
+        ("direction", r"b\.write writes to channel 'seen'.*there, a did\. The plan"),
+        ("put", "The iteration function writes to channel 'seen'"),
+        ("get", "The iteration function reads from channel 'seen'.*there, b did"),
+    ],
+)
+def test_a_channel_that_the_dry_run_has_not_seen_in_use_is_named(use: str, text: str) -> None:
+    flow, real = hidden_flow(use)
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES)) as s:
+        assert s.step() == 1
+        real.append(1)
+        with pytest.raises(WorkflowError, match=text):
+            s.step()
+        real.clear()
+        assert s.step() == 1
+
+
+def test_a_default_that_uses_another_channel_is_part_of_the_plan() -> None:
+    flow = Workflow("defaults")
+    first, second = flow.channels("first", "second")
+    a, b = flow.worker(Ends, name="a"), flow.worker(Ends, name="b")
+
+    @flow.iteration
+    def iteration(mode: str = "one", repeat: int = 2):
+        channel = first if mode == "one" else second
+        for _ in range(repeat):
+            a.write(channel)
+        return b.read(channel)
+
+    started = run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=["one", "two", "one"])
+    assert started.wait(30) == [2, 2, 2]
+
+
+def test_what_was_kept_of_the_dry_run_or_of_another_run_is_refused() -> None:
+    flow = Workflow("kept")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+    kept: list[Any] = []
+
+    @flow.iteration
+    def iteration(use: int):
+        result = taker.take(kept[use]) if kept else None
+        handle = maker.make(1)
+        if len(kept) < 2:
+            kept.extend([handle, handle.n.wait()])
+        return result
+
+    plan = ExecutionPlan.temporal(flow, DEVICES)
+    with session(flow, plan) as s:
+        with pytest.raises(WorkflowError, match="'value' is Handle.* of the dry run"):
+            s.step(0)
+        with pytest.raises(WorkflowError, match="symbol of the dry run"):
+            s.step(1)
+        kept.clear()
+        assert s.step(0) is None
+        assert s.step(0) == repr(({"array": np.full(3, 1.0), "n": 1, "inner": [1, 2]}, (), {}))
+    with session(flow, plan) as s, pytest.raises(WorkflowError, match="of another run"):
+        s.step(0)
