@@ -176,8 +176,10 @@ def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[lis
 
 
 def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1) -> tuple[list[Tracer], list[Tracer], Exception | None]:
-    """The paths that come to their end, those that fail, and a failure that counts. It does unless every branch of its path is taken by a path that succeeds: then the
-    combination is impossible (`if first: x = ...` and later `if first: use(x)`).
+    """The paths that come to their end, those that fail, and a failure that counts.
+
+    It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible (`if first: x = ...`
+    and later `if first: use(x)`).
     """
     open_: list[tuple[list[bool], tuple[Site, bool] | None]] = [([], None)]
     tracers: list[Tracer] = []

@@ -81,7 +81,7 @@ def test_functions_of_a_symbol_are_symbols(use) -> None:
 
 def test_a_symbol_gives_a_number_where_python_insists_on_one() -> None:
     s = symbol()
-    assert (len(s), int(s), float(s), list(range(s)), math.sqrt(s), f"{s:.3f}", "%d" % s) == (1, 1, 1.0, [0], 1.0, "<x>", "1")
+    assert (len(s), int(s), float(s), list(range(s)), math.sqrt(s), f"{s:.3f}") == (1, 1, 1.0, [0], 1.0, "<x>")
     first, (second, *rest), third = s
     assert [type(v) for v in (first, second, *rest, third)] == [Symbol] * 4
     assert [type(v) for v in s] == [Symbol] and list(reversed(s)) and dict(s)
