@@ -35,7 +35,7 @@ class LocalExecutor:
         self.driver_host.receive(message)
 
     def drain(self) -> list[tuple[SpanBatch, int]]:
-        return [(self.recorder.drain(), 0)]
+        return [(batch, 0) for batch in self.recorder.batches()]
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         queue = self.driver_host.metrics

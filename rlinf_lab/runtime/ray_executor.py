@@ -193,7 +193,7 @@ class RayExecutor:
     def drain(self) -> list[tuple[SpanBatch, int]]:
         with self._lock:
             news, self._news = self._news, []
-        return [(self.recorder.drain(), 0), *news]
+        return [*((batch, 0) for batch in self.recorder.batches()), *news]
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         with self._lock:

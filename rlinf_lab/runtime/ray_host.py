@@ -109,6 +109,8 @@ class DeviceHost:
         self._stop.set()
         with contextlib.suppress(Exception):
             self.push()
+            while len(self.recorder):  # what had to wait on disk comes portion by portion
+                self.push()
         for link in self.links.values():
             link.close()
         self._listener.close()

@@ -25,14 +25,34 @@ SPAN_DTYPE = np.dtype(
         "itemsize": 56,
     }
 )
-#: The same row for `struct`: what `Recorder.add` writes.
+#: The same row for `struct`: what `Recorder.add` writes for a span that does not fit into a narrow row.
 SPAN_STRUCT = struct.Struct("<qqqqiiiiiBxxx")
+#: One span as it waits in a recorder, 32 bytes: a duration of up to 4.29 s, up to 65,535 items, 4 GiB and 32,767 names; the
+#: kind is in the low four bits of ``moment``, the iteration in the others.
+NARROW_DTYPE = np.dtype(
+    {
+        "names": ["start", "duration", "flow", "moment", "nbytes", "track", "name", "channel", "items"],
+        "formats": ["<i8", "<u4", "<i4", "<i4", "<u4", "<u2", "<i2", "<i2", "<u2"],
+    }
+)
+NARROW_STRUCT = struct.Struct("<qIiiIHhhH")
 #: One sample of a counter: number of its name, ns, value in the counter's own unit.
 COUNTER_DTYPE = np.dtype([("name", "<i4"), ("time", "<i8"), ("value", "<f8")])
 
 SpanArray = NDArray[np.void]
 
 _MAGIC = b"RLSB\x01"
+
+
+def widened(data: bytes | bytearray) -> SpanArray:
+    """Rows of `NARROW_STRUCT` as rows of `SPAN_DTYPE`."""
+    narrow = np.frombuffer(data, NARROW_DTYPE)
+    spans = np.zeros(narrow.size, SPAN_DTYPE)
+    for name in ("start", "flow", "nbytes", "track", "name", "channel", "items"):
+        spans[name] = narrow[name]
+    spans["end"] = narrow["start"] + narrow["duration"]
+    spans["iteration"], spans["kind"] = narrow["moment"] >> 4, narrow["moment"] & 15
+    return spans
 
 
 @dataclass(frozen=True)

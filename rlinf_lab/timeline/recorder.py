@@ -3,46 +3,61 @@
 ``add`` packs a row and appends it to a byte buffer with one call into C. Under the interpreter lock that append is atomic,
 and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
 a span that was added is drained exactly once.
+
+Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where later
+drains fetch it. Only what comes while even that falls behind is lost, and counted.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import struct
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
-from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE, SPAN_STRUCT, SpanBatch
+from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, SpanArray, SpanBatch, widened
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.span import Track
+from rlinf_lab.timeline.spill import Spill
 
-_ROW = SPAN_STRUCT.size
+_ROW = NARROW_STRUCT.size
+_COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
+_KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
 
 
 class Recorder:
     """Collects spans and counter samples of one process; thread-safe; never blocks a worker.
 
-    ``limit`` is how many spans may wait for a drain (56 bytes each). What comes beyond it is counted, not kept:
-    ``dropped`` says how many, the next batch carries the number and the `Timeline` shows it.
+    ``limit`` is how many spans may wait in memory (32 bytes each). When half of them wait, a background thread writes
+    them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with the
+    process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept: ``dropped`` says
+    how many, the next batch carries the number and the `Timeline` shows it.
     """
 
-    def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 1_000_000) -> None:
+    def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None) -> None:
         self.host = host
         self.clock: Clock = clock or MonotonicClock()
         self.limit = limit
         self.dropped = 0
         self.source = f"{host}/{os.getpid()}/{os.urandom(6).hex()}"
-        self._limit_bytes = limit * _ROW
+        self._full_bytes, self._half_bytes = limit * _ROW, max(limit // 2, 1) * _ROW
         self._buffer = bytearray()
         self._extend = self._buffer.extend
-        self._pack = SPAN_STRUCT.pack
-        self._counters: list[tuple[int, int, float]] = []
+        self._pack = NARROW_STRUCT.pack
+        self._wide = bytearray()  # the few spans that are no narrow rows
+        self._counters = bytearray()
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
         self._lock = threading.Lock()
         self._sent = [0, 0, 0]  # tracks, names, dropped spans that earlier batches have carried
         self._seq = itertools.count()
+        self._draining = threading.Lock()  # one at a time takes from the buffers: a drain, or the spilling thread
+        self._spill = Spill(self.source, spill)
+        self._spilling = False
 
     # --- tables: numbers for what would be long in every row ------------------------------------------
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
@@ -75,57 +90,110 @@ class Recorder:
         channel: int = -1,
         flow: int = -1,
     ) -> None:
-        """Write one span (half-open, ns). The hot path: about a quarter of a microsecond above an empty call.
+        """Write one span (half-open, ns). The hot path: about a third of a microsecond.
 
-        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32, kind 8).
+        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `IndexError` for a
+        kind beyond 15.
         """
-        if len(self._buffer) >= self._limit_bytes:
-            self._drop()
+        if len(self._buffer) >= self._half_bytes and self._is_full():
             return
-        self._extend(self._pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
+        try:
+            row = self._pack(start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items)
+        except struct.error:  # long, large or wrong: which of them, a wide row tells
+            if len(self._wide) < self._half_bytes or not self._is_full():
+                self._wide.extend(SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
+            return
+        self._extend(row)
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
         """Write one sample of a quantity over time (utilisation, channel depth, reward)."""
-        if len(self._counters) >= self.limit:
+        if len(self._counters) >= self.limit * _COUNTER.size:
             self._drop()
             return
-        self._counters.append((self.name(name), time_ns, value))
+        self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
 
     def _drop(self) -> None:
         with self._lock:  # rare; += on an attribute is not atomic
             self.dropped += 1
 
+    def _is_full(self) -> bool:
+        """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
+        if len(self._buffer) + len(self._wide) >= self._full_bytes:
+            self._drop()
+            return True
+        if not self._spilling and not self._spill.problem:
+            with self._lock:
+                start, self._spilling = not self._spilling, True
+            if start:
+                threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
+        return False
+
+    def _write_out(self) -> None:
+        """Move what waits in memory to disk."""
+        with self._draining:
+            if len(self._buffer) + len(self._wide) >= self._half_bytes:  # else a drain came first
+                size, wide_size = len(self._buffer), len(self._wide)
+                spans = self._copy(size, wide_size)
+                with self._lock:
+                    tracks, names = list(self._tracks), list(self._names)
+                if self._spill.write(spans, tracks, names):
+                    del self._buffer[:size], self._wide[:wide_size]
+            self._spilling = False
+
     # --- the other end --------------------------------------------------------------------------------
     def drain(self) -> SpanBatch:
-        """Everything new since the last drain. May be called from any thread, also while others add."""
-        with self._lock:
+        """A portion of what is new: the oldest file on disk if there is one, else all that waits in memory.
+
+        May be called from any thread, also while others add. `batches` gives everything.
+        """
+        with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
-            size = len(self._buffer)
-            data = self._buffer[:size]  # a copy: a view would forbid others to append meanwhile
-            del self._buffer[:size]
-            count = len(self._counters)
-            samples = self._counters[:count]
-            del self._counters[:count]
-            first_track, first_name, dropped = self._sent
-            tracks = tuple(itertools.islice(self._tracks, first_track, None))
-            names = tuple(itertools.islice(self._names, first_name, None))
-            lost = self.dropped - dropped
-            news = bool(data or samples or tracks or names or lost)
-            self._sent = [first_track + len(tracks), first_name + len(names), self.dropped]
-            return SpanBatch(
-                host=self.host,
-                source=self.source,
-                seq=next(self._seq) if news else -1,  # an empty batch need not be shipped, so it takes no number
-                spans=np.frombuffer(data, SPAN_DTYPE),
-                tracks=tracks,
-                names=names,
-                counters=np.array(samples, COUNTER_DTYPE),
-                dropped=lost,
-            )
+            spans = self._spill.fetch() if self._spill else self._cut()
+            with self._lock:
+                samples = np.frombuffer(self._counters[:], COUNTER_DTYPE)
+                del self._counters[: samples.nbytes]
+                first_track, first_name, dropped = self._sent
+                tracks = tuple(itertools.islice(self._tracks, first_track, None))
+                names = tuple(itertools.islice(self._names, first_name, None))
+                lost = self.dropped - dropped
+                news = bool(len(spans) or len(samples) or tracks or names or lost)
+                self._sent = [first_track + len(tracks), first_name + len(names), self.dropped]
+                return SpanBatch(
+                    host=self.host,
+                    source=self.source,
+                    seq=next(self._seq) if news else -1,  # an empty batch need not be shipped, so it takes no number
+                    spans=spans,
+                    tracks=tracks,
+                    names=names,
+                    counters=samples,
+                    dropped=lost,
+                )
+
+    def batches(self) -> Iterator[SpanBatch]:
+        """All that waits now, portion by portion. It ends, however fast others add meanwhile."""
+        with self._draining:
+            portions = self._spill.files + 1
+        for _ in range(portions):
+            if batch := self.drain():
+                yield batch
+
+    def _cut(self) -> SpanArray:
+        """Take what waits in memory."""
+        size, wide_size = len(self._buffer), len(self._wide)
+        spans = self._copy(size, wide_size)
+        del self._buffer[:size], self._wide[:wide_size]
+        return spans
+
+    def _copy(self, size: int, wide_size: int) -> SpanArray:
+        """So many bytes of what waits, as rows. A copy: a view would forbid others to append meanwhile."""
+        narrow = widened(self._buffer[:size])
+        return np.concatenate([narrow, np.frombuffer(self._wide[:wide_size], SPAN_DTYPE)]) if wide_size else narrow
 
     def __len__(self) -> int:
-        return len(self._buffer) // _ROW
+        """How many spans wait, in memory and on disk."""
+        return len(self._buffer) // _ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
 
     def __repr__(self) -> str:
-        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,})" if self.dropped else ""
-        return f"Recorder on {self.host}: {len(self):,} spans waiting, {len(self._tracks)} tracks{lost}"
+        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){self._spill.problem and ': ' + self._spill.problem}" if self.dropped else ""
+        disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
+        return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"

@@ -6,9 +6,13 @@ an array that was handed out is never written to again, and the tables only grow
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 import threading
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,25 +24,68 @@ from rlinf_lab.timeline.span import SpanKind, Track
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
 
 
-class Growing:
-    """An array that doubles when it is full; ``view`` is read-only and stays valid for ever."""
+#: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it likes.
+MEMORY_BYTES = 64 << 20
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
+
+class Growing:
+    """An array that doubles when it is full; ``view`` is read-only and stays valid for ever.
+
+    Beyond ``memory_bytes`` it lives in a temporary file without a name, mapped into memory: growing copies nothing then,
+    old views see the same pages, and the file is gone when the last view is.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], memory_bytes: int = MEMORY_BYTES) -> None:
         self._data: NDArray[Any] = np.empty(1024, dtype)
         self._size = 0
+        self._memory_bytes = memory_bytes
+        self._file: IO[bytes] | None = None
         self.view: NDArray[Any] = self._data[:0]
 
-    def append(self, rows: NDArray[Any]) -> None:
-        size = self._size + len(rows)
+    @property
+    def in_file(self) -> bool:
+        return self._file is not None
+
+    def reserve(self, count: int) -> NDArray[Any]:
+        """Room for ``count`` more rows, to be filled in before `commit`."""
+        size = self._size + count
         if size > len(self._data):
-            grown = np.empty(max(size, 2 * len(self._data)), self._data.dtype)
-            grown[: self._size] = self._data[: self._size]
-            self._data = grown
-        self._data[self._size : size] = rows
-        self._size = size
-        view = self._data[:size]
+            self._grow(max(size, 2 * len(self._data)))
+        return self._data[self._size : size]
+
+    def commit(self, count: int) -> None:
+        """The rows that were reserved are filled in: show them."""
+        self._size += count
+        view = self._data[: self._size]
         view.flags.writeable = False
         self.view = view
+
+    def append(self, rows: NDArray[Any]) -> None:
+        self.reserve(len(rows))[...] = rows
+        self.commit(len(rows))
+
+    def _grow(self, capacity: int) -> None:
+        old, size = self._data[: self._size], capacity * self._data.dtype.itemsize
+        mapped = self._file is not None
+        if size > self._memory_bytes and self._has_disk(size):
+            assert self._file is not None
+            self._data = np.frombuffer(mmap.mmap(self._file.fileno(), size), self._data.dtype)
+        else:
+            self._data, mapped = np.empty(capacity, self._data.dtype), False
+        if not mapped:  # else the file holds them already
+            self._data[: self._size] = old
+
+    def _has_disk(self, size: int) -> bool:
+        """Make the file this long, with its blocks: a write into a page that the disk cannot hold would kill the process."""
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="rlinf-lab-timeline-")  # noqa: SIM115 (lives as long as the array)
+            os.posix_fallocate(self._file.fileno(), 0, size)
+        except OSError as error:
+            self._file, self._memory_bytes = None, 1 << 62
+            warnings.warn(f"A long timeline stays in memory: no {size >> 20} MiB in {tempfile.gettempdir()!r} ({error}).", stacklevel=2)
+            return False
+        return True
 
 
 class _Source:
@@ -60,6 +107,7 @@ class SpanStore:
         self._names: dict[str, int] = {}
         self._sources: dict[str, _Source] = {}
         self._spans = Growing(SPAN_DTYPE)
+        self._marks = Growing(SPAN_DTYPE)
         self._counters = Growing(COUNTER_DTYPE)
         self._bounds: tuple[int, int] | None = None
         self.dropped = 0
@@ -105,6 +153,9 @@ class SpanStore:
                     f"A span of {batch.source!r} has {field} {strange[0]}, of which there are {size}."
                     f" Next: pass Recorder.add what Recorder.{field}() returned."
                 )
+        strange = batch.spans["kind"][batch.spans["kind"] >= len(SpanKind)]
+        if len(strange):
+            raise TimelineError(f"A span of {batch.source!r} has kind {strange[0]}. Next: pass Recorder.add a SpanKind.")
         wrong = np.flatnonzero(batch.spans["end"] < batch.spans["start"])
         if len(wrong):
             row = batch.spans[wrong[0]]
@@ -118,15 +169,23 @@ class SpanStore:
         return np.array([table.setdefault(key, len(table)) for key in new], np.int32)
 
     def _add_spans(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
-        ours = rows.copy()
+        ours = self._spans.reserve(len(rows))
+        for field in ("nbytes", "flow", "iteration", "items", "kind"):
+            ours[field] = rows[field]
         ours["track"] = source.tracks[rows["track"]]
         ours["name"] = _translate(rows["name"], source.names)
         ours["channel"] = _translate(rows["channel"], source.names)
-        ours["start"] += offset_ns
-        ours["end"] += offset_ns
-        start, end = int(ours["start"].min()), int(ours["end"].max())
-        old = self._bounds
-        self._spans.append(ours)
+        np.add(rows["start"], offset_ns, out=ours["start"])
+        np.add(rows["end"], offset_ns, out=ours["end"])
+        self._show(ours)
+
+    def _show(self, ours: SpanArray) -> None:
+        """Make reserved rows part of the timeline."""
+        start, end, old = int(ours["start"].min()), int(ours["end"].max()), self._bounds
+        marks = (ours["kind"] == SpanKind.MARK) & (ours["name"] == self._names.get(ITERATION, -2))
+        if marks.any():
+            self._marks.append(ours[marks])
+        self._spans.commit(len(ours))
         self._bounds = (min(start, old[0]), max(end, old[1])) if old else (start, end)
 
     def _add_counters(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
@@ -147,15 +206,16 @@ class SpanStore:
         self.dropped = dropped
         self._counters.append(counters)
         if len(spans):
-            self._spans.append(spans)
-            self._bounds = (int(spans["start"].min()), int(spans["end"].max()))
+            ours = self._spans.reserve(len(spans))
+            ours[...] = spans
+            self._show(ours)
 
     def snapshot(self) -> Self:
         """What is there now, as an object that does not grow. The spans are shared, not copied."""
         with self._lock:
             copy = type(self)(list(self._devices))
             copy._tracks, copy._names = dict(self._tracks), dict(self._names)
-            copy._spans.view, copy._counters.view = self._spans.view, self._counters.view
+            copy._spans.view, copy._marks.view, copy._counters.view = self._spans.view, self._marks.view, self._counters.view
             copy._bounds, copy.dropped = self._bounds, self.dropped
             copy.extend = copy._frozen  # type: ignore[method-assign]
             return copy
@@ -209,9 +269,7 @@ class SpanStore:
 
     def marks(self) -> SpanArray:
         """The MARK spans that say where each iteration begins and ends, by start."""
-        number = self._names.get(ITERATION)
-        spans = self.spans
-        marks = spans[(spans["kind"] == SpanKind.MARK) & (spans["name"] == (-2 if number is None else number))]
+        marks = self._marks.view
         return marks[np.argsort(marks["start"], kind="stable")]
 
 

@@ -120,6 +120,16 @@ class Timeline(SpanStore):
         timeline._restore(**content)
         return timeline
 
+    @classmethod
+    def from_spill(cls, folder: str | Path) -> Self:
+        """What recorders left on disk: the Arrow files of a folder, of processes that were killed, say."""
+        from rlinf_lab.timeline import spill
+
+        timeline = cls()
+        for batch in spill.read_folder(folder):
+            timeline.extend(batch)
+        return timeline
+
     def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
         """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.packed.pack_spans`."""
         from rlinf_lab.timeline import packed

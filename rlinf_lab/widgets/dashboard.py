@@ -11,10 +11,9 @@ import traitlets
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
-from rlinf_lab.widgets.assets import module, stylesheet
+from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.pushed import PushedWidget
-from rlinf_lab.widgets.timeline_view import SCRIPTS
 
 COMMANDS = ("pause", "resume", "stop")
 STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message")
@@ -29,7 +28,7 @@ class Dashboard(PushedWidget):
     ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons.
     """
 
-    _esm = module(*SCRIPTS, "charts.js", "panels.js", "dashboard.js")
+    _esm = module(*TIMELINE, "charts.js", "panels.js", "dashboard.js")
     _css = stylesheet()
     config = traitlets.Dict(help="title, plan, devices, iterations, charts").tag(sync=True)
 
@@ -68,7 +67,7 @@ class Dashboard(PushedWidget):
         (more than two a second are left out). final: the run has ended.
         """
         with self._push_lock:
-            content, parts = self._news(timeline, final).message()
+            content, parts = self._news(timeline, final).content()
             if state is not None:
                 self._check(state)
                 self._state.update(state)
@@ -103,7 +102,7 @@ class Dashboard(PushedWidget):
         return self._feed.take(final)
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        content, parts = (self._feed.everything() if self._feed else Update()).message()
+        content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._metrics, "counters": self._samples}
         if self._frame:
             parts["frame"] = self._frame

@@ -35,6 +35,14 @@ def timeline_picture(timeline: Timeline | None) -> str:
     return timeline._repr_html_() if timeline is not None and len(timeline) else ""
 
 
+def timelines_picture(timelines: Sequence[Timeline], labels: Sequence[str]) -> str:
+    """One above the other; with more than one, each under its label."""
+    if len(timelines) == 1:
+        return timeline_picture(timelines[0])
+    heads = [f'<p style="margin:6px 0 0;font:12px system-ui,sans-serif">{escape(label)}</p>' for label in labels]
+    return "".join(head + timeline_picture(t) for head, t in zip(heads, timelines, strict=True))
+
+
 def dashboard_picture(config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None) -> str:
     """Title, state, learning curves and timeline, as HTML with inline SVG."""
     of = state.get("iterations") or config["iterations"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,8 @@ class Update:
     def __bool__(self) -> bool:
         return bool(self.tables or self.spans or self.idle or self.bubbles)
 
-    def message(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """(content, binary parts) of the message that carries it."""
+    def content(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """(JSON-able part, binary parts) of the message that carries it."""
         content: dict[str, Any] = {}
         if self.tables is not None:
             content["tables"] = self.tables
@@ -44,6 +44,15 @@ class Update:
         if self.bubbles:
             content["bubbles"] = self.bubbles
         return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle)) if data}
+
+
+def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """One message for the news of one timeline, or of two: those of the second are in ``over`` and its parts in ``over_...``."""
+    content, parts = updates[0].content()
+    for update in updates[1:]:
+        content["over"], own = update.content()
+        parts |= {f"over_{name}": data for name, data in own.items()}
+    return content, parts
 
 
 class TimelineFeed:

@@ -1,4 +1,4 @@
-"""Device time as the browser reads it: 16-byte rows, little-endian, times relative to an origin so that a double is exact.
+"""Device time as the browser reads it: 24-byte rows, little-endian, times relative to an origin so that a double is exact.
 
 Spans travel as `rlinf_lab.timeline.packed` lays them out.
 """
@@ -12,13 +12,14 @@ import numpy as np
 
 from rlinf_lab.timeline.span import Cause
 
-#: One bubble of a device, 16 bytes. ``device`` and ``cause`` are numbers in the tables.
+#: One bubble of a device, 24 bytes: ``device``, ``cause``, ``kind`` (of the wait that explains it, 255: none), ``track`` (who waited,
+#: -1: nobody) and ``channel`` (-1: none) are numbers in the tables.
 IDLE_WIRE = np.dtype(
     {
-        "names": ["start", "dur", "device", "cause"],
-        "formats": ["<f8", "<f4", "<u2", "u1"],
-        "offsets": [0, 8, 12, 14],
-        "itemsize": 16,
+        "names": ["start", "dur", "device", "cause", "kind", "track", "channel"],
+        "formats": ["<f8", "<f4", "<u2", "u1", "u1", "<i4", "<i4"],
+        "offsets": [0, 8, 12, 14, 15, 16, 20],
+        "itemsize": 24,
     }
 )
 #: Order of causes on the wire and in every legend.
@@ -27,22 +28,28 @@ BUSY = len(CAUSES)
 
 
 def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, until_ns: int) -> bytes:
-    """Bubbles of an `Accounting` within [from_ns, until_ns), and the busy time between them, as 16-byte wire rows.
+    """Bubbles of an `Accounting` within [from_ns, until_ns), and the busy time between them, as wire rows.
 
     Busy plus bubbles fill the interval exactly on each of the ``devices``, so busy is what the bubbles leave.
     """
     rows = []
+    within = bubbles[(bubbles["end"] > from_ns) & (bubbles["start"] < until_ns)]
+    within = within[np.lexsort((within["start"], within["device"]))]
+    cuts = np.searchsorted(within["device"], np.arange(devices + 1))
     for device in range(devices):
-        own = bubbles[(bubbles["device"] == device) & (bubbles["end"] > from_ns) & (bubbles["start"] < until_ns)]
-        own = own[np.argsort(own["start"], kind="stable")]
+        own = within[cuts[device] : cuts[device + 1]]
         start, end = np.maximum(own["start"], from_ns), np.minimum(own["end"], until_ns)
         busy_start, busy_end = np.append(from_ns, end), np.append(start, until_ns)
         busy = busy_end > busy_start
         wire = np.zeros(len(own) + int(busy.sum()), IDLE_WIRE)
+        wire["track"] = wire["channel"] = -1
+        wire["kind"] = 255
         wire["start"] = np.concatenate([start, busy_start[busy]]) - origin_ns
         wire["dur"] = np.concatenate([end - start, (busy_end - busy_start)[busy]])
         wire["cause"] = np.concatenate([own["cause"], np.full(int(busy.sum()), BUSY, np.uint8)])
         wire["device"] = device
+        for field in ("track", "channel", "kind"):
+            wire[field][: len(own)] = own[field]  # a kind of -1 wraps to 255
         rows.append(wire[np.argsort(wire["start"], kind="stable")])
     return b"".join(wire.tobytes() for wire in rows)
 

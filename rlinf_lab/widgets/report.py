@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.widgets.assets import module, stylesheet
-from rlinf_lab.widgets.feed import TimelineFeed
+from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
+from rlinf_lab.widgets.feed import TimelineFeed, message
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -31,23 +31,21 @@ body {{ color-scheme: light dark; }}
 """
 
 
-def timeline_html(timeline: Timeline, path: str | Path, title: str = "Timeline") -> Path:
-    """Write ``timeline`` as an interactive page (the widget's own canvas) and return its path."""
-    update = TimelineFeed(timeline).take(final=True)
-    data = {
-        "tables": update.tables or {"origin": 0, "devices": [], "tracks": [], "names": []},
-        "layout": update.layout or {"count": 0, "columns": [], "shift": 0},
-        "spans": _packed(update.spans),
-        "idle": _packed(update.idle),
-    }
+def timeline_html(
+    timeline: Timeline, path: str | Path, title: str = "Timeline", *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted")
+) -> Path:
+    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its path."""
+    both = [t for t in (timeline, over) if t is not None]
+    content, parts = message([TimelineFeed(t).take(final=True) for t in both])
+    data = {"content": content, "parts": {name: _packed(part) for name, part in parts.items()}, "labels": labels[: len(both)]}
     target = Path(path)
     page = _PAGE.format(
         title=escape(title),
-        summary=escape(repr(timeline)),
+        summary=escape(" · ".join(repr(t) for t in both)),
         style=stylesheet(),
         # A "</script>" inside a name must not end the element.
         data=json.dumps(data).replace("<", "\\u003c"),
-        script=module("base.js", "store.js", "timeline.js", "page.js"),
+        script=module(*TIMELINE, "page.js"),
     )
     target.write_text(page, encoding="utf-8")
     return target

@@ -8,38 +8,42 @@ import traitlets
 
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
-from rlinf_lab.widgets.assets import module, stylesheet
-from rlinf_lab.widgets.feed import TimelineFeed
+from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
+from rlinf_lab.widgets.feed import TimelineFeed, message
 from rlinf_lab.widgets.pushed import PushedWidget
-
-SCRIPTS = ("base.js", "store.js", "timeline.js")
 
 
 class TimelineView(PushedWidget):
     """Canvas timeline of a `Timeline`, live when `update` is called while it grows.
 
-    Mouse: wheel zooms, drag pans, shift-drag selects, double-click fits. Keys: W/S zoom, A/D pan, F fit, L follow, / search.
+    ``over``: a second timeline, laid over the first lane by lane: predicted over measured, or run A over run B; ``labels``
+    names the two. Mouse: wheel zooms, drag pans, shift-drag selects, click explains, double-click fits. Keys: W/S zoom, A/D pan,
+    arrows and Page keys scroll, F fit, L follow, G lanes, C colours, R arrows, O outliers, / search, N/P next and previous found.
     """
 
-    _esm = module(*SCRIPTS, "timeline_widget.js")
+    _esm = module(*TIMELINE, "timeline_widget.js")
     _css = stylesheet()
-    height = traitlets.Int(340, help="height in CSS pixels").tag(sync=True)
+    height = traitlets.Int(380, help="height in CSS pixels").tag(sync=True)
+    labels = traitlets.List(traitlets.Unicode(), help="what is shown; two names: the second is laid over the first").tag(sync=True)
 
-    def __init__(self, timeline: Timeline, *, height: int = 340) -> None:
-        self.timeline = timeline
-        self._feed = TimelineFeed(timeline)
-        super().__init__(height=height)
+    def __init__(
+        self, timeline: Timeline, *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted"), height: int = 380
+    ) -> None:
+        self.timeline, self.over = timeline, over
+        self._feeds = [TimelineFeed(t) for t in (timeline, over) if t is not None]
+        super().__init__(height=height, labels=list(labels[: len(self._feeds)]))
         self.update()
 
     def update(self, final: bool = False) -> None:
         """Send what is new. From any thread; at most about ten times a second. ``final``: nothing will come any more."""
         with self._push_lock:
-            news = self._feed.take(final)
-            if news:
-                self._publish(*news.message())
+            news = [feed.take(final) for feed in self._feeds]
+            if any(news):
+                self._publish(*message(news))
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        return self._feed.everything().message()
+        return message([feed.everything() for feed in self._feeds])
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), fallback.timeline_picture(self.timeline), repr(self))
+        picture = fallback.timelines_picture([feed.timeline for feed in self._feeds], self.labels)
+        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), picture, repr(self))

@@ -1,236 +1,36 @@
-"""JupyterLab on the loopback, opened in Chromium: the fixture `jupyterlab` for every test that needs a real page.
-
-    page = jupyterlab.open_notebook(jupyterlab.write_notebook("a", ["1 + 1"]), theme="dark")
-    page.run_all()
-    page.screenshot("a-dark")          # test-artifacts/a-dark.png
-
-One server and one browser for the whole session; nothing is fetched from anywhere.
-"""
+"""One browser and one JupyterLab for the whole session; see `lab_browser`."""
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-ARTIFACTS = REPOSITORY / "test-artifacts"
-SAMPLES = REPOSITORY / "tests" / "widgets"  # the made-up run, for the tests and for the kernels
-sys.path.insert(0, str(SAMPLES))
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-]  # fmt: skip
-THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "widgets")]  # the latter: a made-up run
 
-
-class LabPage:
-    """One notebook, open in JupyterLab's single-document mode. ``page`` is Playwright's page."""
-
-    def __init__(self, page: Any, url: str) -> None:
-        self.page, self.url = page, url
-
-    def execute(self, command: str, wait: bool = True, **arguments: Any) -> None:
-        """Run a command of JupyterLab, as ``"notebook:run-all-cells"``."""
-        done = "return window.jupyterapp.commands.execute(c, a).then(() => null);" if wait else "window.jupyterapp.commands.execute(c, a);"
-        self.page.evaluate("([c, a]) => {" + done + "}", [command, arguments])
-
-    def run_all(self, wait: bool = True) -> None:
-        """Run every cell; with ``wait``, until all have ended."""
-        self.execute("notebook:run-all-cells", wait)
-
-    def kernel_status(self) -> str:
-        """ "idle", "busy", ... as the page knows it."""
-        return self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status ?? 'none'")
-
-    def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
-        self.wait_until(lambda: self.kernel_status() == status, f"kernel {status}", timeout)
-
-    def wait_until(self, holds: Any, what: str, timeout: float = 60) -> None:
-        """Poll ``holds()`` until it is true; `AssertionError` says what did not come."""
-        end = time.monotonic() + timeout
-        while not holds():
-            assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
-            self.page.wait_for_timeout(50)
-
-    def set_theme(self, theme: str) -> None:
-        self.execute("apputils:change-theme", theme=THEMES[theme])
-        light = "true" if theme == "light" else "false"
-        self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=15_000)
-
-    def save(self) -> None:
-        self.execute("docmanager:save")
-
-    def reload(self) -> None:
-        """Load the page anew and wait for the notebook."""
-        self.page.goto(self.url)
-        self._ready()
-
-    def _ready(self) -> None:
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length", timeout=60_000)
-        self.wait_until(lambda: self.kernel_status() in ("idle", "busy"), "a kernel")
-
-    def errors(self) -> list[str]:
-        """Texts of the tracebacks that the notebook shows."""
-        return self.page.locator(
-            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"], .jp-RenderedText[data-mime-type*="error"]'
-        ).all_inner_texts()
-
-    def screenshot(self, name: str) -> Path:
-        """PNG of the window in ``test-artifacts/``."""
-        ARTIFACTS.mkdir(exist_ok=True)
-        path = ARTIFACTS / f"{name}.png"
-        self.page.screenshot(path=str(path))
-        return path
-
-
-class JupyterLab:
-    """A running server with a browser. ``root`` is the folder it shows."""
-
-    def __init__(self, url: str, token: str, root: Path, settings: Path, browser: Any) -> None:
-        self.url, self.token, self.root, self.settings, self.browser = url, token, root, settings, browser
-        self._contexts: list[Any] = []
-
-    def write_notebook(self, name: str, cells: Sequence[str]) -> Path:
-        """A notebook of code cells in the server's folder, with the kernelspec that keeps a dialog away."""
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        path = self.root / f"{name}.ipynb"
-        nbformat.write(book, path)
-        return path
-
-    def open_notebook(self, path: Path, theme: str = "light", size: tuple[int, int] = (1366, 768)) -> LabPage:
-        """Open a notebook (copied into the served folder when it is elsewhere) in a fresh browser context."""
-        if path.parent != self.root:
-            path = Path(shutil.copy(path, self.root))
-        self._set_theme_file(theme)
-        context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)
-        self._contexts.append(context)
-        page = context.new_page()
-        url = f"{self.url}/doc/tree/{path.name}?token={self.token}"
-        page.goto(url)
-        lab = LabPage(page, url)
-        lab._ready()
-        lab.wait_kernel("idle")
-        return lab
-
-    def open_file(self, path: Path, size: tuple[int, int] = (1366, 768), theme: str = "light") -> Any:
-        """A file of this machine as a Playwright page, without any server."""
-        context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme, offline=True)
-        self._contexts.append(context)
-        page = context.new_page()
-        page.goto(path.resolve().as_uri())
-        return page
-
-    def _set_theme_file(self, theme: str) -> None:
-        folder = self.settings / "@jupyterlab" / "apputils-extension"
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "themes.jupyterlab-settings").write_text(json.dumps({"theme": THEMES[theme]}))
-
-    def close_pages(self) -> None:
-        """Close what a test opened, and end its kernels."""
-        for context in self._contexts:
-            context.close()
-        self._contexts.clear()
-        request = urllib.request.Request(f"{self.url}/api/kernels?token={self.token}")
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            kernels = json.load(answer)
-        for kernel in kernels:
-            urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"), timeout=20).close()
-
-
-def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
-
-
-def _start_server(home: Path, root: Path, port: int, token: str) -> subprocess.Popen[bytes]:
-    settings = home / "settings"
-    (settings / "@jupyterlab" / "apputils-extension").mkdir(parents=True)
-    news = {"fetchNews": "false", "checkForUpdates": False}
-    (settings / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings").write_text(json.dumps(news))
-    (home / "config" / "labconfig").mkdir(parents=True)
-    disabled = {"@jupyterlab/apputils-extension:announcements": True, "@jupyterlab/extensionmanager-extension": True}
-    (home / "config" / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))
-    environment = os.environ | {
-        "JUPYTER_CONFIG_DIR": str(home / "config"),
-        "JUPYTER_DATA_DIR": str(home / "data"),
-        "JUPYTER_RUNTIME_DIR": str(home / "runtime"),
-        "JUPYTERLAB_SETTINGS_DIR": str(settings),
-        "JUPYTERLAB_WORKSPACES_DIR": str(home / "workspaces"),
-        "IPYTHONDIR": str(home / "ipython"),
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(SAMPLES)]),
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser", "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}",
-        "--LabApp.news_url=", "--FileContentsManager.delete_to_trash=False",
-    ]  # fmt: skip
-    log = (home / "server.log").open("wb")
-    return subprocess.Popen(command, env=environment, cwd=root, stdout=log, stderr=log, start_new_session=True)
-
-
-def _wait_answer(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + 60
-    while True:
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except OSError:
-            tail = log.read_text(errors="replace")[-2000:]
-            assert server.poll() is None and time.monotonic() < end, f"JupyterLab did not start:\n{tail}"
-            time.sleep(0.1)
+import lab_browser  # noqa: E402
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium under Playwright."""
-    from playwright.sync_api import sync_playwright
-
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
+    """Chromium, under Playwright."""
+    if lab_browser.chromium_path() is None:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
-        yield chromium
-        chromium.close()
+    with lab_browser.chromium() as found:
+        yield found
 
 
 @pytest.fixture(scope="session")
-def jupyterlab_session(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterLab]:
-    home, root = tmp_path_factory.mktemp("jupyter"), tmp_path_factory.mktemp("notebooks")
-    port, token = _free_port(), secrets.token_hex(16)
-    server = _start_server(home, root, port, token)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_answer(f"{url}/api?token={token}", server, home / "server.log")
-        yield JupyterLab(url, token, root, home / "settings", browser)
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
+def jupyterlab_session(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab_browser.JupyterLab]:
+    with lab_browser.jupyterlab(browser, tmp_path_factory.mktemp("lab")) as lab:
+        yield lab
 
 
 @pytest.fixture
-def jupyterlab(jupyterlab_session: JupyterLab) -> Iterator[JupyterLab]:
+def jupyterlab(jupyterlab_session: lab_browser.JupyterLab) -> Iterator[lab_browser.JupyterLab]:
     """The session's server; the pages and kernels of the test are closed after it."""
     yield jupyterlab_session
     jupyterlab_session.close_pages()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
-from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT
+from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT
 
 
 def test_the_row_is_the_same_for_struct_and_numpy():
@@ -77,7 +80,109 @@ def _add_many(recorder: Recorder, rank: int, count: int) -> None:
         recorder.add(track, 0, recorder.name(f"call {i % 50}"), i, i + 1)
 
 
-def test_what_is_beyond_the_limit_is_counted_and_said():
+def test_a_waiting_span_takes_32_bytes():
+    assert NARROW_STRUCT.size == NARROW_DTYPE.itemsize == 32
+    recorder = Recorder()
+    _add_many(recorder, 0, 1000)
+    assert len(recorder._buffer) == 32_000 and not recorder._wide
+
+
+_field = st.one_of(st.integers(-1, 9), st.sampled_from([65_535, 65_536, (1 << 27) - 1, 1 << 27, (1 << 31) - 1]))
+_long = st.one_of(st.integers(0, 99), st.sampled_from([(1 << 32) - 1, 1 << 32, 1 << 40]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(_field, st.integers(0, 15), _field, _long, _long, _field, _field, _long, _field, _long), max_size=12))
+def test_narrow_and_wide_rows_hold_what_was_added(rows):
+    recorder = Recorder()
+    for track, kind, name, start, length, iteration, items, nbytes, channel, flow in rows:
+        recorder.add(track, kind, name, start, start + length, iteration, items, nbytes, channel, flow)
+    spans = recorder.drain().spans
+    fields = ("track", "kind", "name", "start", "end", "iteration", "items", "nbytes", "channel", "flow")
+    assert sorted(spans[list(fields)].tolist()) == sorted((*r[:4], r[3] + r[4], *r[5:]) for r in rows)
+
+
+def _filled(spill: Path, portions: int) -> Recorder:
+    """A recorder of limit 1000 that was filled up ``portions`` times; each time the disk took what was there."""
+    recorder = Recorder(limit=1000, spill=spill)
+    for i in range(portions):
+        _add_many(recorder, i, 500)
+        while len(recorder._spill) < 500 * i + 1:
+            _add_many(recorder, i, 1)
+            time.sleep(0.001)
+    while recorder._spilling:  # the file is there a moment before its spans leave the memory
+        time.sleep(0.001)
+    return recorder
+
+
+def test_batches_end_while_others_add(monkeypatch: pytest.MonkeyPatch):
+    recorder, drain = Recorder(), Recorder.drain
+
+    def drain_and_add(self: Recorder) -> SpanBatch:
+        batch = drain(self)
+        _add_many(self, 0, 1)
+        return batch
+
+    monkeypatch.setattr(Recorder, "drain", drain_and_add)
+    _add_many(recorder, 0, 5)
+    assert [len(batch) for batch in recorder.batches()] == [5] and len(recorder) == 1
+
+
+def test_what_nobody_fetches_goes_to_disk_and_comes_back_in_order(tmp_path: Path):
+    recorder, timeline = _filled(tmp_path, 3), Timeline()
+    assert len(list(tmp_path.glob("*.arrow"))) >= 3 and "on disk" in repr(recorder)
+    waiting = len(recorder)
+    recorder.counter("depth", 1, 2.0)
+    for batch in recorder.batches():
+        timeline.extend(SpanBatch.from_bytes(batch.to_bytes()))
+    assert len(timeline) == waiting and recorder.dropped == timeline.dropped == len(recorder) == 0
+    assert not list(tmp_path.iterdir())
+    ranks = [t.rank for t in timeline.tracks]
+    assert sorted(ranks) == [0, 1, 2] and len(timeline.counters()) == 1
+    for number in range(3):
+        mine = timeline.spans[timeline.spans["track"] == number]["start"]
+        assert mine[:500].tolist() == list(range(500))
+
+
+def test_files_that_a_killed_process_left_can_be_read(tmp_path: Path):
+    recorder = _filled(tmp_path, 2)
+    on_disk = len(recorder._spill)
+    timeline = Timeline.from_spill(tmp_path)
+    assert len(timeline) == on_disk and {t.worker for t in timeline.tracks} == {"worker"}
+    assert "call 7" in timeline.names
+    (tmp_path / "cut.arrow").write_bytes(b"ARROW1")
+    with pytest.raises(TimelineError, match=r"cut\.arrow.*not written to its end"):
+        Timeline.from_spill(tmp_path)
+    with pytest.raises(TimelineError, match="no Arrow files"):
+        Timeline.from_spill(tmp_path / "nothing")
+
+
+def test_what_a_full_disk_does_not_take_is_counted_and_said(tmp_path: Path):
+    (tmp_path / "file").write_text("in the way")
+    recorder, timeline = Recorder(limit=10, spill=tmp_path / "file"), Timeline()
+    _add_many(recorder, 0, 6)  # the sixth asks for the disk
+    while not recorder._spill.problem:
+        time.sleep(0.001)
+    _add_many(recorder, 0, 7)
+    assert "3 DROPPED" in repr(recorder) and "cannot write spans" in repr(recorder)
+    timeline.extend(recorder.drain())
+    assert (len(timeline), timeline.dropped) == (10, 3)
+
+
+def test_the_spill_folder_of_its_own_is_gone_with_the_recorder():
+    recorder = Recorder(limit=10)
+    _add_many(recorder, 0, 6)
+    while not recorder._spill:
+        time.sleep(0.001)
+    folder = recorder._spill._folder
+    assert folder.exists()
+    del recorder
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_without_a_disk_what_is_beyond_the_limit_is_counted_and_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Recorder, "_write_out", lambda self: None)  # a disk that never gets there
     recorder, timeline = Recorder(limit=10), Timeline()
     _add_many(recorder, 0, 13)
     assert "3 DROPPED" in repr(recorder)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.store import Growing
 
 
 def recorded(host: str, shift: int = 0, worker: str = "w") -> Recorder:
@@ -125,3 +127,28 @@ def test_iterations_are_the_drivers_marks():
     recorder.add(driver, SpanKind.MARK, recorder.name("checkpoint"), 0, 5, 0)
     timeline.extend(recorder.drain())
     assert timeline.iterations()[["iteration", "start_ns", "end_ns"]].values.tolist() == [[0, 0, 90], [1, 100, 190]]
+
+
+def test_a_long_timeline_lives_in_a_mapped_file_and_old_views_stay_as_they_were():
+    array = Growing(np.dtype("<i8"), memory_bytes=16_384)
+    views = []
+    for i in range(40):
+        array.append(np.arange(i * 1000, (i + 1) * 1000))
+        views.append(array.view)
+    assert array.in_file
+    for i, view in enumerate(views):
+        assert np.array_equal(view, np.arange((i + 1) * 1000))
+    with pytest.raises(ValueError):
+        array.view[0] = 7
+
+
+def test_without_room_on_disk_it_stays_in_memory_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    array = Growing(np.dtype("<i8"), memory_bytes=8192)
+    with pytest.warns(UserWarning, match="stays in memory.*No space left"):
+        array.append(np.arange(5000))
+    array.append(np.arange(5000))
+    assert not array.in_file and array.view.tolist() == [*range(5000)] * 2

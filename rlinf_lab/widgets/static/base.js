@@ -1,13 +1,13 @@
 // What every picture here shares: vocabulary, colours, theme, text, and the link to the kernel.
 
-export const KINDS = ["run", "get", "put", "lock", "onload", "offload", "transfer", "wait", "label", "mark"];
+export const KINDS = ["run", "get", "put", "lock", "onload", "offload", "transfer", "wait", "label", "mark", "setup"];
 export const RUN = 0, LABEL = 8, MARK = 9;
-export const CAUSES = ["starved", "blocked", "lock", "switch", "fill", "drain", "tail", "off"];
+export const CAUSES = ["starved", "blocked", "lock", "setup", "switch", "fill", "drain", "tail", "off"], BUSY = CAUSES.length;
 // A waiting kind wears the colour of the bubble that it becomes on its device.
-export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved" };
+export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved", setup: "setup" };
 export const CAUSE_TEXT = {
   starved: "waiting for input", blocked: "output channel is full", lock: "waiting for the device",
-  switch: "onloading or offloading", fill: "pipeline filling", drain: "this device has done its part",
+  setup: "a worker is being built, once per run", switch: "onloading or offloading", fill: "pipeline filling", drain: "this device has done its part",
   tail: "the last items run elsewhere", off: "nothing placed or running here",
 };
 // Ten colours, kept apart for protan, deutan and tritan vision, 3:1 against their background; entries pair up by hue.
@@ -15,10 +15,10 @@ const WORKERS = {
   light: ["#1e69b4", "#3ca578", "#b40078", "#a587d2", "#ff5a00", "#785a00", "#003c00", "#0000c3", "#b400ff", "#4b005a"],
   dark: ["#4b96ff", "#2de169", "#ff4bb4", "#e1b4ff", "#c31e0f", "#a5960f", "#a5fff0", "#ffff0f", "#a500c3", "#5a6969"],
 };
-// Eight causes and "busy", likewise kept apart for all three (found by search from hand-picked hues).
+// Nine causes and "busy", likewise kept apart for all three (found by search from hand-picked hues).
 const CAUSE_COLOURS = {
-  light: { starved: "#b18f21", blocked: "#ae3719", lock: "#9a6cfb", switch: "#007bb6", fill: "#33c5f4", drain: "#c3bf55", tail: "#f984ab", off: "#dcdfe3" },
-  dark: { starved: "#ffb700", blocked: "#e87a00", lock: "#a45aff", switch: "#1e89a9", fill: "#3b4f80", drain: "#744208", tail: "#ac5f53", off: "#2a2d31" },
+  light: { starved: "#b18f21", blocked: "#ae3719", lock: "#9a6cfb", setup: "#1d021a", switch: "#007bb6", fill: "#33c5f4", drain: "#c3bf55", tail: "#f984ab", off: "#dcdfe3" },
+  dark: { starved: "#ffb700", blocked: "#e87a00", lock: "#a45aff", setup: "#d9fbf7", switch: "#1e89a9", fill: "#3b4f80", drain: "#744208", tail: "#ac5f53", off: "#2a2d31" },
 };
 const INK = {
   light: { bg: "#ffffff", panel: "#ffffff", line: "#e3e5e8", grid: "#eef0f2", text: "#1f2328", muted: "#656d76", busy: "#59636e", accent: "#1e69b4", good: "#1f7a4d", bad: "#b3261e" },

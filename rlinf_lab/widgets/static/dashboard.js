@@ -21,9 +21,7 @@ class RunState {
   }
 
   apply(message, parts) {
-    if (message.tables) this.store.setTables(message.tables);
-    if (parts.spans) this.store.addSpans(message.layout, parts.spans);
-    if (parts.idle) this.store.addIdle(parts.idle);
+    this.store.apply(message, parts);
     if (message.state) this.state = message.state;
     if (message.metrics) this.metrics.push(...message.metrics);
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);

@@ -1,6 +1,6 @@
 // Entry of the one-file page: the data is in the document, nothing is asked of anybody.
 import { applyTheme, themeMode, watchTheme } from "./base.js";
-import { Store } from "./store.js";
+import { Store, applyTo } from "./store.js";
 import { TimelineView } from "./timeline.js";
 
 async function inflate(text) {
@@ -10,17 +10,16 @@ async function inflate(text) {
 
 async function openPage() {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const store = new Store();
-  store.setTables(data.tables);
-  store.addSpans(data.layout, await inflate(data.spans));
-  store.addIdle(await inflate(data.idle));
+  const stores = data.labels.map(() => new Store()), parts = {};
+  for (const [name, text] of Object.entries(data.parts)) parts[name] = await inflate(text);
+  applyTo(stores, data.content, parts);
   const paint = (mode) => {
     const colours = applyTheme(document.body, mode);
     Object.assign(document.body.style, { background: colours.bg, color: colours.text });
   };
   paint(themeMode());
   watchTheme(paint);
-  new TimelineView(document.getElementById("timeline"), store);
+  new TimelineView(document.getElementById("timeline"), stores, { labels: data.labels });
 }
 
 openPage();

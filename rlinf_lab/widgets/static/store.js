@@ -1,220 +1,157 @@
-// The spans in the browser: typed columns per lane and a tree of blocks over them, so that a frame costs pixels, not spans.
+// What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
 import { KINDS, LABEL, MARK } from "./base.js";
+import { Lane } from "./lane.js";
 
-const FAN = 16;
-export const IDLE_BYTES = 16;
+export const IDLE_BYTES = 24;
 const COLUMN_TYPES = { "<f8": Float64Array, "<f4": Float32Array, "<i4": Int32Array, "<u4": Uint32Array, "<u2": Uint16Array, u1: Uint8Array };
+const SPAN_COLUMNS = { name: Uint32Array, iteration: Int32Array, items: Int32Array, channel: Int32Array, flow: Int32Array };
+const IDLE_COLUMNS = { waitKind: Uint8Array, track: Int32Array, channel: Int32Array };
 
-function grown(array, capacity) {
-  const bigger = new array.constructor(capacity);
-  bigger.set(array);
-  return bigger;
-}
+/** Spans that may overlap, on as many lanes as they need: what is nested lies one lane below what encloses it. */
+export class Stack {
+  constructor() { this.lanes = []; this.count = 0; this.keeper = null; }
 
-/** Spans sorted by start, in columns. `kinds` is how many kinds (or causes) a block keeps sums of. */
-export class Lane {
-  constructor(kinds) {
-    this.kinds = kinds;
-    this.count = 0;
-    this.columns = {
-      start: new Float64Array(64), dur: new Float32Array(64), kind: new Uint8Array(64), name: new Uint32Array(64),
-      iteration: new Int32Array(64), items: new Int32Array(64), channel: new Int32Array(64),
-    };
-    this.levels = [];
-    this.indexed = 0; // spans that the tree already covers
-    this.sortedTo = 0;
+  get end() { return this.lanes.length ? Math.max(...this.lanes.map((lane) => lane.end)) : -Infinity; }
+
+  /** Append rows `order` of `columns`, sorted; starts are shifted by `shift`. */
+  add(columns, order, shift) {
+    this.count += order.length;
+    const first = columns.start[order[0]] + shift;
+    let late = false; // something is here that begins after the first one: both must be stacked anew
+    for (const lane of this.lanes) if (lane.count && lane.columns.start[lane.count - 1] > first) late = true;
+    if (late) [columns, order, shift] = this.merged(columns, order, shift, first);
+    for (const [d, rows] of this.placed(columns, order, shift).entries()) if (rows.length) this.lane(d).append(columns, rows, shift);
+    for (const lane of this.lanes) lane.settle();
   }
 
-  add(start, dur, kind, name, iteration, items, channel) {
-    let c = this.columns;
-    const i = this.count;
-    if (i === c.start.length) {
-      const capacity = Math.ceil(i * 1.6) + 64;
-      for (const key of Object.keys(c)) c[key] = grown(c[key], capacity);
+  /** For each lane the rows that go on it: the first one that is free. */
+  placed({ start, dur }, order, shift) {
+    const free = this.lanes.map((lane) => lane.end - slack(lane.columns.dur[lane.count - 1])), rows = this.lanes.map(() => []);
+    for (const i of order) {
+      const at = start[i] + shift;
+      let d = 0;
+      while (d < free.length && !(at >= free[d])) d++;
+      if (d === free.length) rows.push([]);
+      rows[d].push(i);
+      free[d] = at + dur[i] - slack(dur[i]);
     }
-    c.start[i] = start; c.dur[i] = dur; c.kind[i] = kind; c.name[i] = name;
-    c.iteration[i] = iteration; c.items[i] = items; c.channel[i] = channel;
-    this.count = i + 1;
+    return rows;
   }
 
-  /** Sort what came out of order (spans are recorded when they end) and bring the tree up to date. */
-  settle() {
-    const { start } = this.columns;
-    let from = this.sortedTo;
-    let ordered = true;
-    for (let i = Math.max(1, from); i < this.count; i++) if (start[i] < start[i - 1]) { ordered = false; break; }
-    if (!ordered) {
-      let least = Infinity;
-      for (let i = from; i < this.count; i++) least = Math.min(least, start[i]);
-      while (from > 0 && start[from - 1] > least) from--;
-      const order = Array.from({ length: this.count - from }, (_, i) => from + i).sort((a, b) => start[a] - start[b]);
-      for (const key of Object.keys(this.columns)) {
-        const column = this.columns[key];
-        column.set(column.constructor.from(order, (i) => column[i]), from);
-      }
-      this.indexed = Math.min(this.indexed, from);
+  lane(d) {
+    if (d === this.lanes.length) {
+      this.lanes.push(new Lane(SPAN_COLUMNS));
+      if (this.keeper) this.lanes[d].search(this.keeper(this.lanes[d]));
     }
-    this.sortedTo = this.count;
-    this.index();
+    return this.lanes[d];
   }
 
-  index() {
-    if (this.indexed === this.count) return;
-    const K = this.kinds, { start, dur, kind } = this.columns;
-    let below = this.count, firstBlock = Math.floor(this.indexed / FAN), level = 0;
-    do {
-      const blocks = Math.ceil(below / FAN);
-      let L = this.levels[level];
-      if (!L) L = this.levels[level] = { end: new Float64Array(16), sums: new Float32Array(16 * K), count: 0 };
-      if (L.end.length < blocks) {
-        const capacity = Math.ceil(blocks * 1.6) + 16;
-        L.end = grown(L.end, capacity);
-        L.sums = grown(L.sums, capacity * K);
-      }
-      L.count = blocks;
-      const under = level ? this.levels[level - 1] : null;
-      for (let b = firstBlock; b < blocks; b++) {
-        let end = -Infinity;
-        L.sums.fill(0, b * K, b * K + K);
-        const last = Math.min(below, (b + 1) * FAN);
-        for (let i = b * FAN; i < last; i++) {
-          if (under) {
-            end = Math.max(end, under.end[i]);
-            for (let k = 0; k < K; k++) L.sums[b * K + k] += under.sums[i * K + k];
-          } else {
-            end = Math.max(end, start[i] + dur[i]);
-            L.sums[b * K + kind[i]] += dur[i];
-          }
-        }
-        L.end[b] = end;
-      }
-      firstBlock = Math.floor(firstBlock / FAN);
-      below = blocks;
-      level++;
-    } while (below > 1);
-    this.levels.length = level;
-    this.indexed = this.count;
-  }
-
-  /**
-   * Adds the time of each kind in each of `width` pixel columns of [from, to) to `sums` (width x kinds, ns).
-   * With `keep` (a predicate on span numbers) spans that it rejects count as kind `other`.
-   */
-  rasterise(from, to, width, sums, keep = null, other = 0) {
-    if (!this.count) return;
-    const pixel = (to - from) / width, K = this.kinds;
-    const { start, dur, kind } = this.columns;
-    const stride = sums.length / width;
-    const leaf = (i) => {
-      const s = start[i], d = dur[i], e = s + d;
-      if (e <= from && d > 0 || s >= to) return;
-      const k = keep && !keep(i) ? other : kind[i];
-      const x0 = Math.max(0, (s - from) / pixel), x1 = Math.min(width, (e - from) / pixel);
-      const a = Math.floor(x0), b = Math.floor(x1);
-      if (a >= width) return;
-      if (a === b) { sums[a * stride + k] += Math.max((x1 - x0) * pixel, 0); return; }
-      sums[a * stride + k] += (a + 1 - x0) * pixel;
-      for (let x = a + 1; x < b; x++) sums[x * stride + k] += pixel;
-      if (b < width) sums[b * stride + k] += (x1 - b) * pixel;
-    };
-    const visit = (level, block) => {
-      const L = this.levels[level];
-      const first = block * FAN ** (level + 1);
-      const s = start[first], e = L.end[block];
-      if (e <= from || s >= to) return;
-      if (!keep && e - s <= pixel && s >= from && e <= to) {
-        const x = Math.min(width - 1, Math.max(0, Math.floor((s - from) / pixel)));
-        for (let k = 0; k < K; k++) sums[x * stride + k] += L.sums[block * K + k];
-        return;
-      }
-      const low = block * FAN;
-      if (level === 0) {
-        const high = Math.min(this.count, low + FAN);
-        for (let i = low; i < high; i++) leaf(i);
-      } else {
-        const high = Math.min(this.levels[level - 1].count, low + FAN);
-        for (let b = low; b < high; b++) visit(level - 1, b);
-      }
-    };
-    visit(this.levels.length - 1, 0);
-  }
-
-  /** Number of the first span that starts after `time`. */
-  after(time) {
-    let low = 0, high = this.count;
-    while (low < high) {
-      const mid = (low + high) >> 1;
-      if (this.columns.start[mid] <= time) low = mid + 1; else high = mid;
+  /** Take off what begins at `first` or later and merge it with the new rows. */
+  merged(columns, order, shift, first) {
+    const parts = this.lanes.map((lane) => lane.cut(lane.at(first - 0.5) + 1));
+    const size = order.length + parts.reduce((sum, part) => sum + part.start.length, 0), all = {};
+    for (const [key, column] of Object.entries(parts[0])) {
+      const joined = (all[key] = new column.constructor(size));
+      let at = 0;
+      for (const i of order) joined[at++] = key === "start" ? columns.start[i] + shift : columns[key][i];
+      for (const part of parts) { joined.set(part[key], at); at += part[key].length; }
     }
-    return low;
+    return [all, sorted(all, Uint32Array.from({ length: size }, (_, i) => i)), 0];
   }
 
-  /** The span at `time`, or within `slack` ns of it; -1 where there is none. */
-  at(time, slack = 0) {
-    let best = -1, bestGap = slack;
-    for (let i = this.after(time + slack) - 1, steps = 0; i >= 0 && steps < 64; i--, steps++) {
-      const s = this.columns.start[i], e = s + this.columns.dur[i];
-      const gap = time < s ? s - time : time > e ? time - e : 0;
-      if (gap === 0) return i;
-      if (gap < bestGap) { best = i; bestGap = gap; }
-    }
-    return best;
+  search(keeper) {
+    this.keeper = keeper;
+    for (const lane of this.lanes) lane.search(keeper && keeper(lane));
   }
 
-  /** [first, last) of the spans that may touch [from, to). */
-  range(from, to) {
-    let first = this.after(from);
-    for (let steps = 0; first > 0 && steps < 64; steps++) { // async spans overlap a little: look some back
-      if (this.columns.start[first - 1] + this.columns.dur[first - 1] <= from && steps > 8) break;
-      first--;
+  /** Time of each kind in [from, to), ns, added to `sums`. */
+  sum(from, to, sums) { for (const lane of this.lanes) lane.sum(from, to, sums); return sums; }
+
+  /** [lane, number] of the innermost span at `time`, or near it. */
+  near(time, slack) {
+    for (let d = this.lanes.length - 1; d >= 0; d--) {
+      const i = this.lanes[d].near(time, 0);
+      if (i >= 0) return [this.lanes[d], i];
     }
-    return [first, this.after(to)];
+    for (const lane of this.lanes) {
+      const i = lane.near(time, slack);
+      if (i >= 0) return [lane, i];
+    }
+    return null;
   }
 }
 
-/** Everything that a timeline shows. Times are ns after `origin`. */
+/** How far a float32 duration may reach into the next span, ns. */
+function slack(dur) { return 1 + (dur || 0) * 1.2e-7; }
+
+/** By start; what encloses others of the same start comes first. */
+function sorted({ start, dur }, order) {
+  let ordered = true;
+  const before = (a, b) => start[a] < start[b] || (start[a] === start[b] && dur[a] >= dur[b]);
+  for (let k = 1; k < order.length && ordered; k++) ordered = before(order[k - 1], order[k]);
+  return ordered ? order : order.sort((a, b) => start[a] - start[b] || dur[b] - dur[a]);
+}
+
+/** Everything of one timeline. Times are ns after `origin`. */
 export class Store {
   constructor() { this.reset(); }
 
   reset() {
     this.tables = { origin: 0, devices: [], tracks: [], names: [] };
-    this.tracks = []; // {worker, rank, devices, spans: Lane, labels: Lane}
+    this.tracks = []; // {worker, rank, devices, host, spans: Stack, labels: Stack, points: Stack of what took no time}
     this.workers = []; // in order of appearance: the order of colours
     this.idle = new Map(); // device -> Lane of causes
     this.marks = []; // {start, end, iteration}
     this.end = 0;
     this.count = 0;
+    this.query = "";
     this.version = (this.version || 0) + 1;
+  }
+
+  /** What a message says of this timeline. */
+  apply({ tables, layout }, { spans, idle }) {
+    if (tables) this.setTables(tables);
+    if (spans) this.addSpans(layout, spans);
+    if (idle) this.addIdle(idle);
   }
 
   setTables(tables) {
     this.tables = tables;
-    tables.tracks.forEach(([worker, rank, devices, host], i) => {
-      if (this.tracks[i]) return;
-      this.tracks[i] = { worker, rank, devices, host, spans: new Lane(KINDS.length), labels: new Lane(KINDS.length) };
+    tables.tracks.forEach(([worker, rank, devices, host], number) => {
+      if (this.tracks[number]) return;
+      this.tracks[number] = { number, worker, rank, devices, host, label: `${worker} ${rank}`, spans: new Stack(), labels: new Stack(), points: new Stack() };
       if (devices.length && !this.workers.includes(worker)) this.workers.push(worker);
     });
     this.version++;
+    if (this.query) this.search(this.query);
   }
 
-  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out, `layout` says where each one is. */
+  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out (sorted by track and start), `layout` says where each is. */
   addSpans(layout, view) {
     const buffer = aligned(view), n = layout.count, c = {};
     for (const [name, type, offset] of layout.columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
-    const touched = new Set();
-    for (let i = 0; i < n; i++) {
-      const start = c.start[i] + layout.shift, dur = c.duration[i], kind = c.kind[i];
-      if (start + dur > this.end) this.end = start + dur;
-      if (kind === MARK) { this.mark(start, dur, c.iteration[i]); continue; }
-      const track = this.tracks[c.track[i]];
-      if (!track) continue; // its table was in a delta that was lost: the history brings it
-      const lane = kind === LABEL ? track.labels : track.spans;
-      lane.add(start, dur, kind, c.name[i], c.iteration[i], c.items[i], c.channel[i] - 1);
-      touched.add(lane);
+    const columns = { ...c, dur: c.duration, channel: Int32Array.from(c.channel, (v) => v - 1) };
+    for (let first = 0, last; first < n; first = last) {
+      last = first + 1;
+      while (last < n && c.track[last] === c.track[first]) last++;
+      const track = this.tracks[c.track[first]];
+      if (track) this.addTrack(track, columns, first, last, layout.shift); // else its table was in a lost delta: the history brings it
     }
-    for (const lane of touched) lane.settle();
     this.count += n;
     this.version++;
+  }
+
+  addTrack(track, columns, first, last, shift) {
+    const { start, dur, kind, iteration } = columns, rows = { spans: [], labels: [], points: [] };
+    for (let i = first; i < last; i++) {
+      const end = start[i] + shift + dur[i];
+      if (end > this.end) this.end = end;
+      if (kind[i] === MARK) this.mark(start[i] + shift, dur[i], iteration[i]);
+      else if (kind[i] === LABEL) rows.labels.push(i);
+      else if (dur[i] > 0) rows.spans.push(i);
+      else rows.points.push(i);
+    }
+    for (const [stack, order] of Object.entries(rows)) if (order.length) track[stack].add(columns, sorted(columns, order), shift);
   }
 
   mark(start, dur, iteration) {
@@ -223,20 +160,90 @@ export class Store {
     this.marks.splice(i, 0, { start, end: start + dur, iteration });
   }
 
-  /** Appends packed bubbles (16-byte rows) of devices. */
+  /** Appends device time: rows of rlinf_lab/widgets/packing.py, by device and start. */
   addIdle(view) {
     const buffer = aligned(view), n = buffer.byteLength / IDLE_BYTES;
-    const f64 = new Float64Array(buffer), f32 = new Float32Array(buffer), u16 = new Uint16Array(buffer), u8 = new Uint8Array(buffer);
+    const f64 = new Float64Array(buffer), f32 = new Float32Array(buffer), i32 = new Int32Array(buffer), u16 = new Uint16Array(buffer), u8 = new Uint8Array(buffer);
+    const columns = { start: new Float64Array(n), dur: new Float32Array(n), kind: new Uint8Array(n), waitKind: new Uint8Array(n), track: new Int32Array(n), channel: new Int32Array(n) };
+    const rows = new Map();
     for (let i = 0; i < n; i++) {
-      const device = this.tables.devices[u16[i * 8 + 6]];
-      if (!this.idle.has(device)) this.idle.set(device, new Lane(9));
-      this.idle.get(device).add(f64[i * 2], f32[i * 4 + 2], u8[i * 16 + 14], 0, -1, 0, -1);
+      columns.start[i] = f64[i * 3];
+      columns.dur[i] = f32[i * 6 + 2];
+      columns.kind[i] = u8[i * 24 + 14];
+      columns.waitKind[i] = u8[i * 24 + 15];
+      columns.track[i] = i32[i * 6 + 4];
+      columns.channel[i] = i32[i * 6 + 5];
+      const device = this.tables.devices[u16[i * 12 + 6]];
+      if (!rows.has(device)) rows.set(device, []);
+      rows.get(device).push(i);
+    }
+    for (const [device, order] of rows) {
+      if (!this.idle.has(device)) this.idle.set(device, new Lane(IDLE_COLUMNS));
+      this.idle.get(device).append(columns, order, 0);
     }
     for (const lane of this.idle.values()) lane.settle();
     this.version++;
   }
 
   name(i) { return i >= 0 && i < this.tables.names.length ? this.tables.names[i] : ""; }
+
+  /** The iteration's mark at a time, or null. */
+  markAt(time) { return this.marks.findLast((m) => m.start <= time && time < m.end) || null; }
+
+  // ---- search: by worker, method, label, channel or kind
+
+  /** Mark what contains `text`; returns how many spans that is. */
+  search(text) {
+    this.query = text.trim().toLowerCase();
+    const query = this.query, hits = this.tables.names.map((n) => n.toLowerCase().includes(query)), kinds = KINDS.map((k) => k.includes(query));
+    const keeper = (lane) => {
+      const matches = (number) => hits[number] ?? (hits[number] = this.name(number).toLowerCase().includes(query));
+      return (i) => { // the arrays are replaced when they grow
+        const { kind, name, channel } = lane.columns;
+        return kinds[kind[i]] || matches(name[i]) || (channel[i] >= 0 && matches(channel[i]));
+      };
+    };
+    for (const track of this.tracks) {
+      const all = () => () => true, own = !query ? null : track.label.toLowerCase().includes(query) ? all : keeper;
+      track.spans.search(own);
+      track.labels.search(own);
+    }
+    return this.hits();
+  }
+
+  hits() {
+    let total = 0;
+    for (const track of this.tracks) for (const stack of [track.spans, track.labels]) for (const lane of stack.lanes) total += lane.found ? lane.found.hits : 0;
+    return total;
+  }
+
+  /** The nearest found span that starts after `time` (or before it): [track, lane, number], or null. */
+  nextHit(time, direction) {
+    let best = null, bestStart = direction * Infinity;
+    for (const track of this.tracks) {
+      for (const stack of [track.spans, track.labels]) {
+        for (const lane of stack.lanes) {
+          const i = this.nextIn(lane, time, direction);
+          if (i >= 0 && (bestStart - lane.columns.start[i]) * direction > 0) { best = [track, lane, i]; bestStart = lane.columns.start[i]; }
+        }
+      }
+    }
+    return best;
+  }
+
+  nextIn(lane, time, direction) {
+    const { start } = lane.columns;
+    let i = lane.at(time);
+    if (direction > 0) { for (i++; i < lane.count; i++) if (start[i] > time && lane.keep(i)) return i; return -1; }
+    for (; i >= 0; i--) if (start[i] < time && lane.keep(i)) return i;
+    return -1;
+  }
+}
+
+/** A message of rlinf_lab/widgets/feed.py: news of the first store, and of the one that is laid over it. */
+export function applyTo(stores, content, parts) {
+  stores[0].apply(content, parts);
+  if (content.over) stores[1].apply(content.over, { spans: parts.over_spans, idle: parts.over_idle });
 }
 
 /** The bytes as an ArrayBuffer of their own: what Jupyter hands over starts anywhere. */

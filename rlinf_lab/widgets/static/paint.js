@@ -1,0 +1,252 @@
+// One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
+import { BUSY, FONT, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
+import { CATEGORIES } from "./lane.js";
+import { arrows, arrowsOf } from "./links.js";
+import { KIND_COLOUR, RULER, stripsOf } from "./rows.js";
+
+const MOST_ARROWS = 240;
+
+/** All lanes in sight at once: one pixel row of an ImageData for each, stretched to its height. */
+export function paintStrips(view, g, columns) {
+  const strips = [];
+  for (const row of view.rows) {
+    if (row.y > view.height || row.y + row.h < RULER) continue;
+    for (const strip of stripsOf(row)) if (strip.lane.count && strip.y < view.height && strip.y + strip.h > RULER) strips.push({ ...strip, row });
+  }
+  if (!strips.length) return;
+  const canvas = view.strip;
+  if (canvas.width !== columns || canvas.height < strips.length) {
+    canvas.width = columns;
+    canvas.height = strips.length + 8;
+    view.image = null;
+  }
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  if (!view.image) {
+    view.image = context.createImageData(columns, canvas.height);
+    view.pixels = new Uint32Array(view.image.data.buffer);
+  }
+  const pixel = (view.to - view.from) / columns, pixels = view.pixels;
+  pixels.fill(0, 0, strips.length * columns);
+  strips.forEach((strip, j) => {
+    const worker = strip.row.track ? view.workerColour(strip.row.track.worker) : "";
+    strip.lane.paint(view.from - view.shift(strip.row.layer), pixel, columns, view.paints.table(strip.paint, worker, strip.row.layer > 0), pixels, j * columns);
+  });
+  context.putImageData(view.image, 0, 0, 0, 0, columns, strips.length);
+  g.imageSmoothingEnabled = false;
+  g.save();
+  g.beginPath(); g.rect(view.gutter, RULER, view.plot, view.height); g.clip();
+  strips.forEach(({ y, h }, j) => g.drawImage(canvas, 0, j, columns, 1, view.gutter, y, view.plot, h));
+  g.restore();
+}
+
+export function paintNames(view, g) {
+  const least = ((view.to - view.from) / view.plot) * 30;
+  g.font = `10.5px ${FONT}`;
+  g.textAlign = "left";
+  g.textBaseline = "middle";
+  for (const row of view.rows) {
+    if (row.kind !== "track" || row.y > view.height || row.y + row.h < RULER) continue;
+    for (const strip of stripsOf(row)) {
+      if (strip.h < 10) continue;
+      const labelled = strip.paint === "kind" && row.track.labels.count && row.track.spans.lanes.length === 1;
+      paintLaneNames(view, g, row, strip, labelled ? strip.y + strip.h * 0.34 : strip.y + strip.h / 2 + 0.5, least);
+    }
+  }
+}
+
+function paintLaneNames(view, g, row, strip, y, least) {
+  const shift = view.shift(row.layer), c = strip.lane.columns, store = view.stores[row.layer], edge = view.gutter + view.plot;
+  const full = view.paints.by === "kind" ? view.colours.busy : view.workerColour(row.track.worker);
+  strip.lane.wide(view.from - shift, view.to - shift, least, (i) => {
+    if (strip.lane.found && strip.lane.found.category[i] !== c.kind[i]) return;
+    const x0 = Math.max(view.gutter, view.x(c.start[i] + shift)), x1 = Math.min(edge, view.x(c.start[i] + c.dur[i] + shift));
+    const run = c.kind[i] === RUN || c.kind[i] === LABEL;
+    const text = fitted(view, g, run ? store.name(c.name[i]) : `${KINDS[c.kind[i]]} ${store.name(c.channel[i])}`, x1 - x0 - 8);
+    if (!text) return;
+    const by = KIND_COLOUR[KINDS[c.kind[i]]];
+    g.fillStyle = run ? inkOn(full) : view.paints.by === "kind" && by ? inkOn(view.colours.causes[by]) : view.colours.muted;
+    g.fillText(text, x0 + 4, y);
+  });
+}
+
+/** The text, or as much of it as is `width` wide with an ellipsis; "" where that says nothing. */
+function fitted(view, g, text, width) {
+  if (width < 8 || !text) return "";
+  let full = view.widths.get(text);
+  if (full === undefined) view.widths.set(text, (full = g.measureText(text).width));
+  if (full <= width) return text;
+  const n = Math.floor((text.length * (width - 6)) / full);
+  return n > 1 ? `${text.slice(0, n)}…` : "";
+}
+
+export function paintGutter(view, g) {
+  const c = view.colours;
+  g.fillStyle = c.bg;
+  g.fillRect(0, RULER, view.gutter - 1, view.height);
+  g.textBaseline = "middle";
+  for (const row of view.rows) {
+    if (row.y > view.height || row.y + row.h < RULER) continue;
+    const mid = row.y + row.h / 2 + 0.5, head = row.kind !== "track";
+    if (head && !row.layer) {
+      paintText(g, `600 11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 44), 2, mid);
+      if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
+    }
+    if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", `${Math.round(100 * view.busyShare(row))} %`, view.gutter - 8, mid);
+    if (head) continue;
+    if (row.layer) { if (row.h >= 9) paintText(g, `10px ${FONT}`, c.muted, "right", view.cut(g, view.labels[row.layer], view.gutter - 20), view.gutter - 8, mid); continue; }
+    g.fillStyle = view.workerColour(row.track.worker);
+    g.fillRect(10, mid - 3.5, 7, 7);
+    paintText(g, `11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 30), 22, mid);
+  }
+}
+
+function paintText(g, font, colour, align, text, x, y) {
+  g.font = font;
+  g.fillStyle = colour;
+  g.textAlign = align;
+  g.fillText(text, x, y);
+}
+
+export function paintRuler(view, g) {
+  const c = view.colours;
+  g.fillStyle = c.bg;
+  g.fillRect(0, 0, view.width, RULER);
+  g.fillStyle = c.line;
+  g.fillRect(view.gutter, RULER - 14, view.plot, 1);
+  g.fillRect(0, RULER - 0.5, view.width, 1);
+  g.textBaseline = "middle";
+  const step = niceStep((view.to - view.from) / Math.max(2, view.plot / 110));
+  for (let t = Math.ceil(view.from / step) * step; t <= view.to; t += step) {
+    const x = view.x(t);
+    g.fillStyle = c.line;
+    g.fillRect(x, 2, 1, 13);
+    if (x < view.gutter + view.plot - 40) paintText(g, `10.5px ${FONT}`, c.muted, "left", rulerText(t, step), x + 3, 9);
+  }
+  paintIterations(view, g);
+  g.fillStyle = c.bg;
+  g.fillRect(0, 0, view.gutter, RULER - 1);
+  if (view.store.marks.length) paintText(g, `10px ${FONT}`, c.muted, "left", "iteration", 2, RULER - 7);
+}
+
+/** A line where each iteration begins, its number where there is room for it. */
+export function paintMarks(view, g) {
+  const bottom = Math.min(view.height, view.content - view.scroll), c = view.colours;
+  let lastLine = -3;
+  for (const mark of view.store.marks) {
+    if (mark.end < view.from || mark.start > view.to) continue;
+    const x = Math.round(view.x(mark.start));
+    if (x < view.gutter || x - lastLine < 3) continue;
+    g.fillStyle = c.muted;
+    g.globalAlpha = 0.55;
+    g.fillRect(x, RULER, 1, bottom - RULER);
+    g.globalAlpha = 1;
+    lastLine = x;
+  }
+}
+
+/** Below the times: which iteration is where. */
+function paintIterations(view, g) {
+  const c = view.colours;
+  let free = view.gutter;
+  for (const mark of view.store.marks) {
+    if (mark.end < view.from || mark.start > view.to) continue;
+    const x0 = Math.max(view.gutter, view.x(mark.start)), x1 = Math.min(view.gutter + view.plot, view.x(mark.end)), text = String(mark.iteration + 1);
+    g.fillStyle = c.muted;
+    if (view.x(mark.start) >= view.gutter) { g.globalAlpha = 0.55; g.fillRect(Math.round(x0), RULER - 12, 1, 12); g.globalAlpha = 1; }
+    const need = 8 + 6.5 * text.length;
+    if (x1 - x0 < need || x0 < free) continue;
+    paintText(g, `10px ${FONT}`, c.muted, "left", text, x0 + 4, RULER - 7);
+    free = x0 + need + 6;
+  }
+}
+
+/** Arrows from put to get: all in sight when they are few, and those of the chosen and the hovered span. */
+export function paintArrows(view, g) {
+  const pairs = [];
+  if (view.arrows) {
+    const seen = view.store.marks.filter((m) => m.end > view.from && m.start < view.to).map((m) => m.iteration);
+    if (!seen.length || view.to > view.store.marks[view.store.marks.length - 1].end) seen.push((view.store.marks[view.store.marks.length - 1]?.iteration ?? -1) + 1);
+    if (seen.length <= 4) for (const n of seen) pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS));
+    if (pairs.length > MOST_ARROWS) pairs.length = 0;
+  }
+  view.arrowCount = pairs.length;
+  const chosen = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer).flatMap((p) => arrowsOf(view.store, p.lane, p.i)).slice(0, 60);
+  for (const [put, get] of pairs) arrow(view, g, put, get, view.colours.muted, 0.55);
+  for (const [put, get] of chosen) arrow(view, g, put, get, view.colours.text, 1);
+}
+
+function arrow(view, g, put, get, colour, opacity) {
+  const a = view.rowOf(put.track), b = view.rowOf(get.track);
+  if (!a || !b) return;
+  const x0 = view.x(put.end), x1 = view.x(Math.max(get.end, put.end)), down = b.y > a.y;
+  const y0 = a.y + a.h / 2, y1 = down ? b.y : b.y + b.h, bend = Math.max(12, Math.min(60, Math.abs(x1 - x0) * 0.5));
+  if (Math.max(x0, x1) < view.gutter || Math.min(x0, x1) > view.width || Math.max(y0, y1) < RULER || Math.min(y0, y1) > view.height) return;
+  g.globalAlpha = opacity;
+  g.strokeStyle = g.fillStyle = colour;
+  g.lineWidth = 1;
+  g.beginPath();
+  g.moveTo(x0, y0);
+  g.bezierCurveTo(x0 + bend, y0, x1, y1 - (down ? bend : -bend), x1, y1);
+  g.stroke();
+  const tip = down ? -5 : 5;
+  g.beginPath(); g.moveTo(x1, y1); g.lineTo(x1 - 3, y1 + tip); g.lineTo(x1 + 3, y1 + tip); g.fill();
+  g.beginPath(); g.arc(x0, y0, 1.8, 0, 7); g.fill();
+  g.globalAlpha = 1;
+}
+
+/** The frame around the chosen span or bubble. */
+export function paintPicked(view, g) {
+  const p = view.picked;
+  if (!p) return;
+  const row = view.rows.find((r) => r.layer === p.layer && (p.track ? r.track === p.track : r.kind === "device" && r.device === p.device));
+  const strip = row && stripsOf(row).find((s) => s.lane === p.lane);
+  if (!strip) return;
+  const c = p.lane.columns, shift = view.shift(p.layer), x0 = view.x(c.start[p.i] + shift), x1 = view.x(c.start[p.i] + c.dur[p.i] + shift);
+  g.strokeStyle = view.colours.text;
+  g.lineWidth = 1.5;
+  g.strokeRect(Math.max(view.gutter - 4, x0) - 0.5, strip.y - 0.5, Math.max(2, Math.min(view.width + 4, x1) - Math.max(view.gutter - 4, x0)) + 1, strip.h + 1);
+}
+
+export function paintSelection(view, g) {
+  if (!view.selection) return;
+  const [a, b] = view.selection, x0 = view.x(Math.min(a, b)), x1 = view.x(Math.max(a, b));
+  g.fillStyle = view.colours.accent;
+  g.globalAlpha = 0.14;
+  g.fillRect(x0, RULER, x1 - x0, view.height);
+  g.globalAlpha = 1;
+  g.fillRect(x0, RULER, 1, view.height);
+  g.fillRect(x1, RULER, 1, view.height);
+  paintText(g, `10.5px ${FONT}`, view.colours.text, "left", duration(Math.abs(b - a)), Math.max(view.gutter, x0) + 4, RULER + 9);
+}
+
+/** Where one is among more lanes than fit. */
+export function paintScrollbar(view, g) {
+  if (view.content <= view.height) return;
+  const track = view.height - RULER, size = Math.max(24, (track * view.height) / view.content);
+  const y = RULER + ((track - size) * view.scroll) / (view.content - view.height);
+  g.fillStyle = view.colours.line;
+  g.fillRect(view.width - 7, RULER, 7, track);
+  g.fillStyle = view.colours.muted;
+  g.fillRect(view.width - 6, y, 5, size);
+}
+
+/** Share of the visible time of a device in which user code ran. */
+export function busyShare(view, row) {
+  const store = view.stores[row.layer], shift = view.shift(row.layer);
+  const from = Math.max(0, view.from - shift), to = Math.min(store.end, view.to - shift);
+  const sums = row.lane.sum(from, to, new Float64Array(CATEGORIES));
+  const total = sums.reduce((a, b) => a + b, 0);
+  return total ? sums[BUSY] / total : 0;
+}
+
+function niceStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  for (const m of [1, 2, 5]) if (power * m >= rough) return power * m;
+  return power * 10;
+}
+
+function rulerText(t, step) {
+  const [unit, name] = step >= 1e9 ? [1e9, "s"] : step >= 1e6 ? [step * 2e3 < t ? 1e9 : 1e6, step * 2e3 < t ? "s" : "ms"] : step >= 1e3 ? [1e6, "ms"] : [1e3, "µs"];
+  const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
+  return `${(t / unit).toFixed(decimals)} ${name}`;
+}

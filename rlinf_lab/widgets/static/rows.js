@@ -1,0 +1,117 @@
+// Which lanes a timeline shows, in which order, how high, and in which colours.
+import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
+import { CATEGORIES, OTHER } from "./lane.js";
+
+export const RULER = 30;
+const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 34, SUBLANE = 5;
+/** Colour by kind: ten colours that are told apart with any vision. */
+export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
+
+/**
+ * The rows of one or two stores, top to bottom: {kind: "device" | "worker" | "track", layer, title, note, track, lane, device}.
+ * Of two stores each lane of the second lies under the same lane of the first.
+ */
+export function listRows(stores, by) {
+  const rows = [], [store] = stores, placed = new Set();
+  const twin = (layer, track) => stores[layer].tracks.find((t) => t.worker === track.worker && t.rank === track.rank);
+  const add = (track, layer, extra) => { placed.add(track); rows.push({ kind: "track", track, layer, ...extra }); };
+  const both = (track, extra) => {
+    add(track, 0, extra);
+    for (let layer = 1; layer < stores.length; layer++) { const other = twin(layer, track); if (other) add(other, layer, extra); }
+  };
+  const device = (name) => stores.forEach((s, layer) => {
+    if (layer && !s.idle.has(name)) return;
+    rows.push({ kind: "device", layer, device: name, title: name, lane: s.idle.get(name) });
+  });
+  if (by === "device") {
+    for (const name of store.tables.devices) {
+      device(name);
+      for (const track of store.tracks) if (track.devices.includes(name)) both(track, { device: name, title: track.label });
+    }
+  } else {
+    for (const name of store.tables.devices) device(name);
+    for (const worker of store.workers) {
+      rows.push({ kind: "worker", layer: 0, title: worker });
+      for (const track of store.tracks) if (track.worker === worker) both(track, { title: `${track.rank} on ${track.devices.join(", ")}`, device: track.devices[0] });
+    }
+  }
+  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && track.spans.count) add(track, layer, { title: track.label, device: "" }); });
+  return rows;
+}
+
+/** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
+export function placeRows(rows, height) {
+  const heads = rows.filter((r) => r.kind !== "track" && !r.layer).length, tracks = rows.filter((r) => r.kind === "track");
+  const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3);
+  const weight = tracks.reduce((sum, r) => sum + (r.layer ? 0.6 : 1), 0);
+  const each = Math.max(LEAST, Math.min(TALLEST, (height - fixed) / Math.max(1, weight)));
+  let y = RULER + 2;
+  rows.forEach((row, i) => {
+    if (row.kind === "track") {
+      row.h = Math.max(row.layer ? each * 0.6 - 2 : each - 2, row.track.spans.lanes.length > 1 ? row.track.spans.lanes.length * SUBLANE : 0, row.track.labels.lanes.length > 1 ? 10 + row.track.labels.lanes.length * SUBLANE : 0);
+      const next = rows[i + 1];
+      row.y = y;
+      y += row.h + (next && next.layer && !row.layer ? 0.5 : 2);
+      return;
+    }
+    if (!row.layer) y += GAP;
+    row.y = y;
+    row.h = row.layer ? HEAD - 5 : HEAD - 3;
+    y += row.layer ? HEAD - 3 : HEAD;
+  });
+  return y;
+}
+
+/** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "kind" | "label". */
+export function stripsOf(row) {
+  if (row.kind === "device") return row.lane ? [{ lane: row.lane, y: row.y + 1, h: row.h - 2, paint: "cause" }] : [];
+  if (row.kind === "worker") return [];
+  const { spans, labels } = row.track, out = [];
+  const depth = Math.max(1, spans.lanes.length), each = row.h / depth;
+  spans.lanes.forEach((lane, d) => out.push({ lane, y: row.y + d * each, h: depth > 1 ? each - 0.5 : each, paint: "kind" }));
+  if (labels.lanes.length && row.h >= 9) {
+    const h = Math.max(row.h * 0.36, labels.lanes.length * (SUBLANE - 1)), part = h / labels.lanes.length;
+    labels.lanes.forEach((lane, d) => out.push({ lane, y: row.y + row.h - h + d * part, h: Math.max(1, part - (labels.lanes.length > 1 ? 0.5 : 0)), paint: "label" }));
+  }
+  return out;
+}
+
+/** Colours of what is drawn, as 16 opaque steps from nearly empty to full for each category. Made once for each theme. */
+export class Paints {
+  constructor(colours, by) { this.colours = colours; this.by = by; this.made = new Map(); }
+
+  table(paint, workerColour, faint) {
+    const key = `${paint}|${workerColour}|${faint}`;
+    let table = this.made.get(key);
+    if (!table) this.made.set(key, (table = this.make(paint, workerColour, faint)));
+    return table;
+  }
+
+  /** [hex, opacity] of a category. */
+  category(paint, workerColour, k) {
+    const c = this.colours;
+    if (k === OTHER) return [c.muted, paint === "label" ? 0 : 0.12];
+    if (paint === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
+    if (paint === "label") return [inkOn(this.by === "kind" ? c.busy : workerColour), 0.42];
+    const kind = KINDS[k];
+    if (!kind || k === LABEL) return [c.muted, 0.3];
+    if (this.by === "kind") { const name = KIND_COLOUR[kind] || "off"; return [name === "busy" ? c.busy : c.causes[name], 1]; }
+    if (k === RUN) return [workerColour, 1];
+    const solid = ["onload", "offload", "transfer", "setup"].includes(kind);
+    return [c.causes[KIND_CAUSE[kind]] || c.muted, solid ? 0.85 : 0.24];
+  }
+
+  make(paint, workerColour, faint) {
+    const table = new Uint32Array(16 * CATEGORIES), ground = rgb(paint === "label" ? workerColour : this.colours.bg);
+    for (let k = 0; k < CATEGORIES; k++) {
+      const [hex, opacity] = this.category(paint, workerColour, k), ink = rgb(hex);
+      for (let step = 0; step < 16; step++) {
+        // A span far below a pixel stays visible; from half a pixel on its colour is full.
+        const a = opacity * (faint ? 0.75 : 1) * Math.max(0.35, Math.min(1, (step + 1) / 8));
+        const [r, g, b] = ink.map((v, j) => Math.round(v * a + ground[j] * (1 - a)));
+        table[k * 16 + step] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
+      }
+    }
+    return table;
+  }
+}

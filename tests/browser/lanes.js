@@ -1,0 +1,152 @@
+// In the page of test_timeline_lanes.py: the timeline's arithmetic against sums over all spans.
+let state = 7;
+const random = () => (state = (state * 16807) % 2147483647) / 2147483647;
+
+/** Random spans without overlap, sparse and dense stretches. */
+const madeSpans = (n, kinds = 9) => {
+  const c = { start: new Float64Array(n), dur: new Float32Array(n), kind: new Uint8Array(n) };
+  let t = 0;
+  for (let i = 0; i < n; i++) {
+    if (random() < 0.5) t += random() ** 4 * 400;
+    c.start[i] = t;
+    c.dur[i] = Math.fround(random() ** 3 * 90);
+    c.kind[i] = Math.floor(random() * kinds);
+    t += c.dur[i];
+  }
+  return [c, Array.from({ length: n }, (_, i) => i), t];
+};
+
+const filled = (c, order) => {
+  const lane = new Lane();
+  for (let i = 0; i < order.length; i += 777) { lane.append(c, order.slice(i, i + 777), 0); lane.settle(); }
+  return lane;
+};
+
+/** Pixels whose colour is not that of the category with most time in it, or not as faint as it is empty. */
+const wrongPixels = () => {
+  const [c, order, t] = madeSpans(30000), lane = filled(c, order), wrong = [];
+  const colours = Uint32Array.from({ length: 16 * CATEGORIES }, (_, i) => i + 1);
+  const views = [[0, t, 1], [0, t, 700], [-t, 2 * t, 900], [t * 0.313, t * 0.517, 333], [t * 0.5, t * 0.502, 800], [t * 0.7, t * 0.7004, 1000]];
+  for (const [from, to, width] of views) {
+    const pixel = (to - from) / width, pixels = new Uint32Array(width), exact = new Float64Array(width * CATEGORIES);
+    lane.paint(from, pixel, width, colours, pixels, 0);
+    for (let i = 0; i < lane.count; i++) {
+      const s = c.start[i], e = s + c.dur[i];
+      for (let x = Math.max(0, Math.floor((s - from) / pixel)); x < width && from + x * pixel < e; x++) {
+        exact[x * CATEGORIES + c.kind[i]] += Math.max(0, Math.min(e, from + (x + 1) * pixel) - Math.max(s, from + x * pixel));
+      }
+    }
+    for (let x = 0; x < width; x++) {
+      const own = exact.slice(x * CATEGORIES, (x + 1) * CATEGORIES), most = Math.max(...own), total = own.reduce((a, b) => a + b, 0);
+      const kind = (pixels[x] - 1) >> 4, step = (pixels[x] - 1) & 15;
+      if (total < pixel * 1e-6) { if (pixels[x] && total === 0) wrong.push(["painted", from, x]); continue; }
+      // Two categories that are equal but for rounding may both win.
+      if (!pixels[x] || own[kind] < most - pixel * 1e-6) wrong.push(["kind", from, x, [...own], kind]);
+      else if (Math.abs(step - Math.min(15, Math.floor((16 * total) / pixel))) > 1) wrong.push(["share", from, x, total / pixel, step]);
+    }
+  }
+  return wrong.slice(0, 3);
+};
+
+/** The largest error of a range's sums, as a share of the range. */
+const worstSum = () => {
+  const [c, order, t] = madeSpans(20000), lane = filled(c, order);
+  let worst = 0;
+  for (let k = 0; k < 200; k++) {
+    const from = (random() - 0.1) * t, to = from + random() ** 3 * t;
+    const sums = lane.sum(from, to, new Float64Array(CATEGORIES)), exact = new Float64Array(CATEGORIES);
+    for (let i = 0; i < lane.count; i++) exact[c.kind[i]] += Math.max(0, Math.min(to, c.start[i] + c.dur[i]) - Math.max(from, c.start[i]));
+    exact.forEach((v, j) => { worst = Math.max(worst, Math.abs(v - sums[j]) / (to - from)); });
+  }
+  return worst;
+};
+
+/** Rows [start, end] as the columns of a stack. */
+const columnsOf = (rows) => {
+  const n = rows.length, ints = () => new Int32Array(n);
+  return {
+    start: Float64Array.from(rows, (r) => r[0]), dur: Float32Array.from(rows, (r) => r[1] - r[0]), kind: new Uint8Array(n), name: new Uint32Array(n),
+    iteration: ints(), items: ints(), channel: ints(), flow: ints(),
+  };
+};
+
+/** Call trees whose spans arrive when they end, 50 at a time. */
+const nestedStack = () => {
+  const rows = [];
+  const nest = (from, to, depth) => {
+    rows.push([from, to]);
+    if (depth === 0) return;
+    for (let at = from; at < to - 10;) {
+      const end = Math.min(to, at + (to - from) * (0.1 + 0.4 * random()));
+      nest(at, end, depth - 1);
+      at = end + random() * 3;
+    }
+  };
+  for (let k = 0; k < 30; k++) nest(k * 1e5, k * 1e5 + 8e4, 4);
+  rows.sort((a, b) => a[1] - b[1] || b[0] - a[0]);
+  const stack = new Stack();
+  for (let at = 0; at < rows.length; at += 50) {
+    const part = rows.slice(at, at + 50).sort((a, b) => a[0] - b[0] || b[1] - a[1]);
+    stack.add(columnsOf(part), part.map((_, i) => i), 0);
+  }
+  let overlaps = 0, inverted = 0, count = 0;
+  stack.lanes.forEach((lane, d) => {
+    const { start, dur } = lane.columns, above = stack.lanes[d - 1];
+    count += lane.count;
+    for (let i = 1; i < lane.count; i++) if (start[i] < start[i - 1] + dur[i - 1] - 1.1 - dur[i - 1] * 2e-7) overlaps++;
+    for (let i = 0; i < lane.count && d; i++) {
+      const j = above.at(start[i]);
+      if (j < 0 || above.columns.start[j] + above.columns.dur[j] < start[i] + dur[i] - 2) inverted++;
+    }
+  });
+  return { n: rows.length, count, overlaps, inverted, depth: stack.lanes.length };
+};
+
+/** [hits counted, hits there are, hits drawn] of a search that was on while spans came. */
+const searchHits = () => {
+  const [c, order] = madeSpans(5000), lane = new Lane(), third = (i) => lane.columns.start[i] % 3 < 1;
+  lane.append(c, order.slice(0, 1000), 0);
+  lane.settle();
+  lane.search(third);
+  lane.append(c, order.slice(1000), 0);
+  lane.settle();
+  return [lane.found.hits, order.filter((i) => c.start[i] % 3 < 1).length, order.filter((i) => lane.found.category[i] !== OTHER).length];
+};
+
+/** Fills window.store from a message of the kernel. */
+const fill = (content, parts) => {
+  window.store = new Store();
+  const bytes = (text) => Uint8Array.from(atob(text), (ch) => ch.charCodeAt(0));
+  store.apply(content, Object.fromEntries(Object.entries(parts).map(([name, text]) => [name, bytes(text)])));
+};
+
+/** All arrows as "put track > get track: first item", sorted. */
+const arrowTexts = () => {
+  const texts = new Set();
+  for (const mark of store.marks) {
+    for (const { puts, gets } of movements(store, mark.iteration).values()) {
+      for (const get of gets) {
+        for (const put of puts) {
+          if (put.low < get.high && put.high > get.low && put.start <= get.end) texts.add(`${mark.iteration} ${put.track.label} ${put.low} > ${get.track.label} ${get.low}`);
+        }
+      }
+    }
+  }
+  const fast = new Set();
+  for (const mark of store.marks) {
+    for (const [put, get] of arrows(store, mark.iteration, 0, Infinity, 1e6)) fast.add(`${mark.iteration} ${put.track.label} ${put.low} > ${get.track.label} ${get.low}`);
+  }
+  return [[...texts].sort(), [...fast].sort()];
+};
+
+/** The explanation of the longest bubble of a device with this cause. */
+const explained = (device, cause) => {
+  const lane = store.idle.get(device), { kind, dur } = lane.columns;
+  let best = -1;
+  for (let i = 0; i < lane.count; i++) if (kind[i] === CAUSES.indexOf(cause) && (best < 0 || dur[i] > dur[best])) best = i;
+  const { title, lines, chain } = explain(store, device, lane, best);
+  return { title, lines, chain: chain.map((c) => c.text) };
+};
+
+window.checks = { wrongPixels, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
+  statistics: (from, to) => rangeStatistics(store, from, to) };

@@ -1,0 +1,118 @@
+"""The timeline's arithmetic in the browser's own engine: the majority's colour, exact sums, nested spans, arrows, causes."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.widgets.assets import TIMELINE, module
+from rlinf_lab.widgets.feed import TimelineFeed, message
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(60)]
+
+MS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page()
+    own = Path(__file__).with_name("lanes.js").read_text(encoding="utf-8")
+    page.add_script_tag(content=f"{module(*TIMELINE)}\n{own}", type="module")
+    page.wait_for_function("() => window.checks", timeout=10_000)
+    yield page
+    page.close()
+
+
+def fill(page: Any, timeline: Timeline) -> None:
+    content, parts = message([TimelineFeed(timeline).take(final=True)])
+    page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
+
+
+def pipeline() -> Timeline:
+    """A simulator feeds a policy, the policy a learner; the learner waits for the policy, which waits for the simulator. One step is slow."""
+    recorder = Recorder()
+    sim, policy, learner = recorder.track("simulator", 0, ("cpu:0",)), recorder.track("policy", 0, ("cpu:1",)), recorder.track("learner", 0, ("cpu:2",))
+    driver = recorder.track("driver", 0, ())
+    step, act, train, iteration, obs, traj = (recorder.name(n) for n in ("step", "act", "train", "iteration", "obs", "traj"))
+    t = 0
+    for i in range(2):
+        begin, before = t, t
+        for k in range(10):
+            length = 40 * MS if (i, k) == (1, 7) else 5 * MS
+            recorder.add(sim, SpanKind.RUN, step, t, t + length, i, 4)
+            t += length
+            recorder.add(sim, SpanKind.PUT, step, t, t, i, 4, 0, obs, 4 * k)
+            recorder.add(policy, SpanKind.GET, act, before, t, i, 4, 0, obs, 4 * k)
+            recorder.add(policy, SpanKind.RUN, act, t, t + MS, i, 4)
+            recorder.add(policy, SpanKind.PUT, act, t + MS, t + MS, i, 4, 0, traj, 4 * k)
+            before = t + MS
+        recorder.add(learner, SpanKind.GET, train, begin, t + MS, i, 40, 0, traj, 0)
+        recorder.add(learner, SpanKind.RUN, train, t + MS, t + 21 * MS, i, 40)
+        t += 21 * MS
+        recorder.add(driver, SpanKind.MARK, iteration, begin, t, i)
+    timeline = Timeline(["cpu:0", "cpu:1", "cpu:2"])
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_every_pixel_has_the_colour_of_its_majority(page: Any) -> None:
+    """On the whole range and inside it, appended in several batches."""
+    assert page.evaluate("() => checks.wrongPixels()") == []
+
+
+def test_sums_of_any_range_are_exact(page: Any) -> None:
+    assert page.evaluate("() => checks.worstSum()") < 1e-6
+
+
+def test_nested_and_late_spans_find_their_lane(page: Any) -> None:
+    """Whatever the order of arrival: no overlap on a lane, nothing lost, and what encloses lies above what it encloses."""
+    found = page.evaluate("() => checks.nestedStack()")
+    assert found["count"] == found["n"] > 1000
+    assert found["overlaps"] == 0 and found["inverted"] == 0 and found["depth"] == 5
+
+
+def test_a_search_counts_and_draws_what_it_found_also_in_what_comes_later(page: Any) -> None:
+    hits, there, drawn = page.evaluate("() => checks.searchHits()")
+    assert hits == there == drawn > 100
+
+
+def test_arrows_are_those_of_an_exported_trace(page: Any) -> None:
+    timeline = pipeline()
+    fill(page, timeline)
+    slow, fast = page.evaluate("() => checks.arrowTexts()")
+    spans, tracks = timeline.spans, timeline.tracks
+    name = lambda row: f"{tracks[spans['track'][row]].worker} {tracks[spans['track'][row]].rank} {spans['flow'][row]}"  # noqa: E731
+    expected = sorted(f"{spans['iteration'][p]} {name(p)} > {name(g)}" for p, g in zip(*arrows(spans), strict=True))
+    assert slow == fast == expected and len(expected) == 40
+
+
+def test_a_bubble_says_its_cause_and_follows_who_was_waited_for(page: Any) -> None:
+    fill(page, pipeline())
+    found = page.evaluate("() => checks.explained('cpu:1', 'starved')")
+    assert found["title"] == "cpu:1: starved" and "iteration 2" in found["lines"][1] and found["lines"][1].startswith("39.0 ms")
+    assert found["chain"] == ["policy 0 waited for input from channel obs", "simulator 0 ran step (100 % of it)"]
+    chain = page.evaluate("() => checks.explained('cpu:2', 'fill')")["chain"]
+    assert chain[0] == "learner 0 waited for input from channel traj"
+    assert chain[1] == "policy 0 waited for input from channel obs" and chain[2].startswith("simulator 0 ran step")
+
+
+def test_the_outlier_is_the_slow_step(page: Any) -> None:
+    fill(page, pipeline())
+    ((track, length, ratio),) = page.evaluate("() => checks.outliers()")
+    assert (track, length, ratio) == ("simulator 0", 40 * MS, 8)
+
+
+def test_statistics_of_a_range_agree_with_the_timeline(page: Any) -> None:
+    timeline = pipeline()
+    fill(page, timeline)
+    found = page.evaluate("(to) => checks.statistics(0, to)", timeline.elapsed_ns)
+    busy = timeline.busy().set_index("device")["ns"]
+    assert {d["device"]: d["busy"] for d in found["devices"]} == pytest.approx(busy.to_dict(), rel=1e-6)
+    steps = next(n for n in found["names"] if n["worker"] == "simulator")
+    assert steps["count"] == 20 and steps["total"] == pytest.approx(135 * MS) and steps["most"] == 40 * MS
