@@ -44,7 +44,7 @@ class Do(IntEnum):
     OFFLOAD = 3  # (OFFLOAD, process, 0, 0): leave the devices, then report OFFLOADED
     ONLOAD = 4  # (ONLOAD, process, 0, 0): come to the devices, then report ONLOADED
     FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
-    EXTEND = 6  # (EXTEND, -1, channel, n): an exact get needs n items more than remote producers may send: grant credit
+    EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
 
 
 ALL = 1 << 60
@@ -149,10 +149,11 @@ class Engine:
         self.streams[self._opened] = Stream(capacity, name)
         return self._opened
 
-    def open_channel(self, stream: int, stub: bool = False) -> int:
-        """Another queue of a stream (one for each key, or one for each shard)."""
+    def open_channel(self, stream: int, stub: bool = False, share: int | None = None) -> int:
+        """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the capacity."""
         self._opened += 1
-        self.channels[self._opened] = Channel(self.streams[stream], stub)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub)
+        queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
 
@@ -211,15 +212,14 @@ class Engine:
 
     def remote_stall(self, channel: int) -> list[tuple[int, int, int, int]]:
         """A producer on another host is blocked at this channel."""
-        queue = self.channels[channel]
-        queue.remote_stalled = True
-        if queue.getters:
-            wanted = queue.getters[0][1]
-            missing = wanted - (queue.tail - queue.head)
-            if wanted == ALL:
-                self._out.append((_EXTEND, -1, channel, 1 << 20))
-            elif wanted > 0 and missing > 0:
-                self._out.append((_EXTEND, -1, channel, missing))
+        self.channels[channel].remote_stalled = True
+        self._extend(channel)
+        self._serve(channel)
+        return self._flush()
+
+    def abandon(self, channel: int) -> list[tuple[int, int, int, int]]:
+        """Nobody will read this channel any more: whatever is put is accepted."""
+        self.channels[channel].capacity = UNBOUNDED
         self._serve(channel)
         return self._flush()
 
@@ -246,15 +246,23 @@ class Engine:
         self._out.append((_RESUME, p.index, 0, 0))
         return self._flush()
 
-    def relieve(self) -> list[tuple[int, int, int, int]]:
+    def relieve(self, widen: bool = False) -> list[tuple[int, int, int, int]]:
         """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
 
-        Returns no instruction when neither exists: then the workflow really waits for something that never comes.
+        Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding out that
+        nothing moves is expensive.
+        Returns no instruction when there is neither: then the workflow really waits for something that never comes.
         """
         full = [(q.tail - q.head, q.putters[0][0].index, i) for i, q in self.channels.items() if q.putters and not q.stub]
+        full += [(q.tail - q.head, -1, i) for i, q in self.channels.items() if q.remote_stalled]
         if full:
-            _, _, i = min(full)
-            self._accept(i, *self.channels[i].putters.popleft())
+            depth, putter, i = min(full)
+            if putter < 0:
+                self._grant_more(i, max(1, depth))
+            elif widen:
+                self.channels[i].capacity = 2 * depth + self.channels[i].putters[0][1]
+            else:
+                self._accept(i, *self.channels[i].putters.popleft())
             self._serve(i)
             return self._flush()
         short = [
@@ -285,6 +293,10 @@ class Engine:
         rows += [(g[0].index, "put", i) for i, q in self.channels.items() for g in q.putters]
         rows += [(p.index, "lock", d) for d, waiting in enumerate(self._queue) for p in waiting]
         return rows
+
+    def is_waiting(self) -> bool:
+        """Whether anything waits at a channel or for a device."""
+        return any(q.getters or q.putters for q in self.channels.values()) or any(self._queue)
 
     def holder(self, device: int) -> int | None:
         holder = self._holder[device]
@@ -336,6 +348,8 @@ class Engine:
         p.state = "get"
         self._release(p)
         queue.getters.append((p, n))
+        if queue.remote_stalled:
+            self._extend(channel)
         self._serve(channel)
 
     def _done(self, p: Process) -> None:
@@ -355,6 +369,20 @@ class Engine:
         if depth == 0 or depth + n <= queue.capacity:
             return True
         return bool(queue.getters) and queue.getters[0][1] > depth
+
+    def _extend(self, channel: int) -> None:
+        """Remote producers are blocked; if the get in front wants more than is there, they may send it."""
+        queue = self.channels[channel]
+        wanted = queue.getters[0][1] if queue.getters else 0
+        missing = wanted - (queue.tail - queue.head)
+        if wanted == ALL:
+            self._grant_more(channel, 1 << 20)
+        elif wanted > 0 and missing > 0:
+            self._grant_more(channel, missing)
+
+    def _grant_more(self, channel: int, n: int) -> None:
+        self.channels[channel].remote_stalled = False
+        self._out.append((_EXTEND, -1, channel, n))
 
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]

@@ -325,7 +325,7 @@ class VirtualHost:
             elif timers:
                 self.now = now = timers[0] >> _BITS
                 due = now + 1 << _BITS
-            elif self._relieve and self._engine.waiting() and (out := self._engine.relieve()):
+            elif self._relieve and self._engine.is_waiting() and (out := self._engine.relieve()):
                 self.relieved += 1
                 apply(out)
             else:

@@ -9,7 +9,8 @@ Threads and time
   come onto the device while it waits: no second thread ever touches a worker.
 - ``running`` counts the threads that could still cause an event. At zero, with a mock clock, the last thread to block settles the
   collected events of this instant or moves time to the next timer; with the real clock it means that nothing can
-  move any more: relief, and if that does not help, a `DeadlockError` that names who waits for what.
+  move any more: relief, and if that does not help, a `DeadlockError` that names who waits for what. When there are
+  several hosts the driver's `watch` finds that out.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Do, Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.links import Packed
+from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
+from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import Router
 from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.runtime.values import ValueTable
+from rlinf_lab.runtime.watch import Pulse
+from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, Nested, RefArg
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, Nested, RefArg
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.structure import follow
 from rlinf_lab.workflow.workflow import Declaration
-
-Failure = WorkerError | DeadlockError | ExecutorError
 
 
 class Host:
@@ -72,8 +75,9 @@ class Host:
         self._mock = clock if isinstance(clock, MockClock) else None
         self._mutex = threading.RLock()
         self._engine = layout.new_engine()
-        self._queues = QueueTable(layout, self._engine, name)
         self._router = Router(layout, place, name)
+        self._queues = QueueTable(layout, self._engine, self._router, name)
+        self._readers = Readers()
         self._spans = SpanWriter(recorder, clock)
         self._processes: list[Process] = []
         self._by_member: dict[tuple[str, int], Process] = {}
@@ -85,15 +89,14 @@ class Host:
         self._outgoing: deque[tuple[str, tuple]] = deque()
         self._sending = threading.RLock()  # what a failure makes us say is said from within
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
-        self._outstanding = 0  # ranks of calls that the driver has submitted and that have not ended
+        self._sent = self._heard = 0  # messages
         self._batch = 0
         self._lost: set[str] = set()
-        self._stalled: dict[Queue, list[str]] = {}
-        self._debt: dict[tuple[Queue, str], int] = {}
         self._given_up: dict[int, BaseException] = {}
         self._set_up = 0
         self._ready = threading.Condition()
-        self.on_failure: Callable[[BaseException], None] | None = None
+        self.close_errors: list[WorkerError] = []
+        self.loop = Loop(self) if place[DRIVER, 0] == name else None
         for worker, rank in layout.members:
             if place[worker, rank] == name:
                 self._add_process(worker, rank)
@@ -107,7 +110,10 @@ class Host:
 
     # --- starting and stopping ---------------------------------------------------------------------------
     def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
-        """Build every worker of this host in its own thread and wait until all are set up. Raises their `WorkerError`."""
+        """Build every worker of this host in its own thread and wait until all are set up.
+
+        Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
+        """
         mine = [p for p in self._processes if p.worker != DRIVER]
         self._running += len(mine)
         for process in mine:
@@ -118,12 +124,18 @@ class Host:
         for thread in self._threads:
             thread.start()
         with self._ready:
-            self._ready.wait_for(lambda: self._set_up == len(mine))
+            self._ready.wait_for(lambda: self._set_up == len(mine) or self.stopping)
         if self.failure is not None:
             raise self.failure
+        if self._set_up < len(mine):
+            raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
 
     def stop(self, grace_seconds: float = 5.0) -> list[str]:
-        """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not end in time."""
+        """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not end in time.
+
+        What the workers' own ``close`` raised is in ``close_errors``.
+        """
+        deadline = time.monotonic() + grace_seconds
         with self._mutex:
             self.stopping = True
             for process in self._processes:
@@ -133,12 +145,14 @@ class Host:
                 elif process.waits_for == "call":
                     self._wake(process)
         self.flush()
+        with self._ready:
+            self._ready.notify_all()
         for thread in self._threads:
-            thread.join(grace_seconds)
+            thread.join(max(0.0, deadline - time.monotonic()))
         return [t.name for t in self._threads if t.is_alive()]
 
     def cancel(self, iteration: int, cause: BaseException) -> None:
-        """Give up on an iteration: its waiting calls end with `Cancelled`, the workers stay alive."""
+        """Give up on an iteration: its waiting calls end with `Cancelled`, the workers stay alive. The caller flushes."""
         with self._mutex:
             if iteration in self._given_up:
                 return
@@ -151,11 +165,14 @@ class Host:
                 if process.call is not None and process.call.iteration <= iteration:
                     self._interrupt(process, Cancelled(f"{process.label}.{process.call.method}: given up, because {cause}"))
             self._values.fail_missing(iteration, cause, self._wake)
-        self.flush()
 
     def _interrupt(self, process: Process, error: BaseException) -> None:
         """Under the mutex: make a waiting thread raise ``error``; one that computes raises it at its next channel."""
         process.error = error
+        self._withdraw(process)
+
+    def _withdraw(self, process: Process) -> None:
+        """Under the mutex: take a thread out of whatever it waits in, and let it go on."""
         waits_for = process.waits_outside if process.ordering else process.waits_for
         if waits_for == "timer":
             self._timers = [t for t in self._timers if t[2] is not process]
@@ -173,7 +190,7 @@ class Host:
 
     # --- calls -------------------------------------------------------------------------------------------
     def submit(self, call: CallSpec) -> None:
-        """Queue a call for the ranks of its worker that live here; returns at once."""
+        """Queue a call for the ranks of its worker that live here; returns at once. The caller flushes."""
         with self._mutex:
             for process in self._processes:
                 if process.worker == call.worker:
@@ -184,7 +201,7 @@ class Host:
                         self._wake(process)
 
     def seal(self, iteration: int, expected: dict[str, int]) -> None:
-        """No further producer will be added to these channels; ``expected``: how many producers a queue of each has."""
+        """No further producer will be added to these channels; ``expected``: how many producers a queue of each has. The caller flushes."""
         with self._mutex:
             for channel, count in expected.items():
                 if self.name not in self._router.homes(channel):
@@ -192,15 +209,28 @@ class Host:
                 for shard in range(self.layout.shards(channel)):
                     stream = self._queues.stream(StreamId(channel, iteration, shard, self.name))
                     self._apply(self._engine.seal(stream, count))
-        self.flush()
+
+    def expect_readers(self, iteration: int, readers: dict[str, dict[str, int]]) -> None:
+        """``readers``: for each channel, how many calls of each worker read it. What nobody here reads to its end is abandoned.
+
+        With one host there is nothing to do: producers that nobody reads are let go on when nothing else moves (`_quiescent`).
+        """
+        with self._mutex:
+            for channel, calls in readers.items():
+                if self.name in self._router.homes(channel) and not self._alone:
+                    ranks = sum(n * self._ranks_here(worker) for worker, n in calls.items())
+                    if self._readers.expect(iteration, channel, ranks):
+                        wire.abandon(self, channel, iteration)
+
+    def _ranks_here(self, worker: str) -> int:
+        return sum(p.worker == worker for p in self._processes)
 
     def retire(self, iteration: int) -> None:
         """Forget the queues and values of this iteration and of those before it."""
         with self._mutex:
             self._queues.retire(iteration)
             self._values.retire(iteration)
-            self._stalled = {q: o for q, o in self._stalled.items() if q.name.iteration > iteration}
-            self._debt = {k: n for k, n in self._debt.items() if k[0].name.iteration > iteration}
+            self._readers.retire(iteration)
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
         start, process.thread = self.clock.now_ns(), threading.get_ident()
@@ -222,7 +252,7 @@ class Host:
             if process.instance is not None:
                 process.instance.close()
         except Exception as error:
-            self._fail(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
+            self.close_errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
 
     def _next_call(self, process: Process) -> CallSpec | None:
         while True:
@@ -284,20 +314,26 @@ class Host:
         process.call = None
         for channel in call.channels(WRITE):
             self._close(channel, call.iteration, process.rank)
+        for channel in call.channels(READ):
+            if self._readers.end(call.iteration, channel):
+                wire.abandon(self, channel, call.iteration)
         self._complete(call, process, value, error)
         self._wake(process)
 
     def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
-        for waiter in self._values.set(call.call_id, process.rank, call.iteration, value, error, self._outgoing):
-            self._wake(waiter)
-        failed = error if isinstance(error, (WorkerError, DeadlockError, ExecutorError)) else None
-        home = self.place[DRIVER, 0]
-        if home == self.name:
-            self._ended(call.iteration, failed)
+        if not self._queues.is_retired(call.iteration):
+            for waiter in self._values.set(call.call_id, process.rank, call.iteration, value, error, self.say):
+                self._wake(waiter)
+        failed = error if isinstance(error, Failure) else None
+        ended = ("ended", call.call_id, process.rank, call.iteration, failed)
+        if self.loop is not None:
+            self.loop.ended(*ended[1:])
         else:
-            self._outgoing.append((home, ("ended", call.iteration, failed)))
+            self.say(self.place[DRIVER, 0], ended)
 
     def _close(self, channel: str, iteration: int, rank: int) -> None:
+        if self._queues.is_retired(iteration):
+            return
         shard = self.layout.shard(channel, rank)
         homes = [self._router.home(channel, shard)] if self.layout.sharded(channel) else self._router.homes(channel)
         for home in homes:
@@ -305,84 +341,28 @@ class Host:
             if home == self.name:
                 self._apply(self._engine.close(self._queues.stream(stream)))
             else:
-                self._outgoing.append((home, ("close", stream)))
+                self.say(home, ("close", stream))
 
     # --- the driver: the thread that runs the user's loop ----------------------------------------------
     @property
     def driver(self) -> Process:
         return self._by_member[DRIVER, 0]
 
-    def enter(self, iteration: int) -> None:
-        """The user's loop begins an iteration on the calling thread."""
-        driver = self.driver
-        with self._mutex:
-            self._running += 1
-            driver.thread = threading.get_ident()
-            driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
-            driver.error = None
-        self._post(driver, Event.START, -1, 0, "the start of the iteration")
-        self._spans.resumed(driver)
-
-    def leave(self) -> None:
-        """The iteration is over (or has failed)."""
-        driver = self.driver
-        with self._mutex:
-            assert driver.call is not None
-            self._finishing[driver] = (driver.call, None, None)
-            driver.error = None
-            self._outstanding += 1  # the pseudo-call of the driver ends like any other
-            self._block(driver, "engine", "the end of the iteration", (driver.index, Event.DONE, -1, 0))
-        self.flush()
-        self._park(driver)
-        with self._mutex:
-            self._running -= 1
-
-    def expect(self, ranks: int) -> None:
-        """The driver is about to submit a call that so many ranks will perform."""
-        with self._mutex:
-            self._outstanding += ranks
-
-    def wait_for_calls(self) -> None:
-        """Block the driver until every submitted call has ended. Raises the first failure."""
-        driver = self.driver
-        with self._mutex:
-            waits = self._outstanding > 0
-            if waits:
-                self._block(driver, "calls", "the calls of this iteration")
-        self.flush()
-        if waits:
-            self._park(driver)
-        self._raise_if_interrupted(driver)
-
-    def close_driver(self, channel: str, iteration: int) -> None:
-        """The driver will put nothing more into this channel in this iteration."""
-        with self._mutex:
-            self._close(channel, iteration, 0)
-        self.flush()
-
-    def _ended(self, iteration: int, error: Failure | None) -> None:
-        self._outstanding -= 1
-        if error is not None:
-            self._fail(error)
-        if self._outstanding == 0 and self.driver.waits_for == "calls":
-            self._wake(self.driver)
-
     def _fail(self, error: Failure) -> None:
-        """Remember the first failure; the session hears of it and gives up the iteration everywhere."""
+        """Remember the first failure; the driver's loop gives up the iteration everywhere. The caller flushes."""
         with self._mutex:
             if self.failure is None:
                 self.failure = error
-                if self.on_failure is not None:
-                    self.on_failure(error)
+                if self.loop is not None:
+                    self.loop.failed(error)
 
     def report(self, error: Failure) -> None:
         """Something went wrong here that is no call's own error: the driver fails the iteration. It overtakes what is still unsent."""
-        home = self.place[DRIVER, 0]
         with self._mutex:
-            if home == self.name:
+            if self.loop is not None:
                 self._fail(error)
             else:
-                self._outgoing.appendleft((home, ("failed", error)))
+                self.say(self.place[DRIVER, 0], ("failed", error), urgent=True)
 
     def unreadable(self, peer: str, error: Exception) -> None:
         """A message of ``peer`` could not be unpickled or handled here."""
@@ -399,20 +379,20 @@ class Host:
             self._raise_if_interrupted(process)
             value, new = self._values.entry(call_id, rank, iteration)
             if new and home != self.name:
-                self._outgoing.append((home, ("want", call_id, rank, iteration, self.name)))
+                self.say(home, ("want", call_id, rank, iteration, self.name))
             blocked = not value.ready
             if blocked:
                 value.waiters.append(process)
                 self._block(process, "value", f"the value of {producer}[{rank}]")
         self.flush()
         if blocked:
-            self._park(process, timeout)
-            self._raise_if_interrupted(process)
+            try:
+                self._park(process, timeout)
+                self._raise_if_interrupted(process)
+            finally:
+                with self._mutex:
+                    value.leave(process)
         return value.get()
-
-    def is_ready(self, call_id: int, rank: int) -> bool:
-        with self._mutex:
-            return self._values.is_ready(call_id, rank)
 
     # --- channels: called by the ports -------------------------------------------------------------------
     def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
@@ -452,7 +432,7 @@ class Host:
             process.lock_from = self.clock.now_ns()
             self._block(process, "engine", what, (process.index, kind, channel, n))
             if kind == Event.PUT and process.queue is not None and process.queue.stub and self._engine.is_putting(process.index):
-                self._outgoing.append((process.queue.name.home, ("stall", process.queue.name, self.name)))
+                wire.say_stalled(self, process.queue)
         self.flush()
         self._park(process)
         self._raise_if_interrupted(process)
@@ -509,8 +489,10 @@ class Host:
             except BaseException:  # a time-out or an interrupted kernel: the thread goes on without having been woken
                 with self._mutex:
                     if process.parked:
+                        self._withdraw(process)
                         self._wake(process)
                         process.gate.acquire()
+                self.flush()
                 raise
 
     def _wake(self, process: Process, timer: bool = False) -> None:
@@ -551,7 +533,7 @@ class Host:
             assert process.instance is not None
             getattr(process.instance, order)()
         except BaseException as error:
-            self._fail(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
+            self.report(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
         end = self.clock.now_ns()
         self._spans.add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
         with self._mutex:
@@ -600,8 +582,8 @@ class Host:
         process.first = first
         queue.put += len(process.items)
         if queue.stub:
-            self._outgoing.append((queue.name.home, ("put", queue.name, process.items, self.name)))
-        else:
+            self.say(queue.name.home, ("put", queue.name, process.items, self.name))
+        elif not queue.abandoned:
             queue.items.extend((item, self.name) for item in process.items)
 
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
@@ -609,19 +591,14 @@ class Host:
         assert queue is not None
         process.first = lo if hi > lo else -1
         queue.taken += hi - lo
-        self._stalled.pop(queue, None)
         credit: dict[str, int] = {}
         for _ in range(hi - lo):
             item, origin = queue.items.popleft()
             process.items.append(item)
             if origin != self.name:
                 credit[origin] = credit.get(origin, 0) + 1
-        for origin, n in credit.items():
-            owed = min(n, self._debt.get((queue, origin), 0))
-            if owed:
-                self._debt[queue, origin] -= owed
-            if n > owed:
-                self._outgoing.append((origin, ("credit", queue.name, n - owed)))
+        if credit:
+            wire.give_credit(self, queue, credit)
 
     def _quiescent(self) -> None:
         """Under the mutex, with no thread running: settle this instant, move mock time, or find out that nothing can move."""
@@ -634,13 +611,10 @@ class Host:
             elif self._timers:
                 assert self._mock is not None
                 self._mock.time_ns = self._timers[0][0]
-            elif not self._alone or not self._engine.waiting() or self.stopping:
+            elif not self._alone or not self._engine.is_waiting() or self.stopping:
                 return
-            elif out := self._engine.relieve():
-                self.relieved += 1
-                self._apply(out)
-            else:
-                wire.deadlock(self)
+            elif not self.relieve():
+                self.deadlock(self.waits())
                 return
 
     def _fire_timers(self) -> None:
@@ -669,7 +643,46 @@ class Host:
     def report_frame(self, frame: Frame) -> None:
         self.frames[frame.source] = frame.image
 
+    # --- does anything still move? (see `watch`) ------------------------------------------------------------
+    def is_quiet(self) -> bool:
+        return self._running == 0
+
+    def hear_news(self, name: str, quiet: bool) -> None:
+        """At the driver's host: another one has said in passing whether it is quiet."""
+        assert self.loop is not None
+        with self._mutex:
+            self.loop.watch.news(name, quiet)
+        self.flush()
+
+    def pulse(self) -> Pulse:
+        with self._mutex:
+            return Pulse(self._running == 0, self._sent, self._heard)
+
+    def waits_in_iteration(self) -> bool:
+        """Under the mutex, at the driver's host: its loop is inside an iteration and waits."""
+        return self.driver.call is not None and self._running == 0 and not self.stopping and not self._lost
+
+    def relieve(self) -> bool:
+        """Under the mutex: let somebody exceed a capacity; whether there was anybody."""
+        instructions = self._engine.relieve(widen=not self._alone)
+        self.relieved += bool(instructions)
+        self._apply(instructions)
+        return bool(instructions)
+
+    def deadlock(self, lines: Iterable[str]) -> None:
+        """Under the mutex: nothing can move any more, for these reasons."""
+        wire.deadlock(self, lines)
+
     # --- messages ----------------------------------------------------------------------------------------
+    def say(self, host: str, message: tuple, urgent: bool = False) -> None:
+        """Under the mutex: decide to send a message; `flush` does it. ``urgent``: before what is still unsent."""
+        if message[0] not in wire.UNCOUNTED:
+            self._sent += 1
+        if urgent:
+            self._outgoing.appendleft((host, message))
+        else:
+            self._outgoing.append((host, message))
+
     def flush(self) -> None:
         """Send what has been decided, in that order; outside the mutex, so that a full socket blocks only the sender."""
         if not self._outgoing:
@@ -684,8 +697,15 @@ class Host:
                     except WorkflowError as error:  # it does not pickle
                         wire.undeliverable(self, host, message, error)
 
+    def handle(self, message: tuple) -> None:
+        """Do what a message says; the caller flushes."""
+        with self._mutex:
+            wire.HANDLERS[message[0]](self, *message[1:])
+
     def receive(self, message: tuple) -> None:
         """A message from another host; see `wire`."""
         with self._mutex:
+            if message[0] not in wire.UNCOUNTED:
+                self._heard += 1
             wire.HANDLERS[message[0]](self, *message[1:])
         self.flush()

@@ -18,6 +18,7 @@ import secrets
 import socket
 import struct
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +27,17 @@ from typing import Any
 import cloudpickle
 
 from rlinf_lab.errors import ChannelBroken, WorkflowError
+
+_OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def _forget_sockets() -> None:
+    """In a forked child: without this it would keep the streams of its dead parent open, and nobody would notice the death."""
+    for each in list(_OPEN):
+        each.close()
+
+
+os.register_at_fork(after_in_child=_forget_sockets)
 
 FAREWELL = 0xFFFFFFFF
 FAREWELL_SECONDS = 5.0
@@ -77,6 +89,7 @@ class Listener:
         tcp.bind((ip, 0))
         self.address = Address(host, node_id(), name, tcp.getsockname(), secret)
         self._sockets: list[socket.socket] = [unix, tcp]
+        _OPEN.update(self._sockets)
         for server in (unix, tcp):
             server.listen(64)
             threading.Thread(target=self._accept, args=(server,), name=f"listen {host}", daemon=True).start()
@@ -88,6 +101,7 @@ class Listener:
             except OSError:  # closed
                 return
             self._sockets.append(connection)
+            _OPEN.add(connection)
             threading.Thread(target=self._read, args=(connection,), name="link", daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
@@ -96,7 +110,7 @@ class Listener:
             if uid != os.getuid():
                 connection.close()
                 return
-        peer = "?"
+        peer = ""  # known when it has said its name: whoever hangs up before that is no host of ours
         try:
             stream = connection.makefile("rb", buffering=1 << 16)
             if not secrets.compare_digest(stream.read(32), self.address.secret):
@@ -112,7 +126,7 @@ class Listener:
                 self._left.add(peer)
                 self._left_changed.notify_all()
         except (OSError, EOFError, struct.error):
-            if not self._closed:
+            if not self._closed and peer:
                 self._on_broken(peer)
         finally:
             connection.close()
@@ -161,6 +175,7 @@ class Link:
         self._broken: OSError | None = None
         self._closed = False
         self._socket, self.transport = self._connect(address)
+        _OPEN.add(self._socket)
         name = me.encode()
         self._socket.sendall(address.secret + _COUNT.pack(len(name)) + name)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
@@ -23,16 +25,12 @@ class LocalExecutor:
         self.clock = clock or MonotonicClock()
         place = dict.fromkeys(self.layout.members, "local")
         self.recorder = Recorder("local", self.clock)
+        self._stopping = threading.Lock()
+        self._ended: Ended | None = None
         self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
 
     def start(self) -> None:
         self.driver_host.start(self.flow.workers, torch_device)
-
-    def broadcast(self, message: tuple) -> None:
-        self.driver_host.receive(message)
-
-    def send(self, worker: str, message: tuple) -> None:
-        self.driver_host.receive(message)
 
     def drain(self) -> list[tuple[SpanBatch, int]]:
         return [(batch, 0) for batch in self.recorder.batches()]
@@ -50,5 +48,8 @@ class LocalExecutor:
     def channels(self) -> list[dict[str, Any]]:
         return self.driver_host.statistics()
 
-    def stop(self) -> list[str]:
-        return self.driver_host.stop()
+    def stop(self) -> Ended:
+        with self._stopping:
+            if self._ended is None:
+                self._ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
+            return self._ended

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.worker import Context, Worker
@@ -47,7 +50,6 @@ class Process:
     since: int = 0  # start of the running stretch
     on_device: bool = False
     thread: int = 0  # identity of the thread that runs the rank
-    active: bool = False  # the driver inside an iteration
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
     instance: Worker | None = None
@@ -76,6 +78,18 @@ class Frame:
 
     source: str
     image: Any
+
+
+def picture(image: Any, source: str) -> Any:
+    """``image`` as uint8, H×W×3: grey is repeated, alpha is dropped. `WorkflowError` for anything else."""
+    array = np.asarray(image.cpu() if hasattr(image, "cpu") else image)
+    if array.ndim == 2:
+        array = array[:, :, None]
+    if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or array.dtype != np.uint8 or array.size == 0:
+        raise WorkflowError(
+            f"{source}: frame() got an array of shape {array.shape} and type {array.dtype}. Next: give one picture, H×W×3, uint8 from 0 to 255."
+        )
+    return np.ascontiguousarray(np.repeat(array, 3, axis=2) if array.shape[2] == 1 else array[:, :, :3])
 
 
 class PictureBudget:
@@ -134,7 +148,7 @@ class HostContext(Context):
 
     def frame(self, image: Any) -> None:
         self._pictures.drawn(self._host.clock.now_ns())
-        self._host.report_frame(Frame(self._process.label, image))
+        self._host.report_frame(Frame(self._process.label, picture(image, self._process.label)))
 
     def wants_frame(self) -> bool:
         return self._pictures.wanted(self._host.clock.now_ns())

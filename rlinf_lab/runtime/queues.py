@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.layout import Layout
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.routing import Router
 
 
 class QueueId(NamedTuple):
@@ -31,7 +34,11 @@ class StreamId(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """``items``: (payload, host it came from) in the engine's order; empty for a stub."""
+    """``items``: (payload, host it came from) in the engine's order; empty for a stub.
+
+    Room between hosts: a stub may hold its share of the capacity; each item that the home hands over is a credit for its origin.
+    A stub that is full says so once, with the credit it has received; if more is on its way it need not be noted as stalled.
+    """
 
     name: QueueId
     index: int  # of the engine's channel
@@ -40,16 +47,22 @@ class Queue:
     items: deque[tuple[Any, str]] = field(default_factory=deque)
     put: int = 0
     taken: int = 0
+    abandoned: bool = False  # nobody will read it: what comes is dropped
+    received: int = 0  # credit that has arrived at this stub
+    credited: Counter[str] = field(default_factory=Counter)  # credit that this home has sent to each origin
+    debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
+    stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
 
 
 class QueueTable:
     """Opens queues on first use and forgets those of finished iterations."""
 
-    def __init__(self, layout: Layout, engine: Engine, host: str) -> None:
-        self._layout, self._engine, self._host = layout, engine, host
+    def __init__(self, layout: Layout, engine: Engine, router: Router, host: str) -> None:
+        self._layout, self._engine, self._router, self._host = layout, engine, router, host
         self._queues: dict[QueueId, Queue] = {}
         self._streams: dict[StreamId, int] = {}
         self._by_index: dict[int, Queue] = {}
+        self._abandoned: set[tuple[str, int]] = set()  # (channel, iteration)
         self._retired = -1
 
     def queue(self, name: QueueId) -> Queue:
@@ -57,8 +70,21 @@ class QueueTable:
         if found is None:
             stub = name.home != self._host
             stream = self.stream(StreamId(*name[:4]))
-            index = self._engine.open_channel(stream, stub)
+            share = self._router.share(name.channel) if stub else None
+            index = self._engine.open_channel(stream, stub, share)
             found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub)
+            if not stub and (name.channel, name.iteration) in self._abandoned:
+                found.abandoned = True
+                self._engine.abandon(index)
+        return found
+
+    def abandon(self, channel: str, iteration: int) -> list[Queue]:
+        """Mark the queues that live here as read to the end; those that exist already."""
+        self._abandoned.add((channel, iteration))
+        found = [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
+        for queue in found:
+            queue.abandoned = True
+            queue.items.clear()
         return found
 
     def stream(self, name: StreamId) -> int:
@@ -74,12 +100,6 @@ class QueueTable:
     def of(self, index: int) -> Queue:
         return self._by_index[index]
 
-    def homed(self, channel: str, iteration: int) -> list[StreamId]:
-        return [s for s in self._streams if s.channel == channel and s.iteration == iteration and s.home == self._host]
-
-    def of_stream(self, stream: int) -> list[Queue]:
-        return [q for q in self._queues.values() if q.stream == stream]
-
     def retire(self, iteration: int) -> None:
         """Forget the queues of ``iteration`` and before; nobody waits at them any more."""
         self._retired = max(self._retired, iteration)
@@ -89,6 +109,7 @@ class QueueTable:
             self._engine.forget_channel(queue.index)
         for stream in [s for s in self._streams if s.iteration <= iteration]:
             self._engine.forget_stream(self._streams.pop(stream))
+        self._abandoned = {a for a in self._abandoned if a[1] > iteration}
 
     def rows(self) -> list[dict[str, Any]]:
         """Depth and counts of every live queue."""

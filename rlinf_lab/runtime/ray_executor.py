@@ -17,7 +17,6 @@ with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apar
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import threading
@@ -27,18 +26,18 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import ExecutorError, PlanError, WorkflowError
+from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, WorkflowError
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Link, Listener, Packed
+from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
+from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -69,23 +68,32 @@ class RayExecutor:
         self._channels: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
-        self._stopped = False
+        self._stopping = threading.Lock()
+        self._ended: Ended | None = None
 
     # --- life ------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when Ray cannot give a process."""
+        """Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when Ray cannot give a process.
+
+        `Cancelled` when it is stopped meanwhile.
+        """
         import ray
 
         ensure_ray(self._address)
-        self._refuse_too_few_gpus(ray.cluster_resources().get("GPU", 0))
-        ip = "127.0.0.1" if _KEEPER.is_open else ray.util.get_node_ip_address()
-        self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
         try:
+            self._refuse_too_few_gpus(ray.cluster_resources().get("GPU", 0))
+            ip = "127.0.0.1" if is_private() else ray.util.get_node_ip_address()
+            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
             self._create(ray)
             answers = ray.get([actor.start.remote(self._declarations) for actor in self._actors.values()])
-        except ray.exceptions.RayError as error:
+        except BaseException as error:
+            stopped = self.driver_host.stopping
             self.stop()
-            raise ExecutorError(f"Ray could not set up the device hosts: {error}") from error
+            if stopped and isinstance(error, ray.exceptions.RayError):
+                raise Cancelled("The run was stopped while its processes were being set up.") from error
+            if isinstance(error, ray.exceptions.RayError):
+                raise ExecutorError(f"Ray could not set up the device hosts: {error}") from error
+            raise
         problem = failed(answers)
         if problem is not None:
             self.stop()
@@ -102,14 +110,16 @@ class RayExecutor:
 
     def _create(self, ray: Any) -> None:
         remote = ray.remote(DeviceHost)
-        payload = pack(self.layout, self.place, one_node=_KEEPER.is_open)
+        payload = pack(self.layout, self.place, one_node=is_private())
         for name in self.hosts:
+            self._refuse_when_stopped()
             gpus = sum(d.startswith("cuda") for d in self._device_names(name))
             # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
             options = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
             self._actors[name] = remote.options(**options).remote(name, payload)
         addresses = [self._listener.address] if self._listener else []
-        for name, actor in self._actors.items():
+        for name, actor in list(self._actors.items()):
+            self._refuse_when_stopped()
             asked = time.monotonic_ns()
             try:
                 address, self._pids[name], theirs = ray.get(actor.address.remote(), timeout=PROCESS_SECONDS)
@@ -124,52 +134,54 @@ class RayExecutor:
             addresses.append(address)
         for address in addresses[1:]:
             self._links[address.host] = Link(address, "driver")
+        self._refuse_when_stopped()
         connected = ray.get([actor.connect.remote(addresses) for actor in self._actors.values()])
         self.transports = dict(zip(self._actors, connected, strict=True))
 
-    def stop(self) -> list[str]:
-        """End workers and processes; a Ray of others is left alone. Returns ranks that had to be killed."""
-        if self._stopped:
-            return []
-        self._stopped = True
+    def _refuse_when_stopped(self) -> None:
+        if self.driver_host.stopping:
+            raise Cancelled("The run was stopped while its processes were being set up.")
+
+    def stop(self) -> Ended:
+        """End workers and processes; a Ray of others is left alone."""
+        with self._stopping:
+            if self._ended is None:
+                self._ended = self._stop()
+            return self._ended
+
+    def _stop(self) -> Ended:
         import ray
 
-        late: list[str] = self.driver_host.stop()
+        ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
         answered: set[str] = set()
+        actors = dict(self._actors)
         if ray.is_initialized():
-            asked = {name: actor.stop.remote() for name, actor in self._actors.items()}
+            asked = {name: actor.stop.remote() for name, actor in actors.items()}
             deadline = time.monotonic() + STOP_SECONDS
             for name, reference in asked.items():
                 with contextlib.suppress(ray.exceptions.RayError):
-                    late += ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
+                    theirs = ray.get(reference, timeout=max(0.1, deadline - time.monotonic()))
+                    ended.late += theirs.late
+                    ended.errors += theirs.errors
                     answered.add(name)
             if self._listener is not None:
                 self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
-            for name in asked:
+            for actor in actors.values():
                 with contextlib.suppress(Exception):  # it is dead already
-                    ray.kill(self._actors[name], no_restart=True)
+                    ray.kill(actor, no_restart=True)
         for link in self._links.values():
             link.close()
         if self._listener is not None:
             self._listener.close()
-        return late
+        return ended
 
     # --- messages --------------------------------------------------------------------------------------------
-    def broadcast(self, message: tuple) -> None:
-        for name in self.hosts:
-            self._send(name, message)
-        self.driver_host.receive(message)
-
-    def send(self, worker: str, message: tuple) -> None:
-        kind, call = message
-        message = (kind, packed(call))
-        for name in sorted({h for (w, _), h in self.place.items() if w == worker}):
-            self._send(name, message)
-
     def _send(self, host: str, message: tuple) -> None:
         link = self._links.get(host)
         if link is None:
-            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started, or has stopped.")
+            if self.driver_host.stopping:
+                return
+            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started.")
         with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
             link.send(message)
 
@@ -177,16 +189,17 @@ class RayExecutor:
         if message[0] != "news":
             self.driver_host.receive(message)
             return
-        _, host, spans, metrics, frames, waits, channels = message
+        _, host, spans, metrics, frames, waits, channels, quiet = message
         with self._lock:
             self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
             self._metrics += metrics
             self._waits[host], self._channels[host] = waits, channels
         for source, image in frames.items():
             self.driver_host.report_frame(Frame(source, image))
+        self.driver_host.hear_news(host, quiet)
 
     def _broken(self, host: str) -> None:
-        if not self._stopped:
+        if not self.driver_host.stopping:
             self.driver_host.lost(host)
 
     # --- looking -----------------------------------------------------------------------------------------
@@ -218,23 +231,6 @@ class RayExecutor:
         return f"RayExecutor({self.flow.name!r}, {len(self.hosts)} hosts: {', '.join(f'{h} on {self._device_names(h)}' for h in self.hosts)})"
 
 
-def packed(call: CallSpec) -> CallSpec:
-    """The call with its plain arguments pickled one by one. `WorkflowError` names the argument that cannot travel."""
-
-    def pack_one(name: str, value: Any) -> Any:
-        if value is None or isinstance(value, (ChannelArg, RefArg, bool, int, float, str)):
-            return value
-        if isinstance(value, Nested):
-            return dataclasses.replace(value, template=pack_one(name, value.template))
-        try:
-            return Packed.of(value)
-        except WorkflowError as error:
-            raise WorkflowError(f"Call of {call.worker}.{call.method}(), argument {name}: {error}") from error.__cause__
-
-    args = tuple(pack_one(str(i + 1), a) for i, a in enumerate(call.args))
-    return dataclasses.replace(call, args=args, kwargs={k: pack_one(k, v) for k, v in call.kwargs.items()})
-
-
 def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
     """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
     groups: list[tuple[set[int], list[tuple[str, int]]]] = []
@@ -250,48 +246,60 @@ def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
     return {(DRIVER, 0): "driver", **place}
 
 
+_RAY = threading.RLock()  # Ray is initialised by one thread at a time: runs start in the background
+
+
 def ensure_ray(address: str | None) -> None:
     """Use the Ray of this process or the one named; else start a private one."""
     import ray
 
-    if ray.is_initialized():
-        if address is not None and not _KEEPER.is_open:
-            current = ray.get_runtime_context().gcs_address
-            if address not in (current, "auto"):
-                raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
-        return
-    named = address or os.environ.get("RAY_ADDRESS")
-    if named:
-        ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR)
-        return
-    _KEEPER.open()
+    with _RAY:
+        if ray.is_initialized():
+            if address is not None and not is_private():
+                current = ray.get_runtime_context().gcs_address
+                if address not in (current, "auto"):
+                    raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
+            return
+        named = address or os.environ.get("RAY_ADDRESS")
+        if named:
+            ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR)
+            return
+        global _PRIVATE
+        if _PRIVATE is not None:  # somebody has shut it down, or its start was interrupted
+            _PRIVATE.close()
+        _PRIVATE = PrivateRay()
+        _PRIVATE.wait()
 
 
-class _Keeper:
-    """Holds the private Ray. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes with
+def is_private() -> bool:
+    """Whether the Ray that this process uses now is the one that we have started."""
+    return _PRIVATE is not None and _PRIVATE.is_current()
+
+
+class PrivateRay:
+    """A Ray of our own. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes with
     the *thread* that started them, and the thread of a run is gone after the run. (No signal handler is installed off the main thread.)
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
         self._close = threading.Event()
         self._ready = threading.Event()
         self._error: BaseException | None = None
-
-    @property
-    def is_open(self) -> bool:
-        return self._thread is not None
-
-    def open(self) -> None:
-        self._close.clear()
-        self._ready.clear()
-        self._error = None
+        self._address = ""
         self._thread = threading.Thread(target=self._main, name="private ray", daemon=True)
         self._thread.start()
+
+    def wait(self) -> None:
+        """Until it runs. Raises `ExecutorError` when it cannot be started."""
         self._ready.wait()
         if self._error is not None:
-            self._thread = None
             raise ExecutorError(f"A private Ray could not be started: {self._error}. Next: rlinf-lab doctor.") from self._error
+
+    def is_current(self) -> bool:
+        """False as well after somebody has shut it down and initialised another one."""
+        import ray
+
+        return bool(self._address) and ray.is_initialized() and ray.get_runtime_context().gcs_address == self._address
 
     def _main(self) -> None:
         import ray
@@ -303,19 +311,31 @@ class _Keeper:
                     address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False,
                     logging_level=logging.ERROR, namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
                 )  # fmt: skip
+            self._address = ray.get_runtime_context().gcs_address
         except BaseException as error:
             self._error = error
             self._ready.set()
             return
         self._ready.set()
         self._close.wait()
-        ray.shutdown()
+        if self.is_current():
+            ray.shutdown()
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._close.set()
-            self._thread.join(30)
-            self._thread = None
+        self._close.set()
+        self._thread.join(30)
+
+
+_PRIVATE: PrivateRay | None = None
+
+
+def shutdown() -> None:
+    """End the private Ray that earlier runs have started; somebody else's is left alone."""
+    global _PRIVATE
+    with _RAY:
+        if _PRIVATE is not None:
+            _PRIVATE.close()
+        _PRIVATE = None
 
 
 @contextlib.contextmanager
@@ -328,14 +348,6 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
-
-
-_KEEPER = _Keeper()
-
-
-def shutdown() -> None:
-    """End the private Ray that earlier runs have started; somebody else's is left alone."""
-    _KEEPER.close()
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:
@@ -354,5 +366,3 @@ def ship(declarations: dict[str, Declaration]) -> bytes:
                         f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or connections in setup()."
                     ) from error
         raise
-
-

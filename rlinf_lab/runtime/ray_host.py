@@ -19,6 +19,7 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Address, Link, Listener
+from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.workflow.graph import DRIVER
@@ -100,12 +101,12 @@ class DeviceHost:
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
         frames, self.host.frames = self.host.frames, {}
-        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics())
+        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet())
         self.links["driver"].send(("news", *news))
 
-    def stop(self) -> list[str]:
-        """End the workers; what is left of the recording is sent. Returns the ranks that did not end in time."""
-        late = self.host.stop()
+    def stop(self) -> Ended:
+        """End the workers; what is left of the recording is sent."""
+        ended = Ended(self.host.stop(), self.host.close_errors)
         self._stop.set()
         with contextlib.suppress(Exception):
             self.push()
@@ -114,7 +115,7 @@ class DeviceHost:
         for link in self.links.values():
             link.close()
         self._listener.close()
-        return late
+        return ended
 
     def _send(self, host: str, message: tuple) -> None:
         with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died

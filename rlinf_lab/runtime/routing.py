@@ -40,6 +40,15 @@ class Router:
             self._homes[channel] = sorted({self._place[c] for c in consumers})
         return self._homes[channel]
 
+    def share(self, channel: str) -> int | None:
+        """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a bound.
+
+        The home itself looks at the true depth, so a channel between hosts holds less than twice its capacity.
+        """
+        capacity = self._layout.capacity(channel)
+        hosts = {self._place[w, r] for w in self._layout.graph.producers(channel) for r in range(self._layout.ranks(w))}
+        return None if capacity is None else max(1, capacity // max(1, len(hosts)))
+
     def home(self, channel: str, shard: int) -> str:
         """Where the next item goes; consumers on several hosts are served in turn."""
         if self._layout.sharded(channel):

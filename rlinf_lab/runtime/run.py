@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import numbers
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pandas as pd
 
-from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError
+from rlinf_lab.errors import Cancelled, ConfigError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores, devices
 from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Executor, Session
+from rlinf_lab.runtime.session import Ended, Executor, Session
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
+STOP_SECONDS = 30
 ENDED = ("finished", "failed", "stopped")
 
 
@@ -28,7 +31,8 @@ class Run:
     """Handle of a run that goes on in a background thread. Made by `run`.
 
     Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished ones),
-    ``iterations`` (asked for; None: until stopped), ``results`` (what the loop returned), ``timeline`` (grows live).
+    ``iterations`` (asked for; None: until stopped), ``results`` (what the loop returned), ``timeline`` (grows live),
+    ``left_behind`` (ranks that computed on when the run had ended).
     """
 
     def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None) -> None:
@@ -39,11 +43,12 @@ class Run:
         self.results: list[Any] = []
         self.timeline = Timeline(self.plan.devices)
         self.error: BaseException | None = None
+        self.left_behind: list[str] = []
         self._executor = executor
         self._session = Session(executor)
         self._inputs = None if inputs is None else iter(inputs)
         self._rows: dict[int, dict[str, float]] = {}
-        self._sums: dict[tuple[int, str], list[float]] = {}
+        self._logged: dict[tuple[int, str], dict[tuple[str, int], float]] = {}
         self._lock = threading.RLock()
         self._go = threading.Event()
         self._go.set()
@@ -76,23 +81,35 @@ class Run:
         except KeyboardInterrupt:
             self.stop()
             raise
+        self._warn()
         if self.error is not None:
             raise self.error
         return self.results
 
     def stop(self, wait: bool = True) -> None:
-        """End the run: the iteration that is under way is given up. Waits until nothing is left of it."""
+        """End the run: the iteration that is under way is given up. Waits until nothing is left of it.
+
+        `TimeoutError` when that takes longer than half a minute: a worker computes on.
+        """
+        starting = self.state == "starting"
         if self.state not in ENDED:
             self.state = "stopping"
         self._stop.set()
         self._go.set()
-        host = self._executor.driver_host
-        iteration = self.iteration
-        with contextlib.suppress(ExecutorError):
-            self._executor.broadcast(("cancel", iteration, Cancelled("the run was stopped")))
-            host.cancel(iteration, Cancelled("the run was stopped"))
+        loop = self._executor.driver_host.loop
+        assert loop is not None
+        if starting:
+            threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
+        else:
+            loop.give_up(self.iteration, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
-            self._ended.wait(30)
+            if not self._ended.wait(STOP_SECONDS):
+                raise TimeoutError(f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on.")
+            self._warn()
+
+    def _warn(self) -> None:
+        if self.left_behind:
+            warnings.warn(left_behind(self.left_behind), RuntimeWarning, stacklevel=3)
 
     def pause(self) -> None:
         """Hold before the next iteration; the current one is finished first."""
@@ -107,7 +124,10 @@ class Run:
             self._go.set()
 
     def on_update(self, listener: Callable[[Run], None]) -> None:
-        """Call ``listener(run)`` from the background about ten times a second, and once after the end."""
+        """Call ``listener(run)`` from the background about ten times a second, and once after the end.
+
+        One that raises is logged (logger ``rlinf_lab``) and not called again; the run goes on.
+        """
         self._listeners.append(listener)
 
     # --- looking -----------------------------------------------------------------------------------------
@@ -214,22 +234,34 @@ class Run:
         with self._lock:
             for batch, offset_ns in self._executor.drain():
                 self.timeline.extend(batch, offset_ns)
-            for _, _, iteration, values in self._executor.metrics():
-                for name, value in values.items():  # of several ranks: the mean
-                    seen = self._sums.setdefault((iteration, name), [])
-                    seen.append(value)
-                    self._rows.setdefault(iteration, {})[name] = sum(seen) / len(seen)
+            for worker, rank, iteration, values in self._executor.metrics():
+                self._log(worker, rank, iteration, values)
+
+    def _log(self, worker: str, rank: int, iteration: int, values: dict[str, float]) -> None:
+        """A rank's last value counts; of several ranks, the mean."""
+        for name, value in values.items():
+            ranks = self._logged.setdefault((iteration, name), {})
+            ranks[worker, rank] = value
+            self._rows.setdefault(iteration, {})[name] = sum(ranks.values()) / len(ranks)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
-            listener(self)
+            try:
+                listener(self)
+            except Exception:
+                self._listeners.remove(listener)
+                logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
     def _finish(self, outcome: str) -> None:
         self._sampler.stop()
         try:
-            self._executor.stop()
+            ended = self._executor.stop()
+            self.left_behind = ended.late
+            problem: BaseException | None = next(iter(ended.errors), None)
         except BaseException as error:
-            self.error = self.error or error
+            problem = error
+        if problem is not None:
+            self.error = self.error or problem
             outcome = "failed"
         self._collect()
         self._seconds = time.monotonic() - self._started_at
@@ -278,8 +310,23 @@ def session(flow: Workflow, plan: ExecutionPlan | None = None, executor: str = "
     try:
         chosen.start()
         yield made
-    finally:
-        chosen.stop()
+    except BaseException:
+        _report(chosen.stop())
+        raise
+    ended = chosen.stop()
+    _report(ended)
+    if ended.errors:
+        raise ended.errors[0]
+
+
+def _report(ended: Ended) -> None:
+    if ended.late:
+        warnings.warn(left_behind(ended.late), RuntimeWarning, stacklevel=4)
+
+
+def left_behind(late: list[str]) -> str:
+    """What to tell the user about ranks that did not end."""
+    return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."
 
 
 def _numbers(result: Any) -> dict[str, float]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlinf_lab.errors import Cancelled, WorkflowError
+from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.host import Host
@@ -19,28 +20,38 @@ from rlinf_lab.workflow.structure import follow, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
 
 
+@dataclass
+class Ended:
+    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what ``close`` raised."""
+
+    late: list[str] = field(default_factory=list)
+    errors: list[WorkerError] = field(default_factory=list)
+
+
 class Executor(Protocol):
-    """What a session needs of an executor. ``driver_host`` is the host on which the user's loop runs."""
+    """What a session needs of an executor. ``driver_host`` is the host on which the user's loop runs.
+
+    ``stop`` may be called from any thread, also while ``start`` is under way (which then raises `Cancelled`), and more than once.
+    """
 
     flow: Workflow
     layout: Layout
     driver_host: Host
 
     def start(self) -> None: ...
-    def broadcast(self, message: tuple) -> None: ...
-    def send(self, worker: str, message: tuple) -> None: ...
     def drain(self) -> list[tuple[SpanBatch, int]]: ...
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]: ...
     def frames(self) -> dict[str, Any]: ...
     def waits(self) -> list[str]: ...
     def channels(self) -> list[dict[str, Any]]: ...
-    def stop(self) -> list[str]: ...
+    def stop(self) -> Ended: ...
 
 
 class Session:
     """Runs iterations one by one: ``session.step(batch)`` returns what the iteration function returns, resolved.
 
-    After a failure the workers that are alive stay alive, and `step` may be called again.
+    After a failure the workers that are alive stay alive, and `step` may be called again; it first waits for calls of the failed
+    iteration that still compute.
     """
 
     is_dry = False
@@ -48,6 +59,8 @@ class Session:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._host = executor.driver_host
+        assert self._host.loop is not None
+        self._loop = self._host.loop
         self._flow = executor.flow
         self._body = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
         self._stepping: int | None = None  # the thread that executes an iteration
@@ -61,7 +74,10 @@ class Session:
         self._track = self._host.recorder.track(DRIVER, 0, ())
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """One iteration. Raises the `WorkerError` of a worker that failed, or what the loop itself raised."""
+        """One iteration. Raises the `WorkerError` of a worker that failed, or what the loop itself raised.
+
+        `ExecutorError` when the session has ended or one of its hosts has died.
+        """
         if self._stepping is not None:
             raise WorkflowError(
                 f"step() of workflow {self._flow.name!r} was called while iteration {self.iteration} is going on. Next: call it after that has "
@@ -74,42 +90,46 @@ class Session:
             self._stepping = None
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
-        host, iteration = self._host, self.iteration
+        host, loop, iteration = self._host, self._loop, self.iteration
         self._calls, self._sealed, self._ports = [], set(), {}
-        host.failure = None
-        host.on_failure = lambda error: self._executor.broadcast(("cancel", iteration, Cancelled(_short(error))))
         start = host.clock.now_ns()
-        host.enter(iteration)
+        loop.enter(iteration)
         try:
+            loop.wait_for_calls()
             with self._flow.dispatching(self):
                 result = self._body(*args, **kwargs)
             self._seal(set(self._layout.graph_channels()))
+            loop.broadcast(("readers", iteration, self._readers()))
             value = self._resolved(result)
-            host.wait_for_calls()
+            loop.wait_for_calls()
             return value
         except BaseException as error:
-            self._executor.broadcast(("cancel", iteration, Cancelled(_short(error))))
-            self._settle_after_failure()
+            self._give_up(error)
             if isinstance(error, Cancelled) and host.failure is not None:
                 raise host.failure from host.failure.__cause__  # the original, with its frames, for a debugger
             raise
         finally:
-            host.leave()
+            loop.leave()
             name = host.recorder.name("iteration")
             host.recorder.add(self._track, SpanKind.MARK, name, start, host.clock.now_ns(), iteration)
             self.iteration += 1
-            self._executor.broadcast(("retire", iteration - 1))
+            loop.broadcast(("retire", iteration - 1))
 
-    def _settle_after_failure(self) -> None:
-        """Wait until every call of the failed iteration has ended, so that the next one finds idle workers."""
-        while True:
-            try:
-                self._host.driver.error = None
-                self._host.wait_for_calls()
-                return
-            except Cancelled:
-                if self._host.stopping:
-                    return
+    def _give_up(self, error: BaseException) -> None:
+        """End the failed iteration everywhere, so that the next one finds idle workers; say who computes on."""
+        self._loop.give_up(self.iteration, error)
+        late = self._loop.settle()
+        if late:
+            note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
+            (self._host.failure or error).add_note(note)
+
+    def _readers(self) -> dict[str, dict[str, int]]:
+        """For each channel, how many calls of each worker read it in this iteration."""
+        found: dict[str, dict[str, int]] = {channel: {} for channel in self._layout.graph_channels()}
+        for call in self._calls:
+            for channel in call.channels(READ):
+                found[channel][call.worker] = found[channel].get(call.worker, 0) + 1
+        return found
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
@@ -124,9 +144,8 @@ class Session:
                 self._refuse_untraced(channel, direction, worker, f"{worker}.{method}")
         for channel in spec.channels(WRITE):
             self._refuse_sealed(channel, f"{worker}.{method}")
-        self._calls.append(spec)
-        self._executor.send(worker, ("call", spec))
-        self._host.expect(self._layout.ranks(worker))  # not before: what could not be sent does not end
+        self._loop.submit(spec)
+        self._calls.append(spec)  # not before: one that could not be sent closes no channel
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
@@ -139,7 +158,7 @@ class Session:
         return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in range(ranks)]
 
     def done(self, call: CallSpec) -> bool:
-        return all(self._host.is_ready(call.call_id, r) for r in range(self._layout.ranks(call.worker)))
+        return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
 
     def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
         self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
@@ -189,8 +208,8 @@ class Session:
             expected[channel] = sum(self._layout.closes(channel, c.worker) for c in calls)
             if DRIVER in graph.producers(channel):
                 expected[channel] += 1
-                self._host.close_driver(channel, self.iteration)
-        self._executor.broadcast(("seal", self.iteration, expected))
+                self._loop.close_channel(channel)
+        self._loop.broadcast(("seal", self.iteration, expected))
 
     def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
         """The plan has no place for what the dry run has not seen."""
@@ -225,7 +244,3 @@ class Session:
                 f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream of this "
                 f"iteration has ended. Next: make the call before the wait()."
             )
-
-
-def _short(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0] or type(error).__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +27,11 @@ class Value:
             raise self.error
         return self.value
 
+    def leave(self, process: Process) -> None:
+        """It does not wait here any more: a value that comes later must not wake it from something else."""
+        if process in self.waiters:
+            self.waiters.remove(process)
+
 
 class ValueTable:
     """All values known to one host. Every method runs under the host's mutex."""
@@ -44,7 +48,7 @@ class ValueTable:
         return self._values[key], True
 
     def set(
-        self, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None, outgoing: deque[tuple[str, tuple]]
+        self, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None, say: Callable[[str, tuple], None]
     ) -> list[Process]:
         """Fill in a value; sends it to the hosts that asked; returns the processes that wait for it."""
         entry, _ = self.entry(call_id, rank, iteration)
@@ -52,19 +56,15 @@ class ValueTable:
             return []
         entry.ready, entry.value, entry.error = True, value, error
         for host in entry.asked_by:
-            outgoing.append((host, ("value", call_id, rank, iteration, value, error)))
+            say(host, ("value", call_id, rank, iteration, value, error))
         waiters, entry.waiters = entry.waiters, []
         return waiters
 
-    def is_ready(self, call_id: int, rank: int) -> bool:
-        entry = self._values.get((call_id, rank))
-        return entry is not None and entry.ready
-
-    def ask(self, call_id: int, rank: int, iteration: int, host: str, outgoing: deque[tuple[str, tuple]]) -> None:
+    def ask(self, call_id: int, rank: int, iteration: int, host: str, say: Callable[[str, tuple], None]) -> None:
         """Another host wants this value: now if it is there, else as soon as it is."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
-            outgoing.append((host, ("value", call_id, rank, iteration, entry.value, entry.error)))
+            say(host, ("value", call_id, rank, iteration, entry.value, entry.error))
         else:
             entry.asked_by.append(host)
 

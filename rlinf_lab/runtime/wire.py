@@ -2,8 +2,9 @@
 
     put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
     want, value                 the result of a call, once for each host that needs it
-    call, seal, cancel, retire  the driver to everyone
+    call, seal, readers, cancel, retire   the driver to everyone; ``readers``: how many calls will read each channel
     ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
+    pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
 
 from __future__ import annotations
@@ -11,22 +12,30 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
+from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
-    from rlinf_lab.runtime.host import Failure, Host
+    from rlinf_lab.runtime.host import Host
+
+Failure = WorkerError | DeadlockError | ExecutorError
+UNCOUNTED = ("pulse?", "pulse")
+PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
 def _on_put(host: Host, name: QueueId, items: list[Any], origin: str) -> None:
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
+    if queue.abandoned:
+        return
     queue.items.extend((item, origin) for item in items)
     queue.put += len(items)
     _, instructions = host._engine.remote_put(queue.index, len(items))
@@ -37,17 +46,60 @@ def _on_credit(host: Host, name: QueueId, n: int) -> None:
     if host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
+    queue.received += n
     host._apply(host._engine.credit(queue.index, n))
     if host._engine.is_full(queue.index):
-        host._outgoing.append((name.home, ("stall", name, host.name)))
+        say_stalled(host, queue)
 
 
-def _on_stall(host: Host, name: QueueId, origin: str) -> None:
+def say_stalled(host: Host, queue: Queue) -> None:
+    """A producer here is blocked at a stub."""
+    host.say(queue.name.home, ("stall", queue.name, host.name, queue.received))
+
+
+def _on_stall(host: Host, name: QueueId, origin: str, received: int) -> None:
     if host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
-    host._stalled.setdefault(queue, []).append(origin)
+    if received < queue.credited[origin]:  # more is on its way to it
+        return
+    if queue.abandoned:
+        _grant(host, queue, origin, PLENTY)
+        return
+    queue.stalled[origin] = None
     host._apply(host._engine.remote_stall(queue.index))
+
+
+def _grant(host: Host, queue: Queue, origin: str, n: int) -> None:
+    queue.credited[origin] += n
+    queue.stalled.pop(origin, None)
+    host.say(origin, ("credit", queue.name, n))
+
+
+def give_credit(host: Host, queue: Queue, taken: dict[str, int]) -> None:
+    """A consumer has taken so many items of each origin: that much room again, less what was given ahead."""
+    for origin, n in taken.items():
+        owed = min(n, queue.debt[origin])
+        queue.debt[origin] -= owed
+        if n > owed:
+            _grant(host, queue, origin, n - owed)
+    if queue.stalled:
+        host._apply(host._engine.remote_stall(queue.index))
+
+
+def extend_credit(host: Host, queue: Queue, n: int) -> None:
+    """A get wants more than the channel may hold: let its blocked producers send that much more, once."""
+    for origin in list(queue.stalled):
+        queue.debt[origin] += n
+        _grant(host, queue, origin, n)
+
+
+def abandon(host: Host, channel: str, iteration: int) -> None:
+    """All calls that read this channel here have ended: let its producers finish; what they put is dropped."""
+    for queue in host._queues.abandon(channel, iteration):
+        for origin in list(queue.stalled):
+            _grant(host, queue, origin, PLENTY)
+        host._apply(host._engine.abandon(queue.index))
 
 
 def _on_close(host: Host, stream: StreamId) -> None:
@@ -57,16 +109,17 @@ def _on_close(host: Host, stream: StreamId) -> None:
 
 
 def _on_want(host: Host, call_id: int, rank: int, iteration: int, asker: str) -> None:
-    host._values.ask(call_id, rank, iteration, asker, host._outgoing)
+    host._values.ask(call_id, rank, iteration, asker, host.say)
 
 
 def _on_value(host: Host, call_id: int, rank: int, iteration: int, value: Any, error: BaseException | None) -> None:
-    for waiter in host._values.set(call_id, rank, iteration, value, error, host._outgoing):
+    for waiter in host._values.set(call_id, rank, iteration, value, error, host.say):
         host._wake(waiter)
 
 
-def _on_ended(host: Host, iteration: int, error: Failure | None) -> None:
-    host._ended(iteration, error)
+def _on_ended(host: Host, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
+    assert host.loop is not None
+    host.loop.ended(call_id, rank, iteration, error)
 
 
 def _on_failed(host: Host, error: Failure) -> None:
@@ -81,6 +134,10 @@ def _on_seal(host: Host, iteration: int, expected: dict[str, int]) -> None:
     host.seal(iteration, expected)
 
 
+def _on_readers(host: Host, iteration: int, readers: dict[str, dict[str, int]]) -> None:
+    host.expect_readers(iteration, readers)
+
+
 def _on_cancel(host: Host, iteration: int, cause: BaseException) -> None:
     host.cancel(iteration, cause)
 
@@ -89,9 +146,29 @@ def _on_retire(host: Host, iteration: int) -> None:
     host.retire(iteration)
 
 
+def _on_probe(host: Host, wave: int) -> None:
+    host.say(host.place[DRIVER, 0], ("pulse", host.name, wave, host.pulse()))
+
+
+def _on_pulse(host: Host, name: str, wave: int, pulse: Pulse) -> None:
+    assert host.loop is not None
+    host.loop.watch.answered(name, wave, pulse)
+
+
+def _on_relieve(host: Host) -> None:
+    did = host.relieve()
+    host.say(host.place[DRIVER, 0], ("relieved", host.name, did, host.waits()))
+
+
+def _on_relieved(host: Host, name: str, did: bool, lines: list[str]) -> None:
+    assert host.loop is not None
+    host.loop.watch.relieved(name, did, lines)
+
+
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "want": _on_want, "value": _on_value,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
+    "readers": _on_readers, "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
 
 
@@ -104,13 +181,6 @@ def misunderstood(here: str, peer: str, error: Exception) -> ExecutorError:
     return ExecutorError(f"{start}\n{''.join(traceback.format_exception(error))}")
 
 
-def extend_credit(host: Host, queue: Queue, n: int) -> None:
-    """A get wants more than the channel may hold: let its producers send that much more, once."""
-    for origin in host._stalled.pop(queue, []):
-        host._debt[queue, origin] = host._debt.get((queue, origin), 0) + n
-        host._outgoing.append((origin, ("credit", queue.name, n)))
-
-
 def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> None:
     """What a worker returned or put does not pickle: the error goes where the value should have gone, and to the driver."""
     if message[0] == "value":
@@ -118,11 +188,13 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         with host._mutex:
             worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
             failure = WorkerError.of(worker, rank, method, error, f"what {method}() returned, on its way to {to!r}")
-            host._outgoing.appendleft((to, ("value", call_id, rank, iteration, None, failure)))
+            host._sent -= 1  # what is sent in its place is counted
+            host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
         host.report(failure)
     elif message[0] == "put":
         _, name, items, _ = message
         with host._mutex:
+            host._sent -= 1
             putter = next((p for p in host._processes if p.items is items and p.call is not None), None)
             if putter is not None and putter.thread == threading.get_ident():
                 putter.error = error  # it is about to look, and raises where the user wrote put()
@@ -141,9 +213,9 @@ def lost(host: Host, name: str) -> None:
     )
     with host._mutex:
         host._lost.add(name)
+        if host.loop is not None:
+            host.loop.forget(name, error)
         host._fail(error)
-        # Calls of the dead host will not report their end; nothing of this iteration is waited for any more.
-        host._outstanding = 0
         for process in host._processes:
             if process.call is not None:
                 host._interrupt(process, Cancelled(str(error)))
@@ -162,8 +234,8 @@ def waiting_line(host: Host, process: Process) -> str:
     return f"{process.label} waits for {process.blocked_at}{held}"
 
 
-def deadlock(host: Host) -> None:
-    error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in host.waits()))
+def deadlock(host: Host, lines: Iterable[str]) -> None:
+    error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in lines))
     host._fail(error)
     for process in host._processes:
         if process.call is not None:

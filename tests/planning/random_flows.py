@@ -64,22 +64,22 @@ def starts(stage: Stage) -> bool:
 
 # --- interpretation 1: worker code ---------------------------------------------------------------------
 class Actor(Worker):
-    """Imperative; the durations go through `compute`. ``seen`` holds what arrived, for the contract assertions."""
+    """Imperative; the durations go through `compute`. ``log`` holds what arrived, for the contract assertions."""
 
-    def __init__(self, stage: Stage, switch: tuple[int, int], log: list) -> None:
-        self.stage, self.switch, self.log = stage, switch, log
+    def __init__(self, stage: Stage, switch: tuple[int, int], log: list, unit: float) -> None:
+        self.stage, self.switch, self.log, self.unit = stage, switch, log, unit
 
     def onload(self) -> None:
-        self.compute(self.switch[0] * 1e-3)
+        self.compute(self.switch[0] * self.unit)
 
     def offload(self) -> None:
-        self.compute(self.switch[1] * 1e-3)
+        self.compute(self.switch[1] * self.unit)
 
     def work(self, items: int) -> None:
-        self.compute((self.stage.fixed + self.stage.each * items) * 1e-3)
+        self.compute((self.stage.fixed + self.stage.each * items) * self.unit)
 
     def prepare(self) -> None:
-        self.compute(self.stage.first * 1e-3)
+        self.compute(self.stage.first * self.unit)
 
     def note(self, channel: str, items: list) -> None:
         self.log.append((channel, self.name, self.rank, list(items)))
@@ -98,7 +98,7 @@ class Actor(Worker):
             for item in batch:
                 out.put(item)
         if self.stage.epilogue:
-            self.compute(self.stage.epilogue * 1e-3)
+            self.compute(self.stage.epilogue * self.unit)
 
     def gather(self, inbox: Inbox, out: Outbox) -> None:
         batch = inbox.get_all()
@@ -220,15 +220,15 @@ def order_of_slots(scenario: Scenario, rank: int) -> list[int]:
 
 
 # --- generation ------------------------------------------------------------------------------------------
-def scenario(seed: int, log: list) -> Scenario:
-    """A random workflow with a random plan that fits it."""
+def scenario(seed: int, log: list, unit: float = 1e-3) -> Scenario:
+    """A random workflow with a random plan that fits it. ``unit``: seconds that stand for a millisecond when it is executed."""
     rng = random.Random(seed)
     stages = _cell(rng) if rng.random() < 0.35 else _dag(rng)
     for s in stages:
         s.first = rng.choice((None, None, None, 0, 2))
     flow = Workflow(f"random_{seed}")
     switch = {s.name: (rng.randint(0, 4), rng.randint(0, 4)) for s in stages}
-    _declare(rng, flow, stages, switch, log)
+    _declare(rng, flow, stages, switch, log, unit)
     tokens = rng.choice((1, 1, 2, 3))
     plan = _plan(rng, flow, stages, tokens)
     ns = {w: (a * MS, b * MS) for w, (a, b) in switch.items()}
@@ -266,13 +266,13 @@ def _cell(rng: random.Random) -> list[Stage]:
     ]
 
 
-def _declare(rng: random.Random, flow: Workflow, stages: list[Stage], switch: dict, log: list) -> None:
+def _declare(rng: random.Random, flow: Workflow, stages: list[Stage], switch: dict, log: list, unit: float) -> None:
     wholes = {s.inputs[0] for s in stages if s.kind == "whole"}
     channels = {}
     for name in dict.fromkeys(c for s in stages for c in (*s.inputs, *s.outputs)):
         capacity = rng.choice((1, 2, 4, 8, None))
         channels[name] = flow.channel(name, capacity=capacity, keyed=name == "act", whole=name in wholes)
-    handles = {s.name: flow.worker(Actor, s, switch[s.name], log, name=s.name) for s in stages}
+    handles = {s.name: flow.worker(Actor, s, switch[s.name], log, unit, name=s.name) for s in stages}
 
     @flow.iteration
     def iteration() -> None:

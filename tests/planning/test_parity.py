@@ -22,7 +22,7 @@ from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 2
@@ -36,7 +36,7 @@ def execute(made: Scenario) -> Timeline:
         for _ in range(ITERATIONS):
             session.step()
     finally:
-        assert executor.stop() == []
+        assert executor.stop() == Ended()
     timeline = Timeline(made.plan.devices)
     for batch, offset in executor.drain():
         timeline.extend(batch, offset)

@@ -19,7 +19,7 @@ from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.ray_executor import RayExecutor, shutdown
 from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -150,7 +150,7 @@ def test_nothing_of_a_stopped_executor_is_left() -> None:
     hosts = [psutil.Process(pid) for pid in executor._pids.values()]
     assert len(hosts) == 2 and [p.cpu_affinity() for p in hosts] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
     assert Session(executor).step() == (5, 1)
-    assert executor.stop() == [] and executor.stop() == []
+    assert executor.stop() == Ended() and executor.stop() == Ended()
     _, alive = psutil.wait_procs(hosts, timeout=20)
     assert not alive
     links = [t for t in threading.enumerate() if t not in before and t.name.startswith(("link", "listen", "write to"))]

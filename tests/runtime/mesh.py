@@ -1,0 +1,88 @@
+"""Several hosts in one process: the messages of a Ray run without Ray, with delays, so that races are met often and cheaply."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import random
+import threading
+import time
+from typing import Any
+
+from rlinf_lab.planning.layout import checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.ray_executor import place_hosts
+from rlinf_lab.runtime.session import Ended
+from rlinf_lab.timeline.clock import MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.workflow import Workflow
+
+NEWS_SECONDS = 0.002
+
+
+class MeshExecutor:
+    """See `session.Executor`. Messages are pickled and delivered in order by one thread for each receiving host.
+
+    ``delay``: longest pause before a delivery, in seconds (drawn with ``seed``).
+    """
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0) -> None:
+        self.flow, self.layout = flow, checked_layout(flow.graph, plan)
+        self._rng, self._delay = random.Random(seed), delay
+        clock = MonotonicClock()
+        place = place_hosts(self.layout)
+        self.recorders = {name: Recorder(name, clock) for name in sorted(set(place.values()))}
+        self.hosts = {name: Host(name, self.layout, place, clock, r, self._sender(name)) for name, r in self.recorders.items()}
+        self.driver_host = self.hosts["driver"]
+        self._boxes: dict[str, queue.SimpleQueue[bytes | None]] = {name: queue.SimpleQueue() for name in self.hosts}
+        self._threads = [threading.Thread(target=self._deliver, args=(name,), daemon=True) for name in self.hosts]
+        self._over = threading.Event()
+        self._threads.append(threading.Thread(target=self._news, daemon=True))
+
+    def _sender(self, sender: str) -> Any:
+        return lambda to, message: self._boxes[to].put(pickle.dumps(message))
+
+    def _deliver(self, name: str) -> None:
+        while (data := self._boxes[name].get()) is not None:
+            if self._delay:
+                time.sleep(self._rng.random() * self._delay)
+            self.hosts[name].receive(pickle.loads(data))
+
+    def _news(self) -> None:
+        while not self._over.wait(NEWS_SECONDS):
+            for name, host in self.hosts.items():
+                if name != "driver":
+                    self.driver_host.hear_news(name, host.is_quiet())
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+        for name, host in self.hosts.items():
+            here = {w: d for w, d in self.flow.workers.items() if name in {h for (x, _), h in host.place.items() if x == w}}
+            host.start(here, torch_device)
+
+    def stop(self) -> Ended:
+        ended = Ended()
+        for host in self.hosts.values():
+            ended.late += host.stop()
+        self._over.set()
+        for box in self._boxes.values():
+            box.put(None)
+        return ended
+
+    def drain(self) -> list[Any]:
+        return [(r.drain(), 0) for r in self.recorders.values()]
+
+    def metrics(self) -> list[Any]:
+        return []
+
+    def frames(self) -> dict[str, Any]:
+        return {}
+
+    def waits(self) -> list[str]:
+        return [line for host in self.hosts.values() for line in host.waits()]
+
+    def channels(self) -> list[dict[str, Any]]:
+        return [row for host in self.hosts.values() for row in host.statistics()]

@@ -1,0 +1,272 @@
+"""The contract of channels when workers live on several hosts: exactly once, in order, exact gets, and never a hang."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
+from mesh import MeshExecutor
+from random_flows import scenario
+from test_parity import assert_contract
+
+SECONDS = 20
+
+
+def step_within(session: Session, *args: Any, seconds: float = SECONDS) -> Any:
+    """`session.step` in a thread, so that a hang is a failure of this test and says who waits for what."""
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            found.append((session.step(*args), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert found, "it hangs:\n" + "\n".join(session._executor.waits())
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value
+
+
+def run_random(seed: int, delay: float) -> None:
+    log: list = []
+    made = scenario(seed, log, unit=1e-5)
+    executor = MeshExecutor(made.flow, made.plan, delay, seed)
+    executor.start()
+    session = Session(executor)
+    try:
+        for _ in range(2):
+            step_within(session)
+    finally:
+        assert executor.stop() == Ended(), seed
+    assert_contract(made, log)
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_random_flows_keep_the_contract(block: int) -> None:
+    for seed in range(block * 60, block * 60 + 60):
+        run_random(seed, delay=0.0)
+
+
+def test_late_messages_change_nothing() -> None:
+    for seed in range(500, 560):
+        run_random(seed, delay=0.001)
+
+
+@pytest.mark.slow
+def test_many_random_flows_keep_the_contract() -> None:
+    for seed in range(20_000, 22_000):
+        run_random(seed, delay=random.Random(seed).choice((0.0, 0.0005)))
+
+
+class Maker(Worker):
+    def make(self, count: int, out: Outbox) -> int:
+        for i in range(count):
+            out.put(i)
+        return count
+
+    def make_in_turn(self, count: int, first: Outbox, second: Outbox) -> None:
+        first.put_all(range(count))
+        second.put_all(range(count))
+
+    def answer(self, questions: Inbox, answers: Outbox) -> None:
+        for batch in questions:
+            answers.put_all(batch)
+
+    def compute_on(self, seconds: float, out: Outbox) -> None:
+        time.sleep(seconds)  # hears of nothing
+
+
+class Reader(Worker):
+    def all(self, inbox: Inbox) -> list[int]:
+        return [len(inbox.get_all())]
+
+    def exact(self, inbox: Inbox, n: int) -> list[int]:
+        time.sleep(0.02)  # by now the producers are blocked
+        sizes = []
+        while batch := inbox.get(n):
+            sizes.append(len(batch))
+        return sizes
+
+    def early(self, inbox: Inbox, n: int) -> int:
+        return len(inbox.get(n)) if n else 0
+
+    def pairs(self, first: Inbox, second: Inbox) -> int:
+        count = 0
+        while left := first.get(1):
+            assert left == second.get(1)
+            count += 1
+        return count
+
+    def ask(self, answers: Inbox, questions: Outbox) -> None:
+        questions.put(answers.take())
+
+    def fail(self, inbox: Inbox) -> None:
+        raise ValueError("as it was asked to")
+
+
+def opened(flow: Workflow, makers: int = 1, **plan: Any) -> tuple[MeshExecutor, Session]:
+    """Every rank on a device, and so on a host, of its own."""
+    placements = {"maker": tuple((i,) for i in range(makers)), "reader": ((makers,),)}
+    spread = ExecutionPlan("spread", tuple(f"cpu:{i}" for i in range(makers + 1)), placements, **plan)
+    executor = MeshExecutor(flow, spread)
+    executor.start()
+    return executor, Session(executor)
+
+
+def workers(flow: Workflow) -> tuple[Any, Any]:
+    return flow.worker(Maker, name="maker"), flow.worker(Reader, name="reader")
+
+
+@pytest.mark.parametrize("capacity", [1, 4, None])
+@pytest.mark.parametrize("makers", [1, 3])
+@pytest.mark.parametrize("size", [7, 20, 1000])
+def test_a_get_of_more_than_the_channel_holds(capacity: int | None, makers: int, size: int) -> None:
+    flow = Workflow("large")
+    items = flow.channel("items", capacity=capacity)
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.make(50, items)
+        return reader.exact(items, size)
+
+    executor, session = opened(flow, makers)
+    for _ in range(2):
+        sizes = step_within(session)
+        assert sum(sizes) == 50 * makers
+        assert set(sizes[:-1]) <= {size}
+    assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("count", [0, 3])
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_consumer_that_stops_early_lets_its_producers_finish(count: int, waits: bool) -> None:
+    flow = Workflow("early")
+    items = flow.channel("items", capacity=2)
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = maker.make(2_000, items)
+        taken = reader.early(items, count)
+        if waits:  # before it is known that nobody else will read
+            return taken.wait(), made.wait()
+        return taken, made
+
+    executor, session = opened(flow)
+    for _ in range(2):
+        assert step_within(session) == (count, 2_000)
+    assert executor.stop() == Ended()
+
+
+def test_channels_that_are_too_small_for_the_order_of_reading_are_widened() -> None:
+    flow = Workflow("pairs")
+    first, second = flow.channel("first", capacity=2), flow.channel("second", capacity=2)
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.make_in_turn(300, first, second)
+        return reader.pairs(first, second)
+
+    executor, session = opened(flow)
+    assert step_within(session) == 300
+    assert executor.stop() == Ended()
+
+
+def test_a_deadlock_between_hosts_names_who_waits_for_whom() -> None:
+    flow = Workflow("circle")
+    questions, answers = flow.channels("questions", "answers")
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration(stuck: bool) -> Any:
+        if not stuck:
+            return 7
+        maker.answer(questions, answers)
+        return reader.ask(answers, questions)
+
+    executor, session = opened(flow, chunks={"questions": 1, "answers": 1})
+    with pytest.raises(DeadlockError, match=r"(?s)maker\[0\] waits for items of channel 'questions'.*reader\[0\] waits for items of channel 'answers'"):
+        step_within(session, True)
+    assert step_within(session, False) == 7
+    assert executor.stop() == Ended()
+
+
+def test_one_who_computes_long_is_no_deadlock() -> None:
+    flow = Workflow("long")
+    items = flow.channel("items")
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.compute_on(0.5, items)
+        return reader.all(items)
+
+    executor, session = opened(flow)
+    assert step_within(session) == [0]
+    assert executor.stop() == Ended()
+
+
+def test_a_host_that_dies_ends_the_iteration_and_every_later_one_by_name() -> None:
+    flow = Workflow("dying")
+    items = flow.channel("items")
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.compute_on(0.3, items)
+        return reader.all(items)
+
+    executor, session = opened(flow)
+    killer = threading.Timer(0.1, executor.driver_host.lost, ["host0"])
+    killer.start()
+    with pytest.raises(ExecutorError, match=r"Host 'host0' died .*maker\[0\]"):
+        step_within(session, seconds=3)
+    with pytest.raises(ExecutorError, match="Host 'host0' died"):
+        step_within(session, seconds=1)
+    executor.stop()
+
+
+def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Workflow("busy")
+    items = flow.channel("items")
+    maker, reader = workers(flow)
+
+    @flow.iteration
+    def iteration(fails: bool) -> Any:
+        if not fails:
+            return 5
+        maker.compute_on(1.0, items)
+        return reader.fail(items)
+
+    executor, session = opened(flow)
+    monkeypatch.setattr(session._loop, "SETTLE_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(WorkerError, match="as it was asked to") as caught:
+        step_within(session, True)
+    assert time.monotonic() - start < 0.9
+    assert "Still busy, and not interruptible: maker[0].compute_on" in caught.value.__notes__[0]
+    assert step_within(session, False) == 5
+    assert executor.stop() == Ended()
+    with pytest.raises(ExecutorError, match="The session has ended"):
+        step_within(session, False)
