@@ -193,6 +193,7 @@ class Demo:
 
     def _write(self, first: Phase, second: Phase) -> None:
         from rlinf_lab.recipes import film
+        from rlinf_lab.widgets.curves import learning_curve
         from rlinf_lab.widgets.report import timeline_html
 
         folder, phases = self.folder, [first, second]
@@ -203,7 +204,7 @@ class Demo:
             timeline_html(phase.run.timeline, folder / f"{stem}.html", f"{self.config.env}, {phase.plan.name} plan")
             phase.run.timeline.to_perfetto(folder / f"{stem}.pftrace")
             (folder / f"plan-{number}-{phase.plan.name}.json").write_text(phase.plan.to_json())
-        learning_curve(metrics, self.config.env, folder / "learning_curve.png")
+        learning_curve(metrics, self.config.env).savefig(folder / "learning_curve.png", dpi=130, facecolor="white")
         state = second.state
         if state is not None:
             state["weights"].save(folder / "policy.safetensors")
@@ -229,32 +230,3 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:  # an extra that is not installed
             found[package] = "not installed"
     return found
-
-
-def learning_curve(metrics: pd.DataFrame, env: str, path: Path) -> Path:
-    """Success and return against environment steps, the phases shaded."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.6, 3.6), layout="constrained")
-    steps = metrics["env_steps"]
-    change = metrics.loc[metrics["plan"] != metrics["plan"].iloc[0], "env_steps"].min() if metrics["plan"].nunique() > 1 else None
-    for axis, column, label in ((left, "success_rate", "success rate (with exploration)"), (right, "return", "return per episode")):
-        axis.plot(steps, metrics[column].rolling(3, min_periods=1).mean(), color="#1e69b4", linewidth=2)
-        axis.plot(steps, metrics[column], color="#1e69b4", alpha=0.25, linewidth=1)
-        if change is not None:
-            axis.axvline(change, color="#785a00", linestyle=":", linewidth=1.2)
-            place = {"xycoords": ("data", "axes fraction"), "xytext": (3, -10), "textcoords": "offset points"}
-            axis.annotate("new plan", (change, 1.0), fontsize=8, color="#785a00", **place)
-        axis.set(xlabel="environment steps", ylabel=label)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    left.set_ylim(-0.03, 1.03)
-    figure.suptitle(env, fontsize=11)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
-
-

@@ -61,7 +61,7 @@ class DoctorReport:
         colour = {OK: "#3ca578", OPTIONAL: "#888", BROKEN: "#c3001e"}
         rows = "".join(
             f"<tr><td style='color:{colour[c.status]};text-align:center'>{_SIGNS[c.status]}</td><td style='text-align:left'><b>{escape(c.name)}</b></td>"
-            f"<td style='text-align:left'>{escape(c.found)}</td><td style='text-align:left'><code>{escape(c.mend)}</code></td></tr>"
+            f"<td style='text-align:left'>{escape(c.found)}</td><td style='text-align:left'>{f'<code>{escape(c.mend)}</code>' if c.mend else ''}</td></tr>"
             for c in self.checks
         )
         head = "ready" if self.ok else "something is broken"

@@ -1,45 +1,79 @@
-"""A notebook of the repository, run in JupyterLab in Chromium: both dashboards end up drawn and the assertions hold."""
+"""The notebooks of the repository, run in JupyterLab in Chromium at the sizes of CI: no error, live boards drawn, nothing cut off, both themes.
+
+Pictures of what a reader sees go to ``test-artifacts/notebook-*.png``.
+"""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+sys.path.insert(0, str(Path(__file__).parents[1] / "notebooks"))
+from test_notebooks import NOTEBOOKS, SMALL
 
-NOTEBOOK = Path(__file__).resolve().parents[2] / "notebooks" / "30_live_timeline.ipynb"
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
+
+RUNS = {"00_hello": 2, "10_workflows": 0, "30_live_timeline": 2}  # cells that leave a dashboard
 LAST_HAS_RUN = """() => {
     const code = window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code');
     return Boolean(code[code.length - 1].model.executionCount);
 }"""
-SCROLL_TO = "(i) => window.jupyterapp.shell.currentWidget.content.scrollToItem(i, 'smart')"
+# Ids of the cells that leave more than printed text.
+SHOWING = """() => window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code'
+    && Array.from({length: c.model.outputs.length}, (_, i) => c.model.outputs.get(i)).some((o) => o.type !== 'stream')).map((c) => c.model.id)"""
+# Scrolls to a cell's output and says what is there.
+SHOW = """async (id) => {
+    const notebook = window.jupyterapp.shell.currentWidget.content;
+    const index = notebook.widgets.findIndex((c) => c.model.id === id);
+    notebook.activeCellIndex = index;
+    await notebook.scrollToItem(index, 'start');
+    const output = notebook.widgets[index].node.querySelector('.jp-Cell-outputWrapper');
+    output.scrollIntoView({block: output.offsetHeight < 780 ? 'center' : 'start'});
+    const right = notebook.node.getBoundingClientRect().right;
+    return {
+        height: output.offsetHeight,
+        cut: [...output.querySelectorAll('.jp-OutputArea-output > *')].filter((e) => e.getBoundingClientRect().right > right + 1)
+            .map((e) => e.textContent.slice(0, 80)),
+        boards: [...output.querySelectorAll('.rl-dashboard')].map((e) => e.innerText),
+        spans: [...output.querySelectorAll('.rl-timeline')].map((e) => Number(e.dataset.spans || 0)),
+    };
+}"""
 
 
-def small(root: Path) -> Path:
+def small(path: Path, root: Path) -> Path:
     """A copy with the sizes of CI."""
-    book = nbformat.read(NOTEBOOK, as_version=4)
+    book = nbformat.read(path, as_version=4)
     cell = next(c for c in book.cells if "parameters" in c.metadata.get("tags", []))
-    cell.source += "\nsamples, iterations = 24, 5"
-    path = root / NOTEBOOK.name
-    nbformat.write(book, path)
-    return path
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in SMALL[path.stem].items())
+    copy = root / path.name
+    nbformat.write(book, copy)
+    return copy
 
 
-@pytest.mark.parametrize("theme", ["dark"])
-def test_live_timeline_runs_in_jupyterlab(jupyterlab: Any, theme: str) -> None:
-    lab = jupyterlab.open_notebook(small(jupyterlab.root), theme=theme, size=(1366, 900))
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
+    lab = jupyterlab.open_notebook(small(path, jupyterlab.root), theme="dark", size=(1366, 900))
+    failures: list[str] = []
+    lab.page.on("pageerror", lambda error: failures.append(str(error)))
     lab.run_all(wait=False)
-    lab.wait_until(lambda: lab.page.evaluate(LAST_HAS_RUN) or any(lab.errors()), "the last cell", 120)
+    lab.wait_until(lambda: lab.page.evaluate(LAST_HAS_RUN) or any(lab.errors()), "the last cell", 200)
     assert not any(lab.errors())
-    boards = [i for i, c in enumerate(nbformat.read(NOTEBOOK, as_version=4).cells) if c.source.rstrip().endswith("show(run, charts=(\"loss\",));")]
-    assert len(boards) == 1
-    lab.page.evaluate(SCROLL_TO, boards[0])
-    board = lab.page.locator(".rl-dashboard").first
-    board.scroll_into_view_if_needed()
-    lab.wait_until(lambda: "finished" in board.inner_text() and "5 / 5" in board.inner_text(), "the end on the dashboard")
-    lab.wait_until(lambda: int(board.locator(".rl-timeline").evaluate("(e) => e.dataset.spans") or 0) > 200, "the spans")
-    assert "NaN" not in board.inner_text()
-    lab.screenshot(f"notebook-30-{theme}")
+    boards, spans = [], []
+    for theme in ("dark", "light"):
+        if theme == "light":
+            lab.set_theme(theme)
+        for cell in lab.page.evaluate(SHOWING):
+            lab.page.evaluate(SHOW, cell)
+            lab.page.wait_for_timeout(250)
+            seen = lab.page.evaluate(SHOW, cell)  # again: what was above it has its own height now
+            lab.screenshot(f"notebook-{path.stem[:2]}-{theme}-{cell}")
+            assert seen["cut"] == [] and seen["height"] > 10, cell
+            boards += seen["boards"]
+            spans += seen["spans"]
+    assert len(boards) == 2 * RUNS[path.stem] and all("finished" in board and "NaN" not in board for board in boards)
+    assert all(n > 200 for n in spans)
+    assert not failures
