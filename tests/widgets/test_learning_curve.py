@@ -1,4 +1,4 @@
-"""The learning curve: what it draws, and that it shows itself without pyplot."""
+"""The learning curve: what it draws."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_curves_and_the_changes_of_plan() -> None:
     assert left.lines[1].get_ydata()[5] == np.mean(np.linspace(0, 1, 10)[3:6]), "mean of three"
     assert [text.get_text() for text in right.texts] == ["plan fused"]
     assert right.lines[2].get_xdata() == [4000.0, 4000.0]
-    assert learning_curve(metrics(["temporal"] * 3)).axes[0].texts == []
+    assert not learning_curve(metrics(["temporal"] * 3)).axes[0].texts
 
 
 def test_it_is_a_picture_with_a_transparent_background() -> None:
