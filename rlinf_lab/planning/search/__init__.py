@@ -1,0 +1,1 @@
+"""Plan search on numbers: problems, fronts, the exact solver, plan trees."""

@@ -1,0 +1,363 @@
+"""The search itself: exact, by composition of fronts, pruned by what the best plan so far needs.
+
+For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is made from
+
+- a leaf: fill = period = seconds of a chunk;
+- the next finer granularity: two of its chunks, fill + period and 2 * period;
+- a cut in time, on the same devices: fills add up with the switch between; the period adds the switch back;
+- a cut in space, on devices of their own: fills add up where an edge links the parts, the larger one counts where none does; periods: the larger one.
+
+On chains this is exact for streams of equal chunks. On branching graphs the fill is an upper bound (the two parts' longest paths may not meet).
+
+Source: RLinf (arXiv 2509.15965), algorithm 1, which keeps one number for a set and cuts one topological order only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, pareto
+from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
+
+EXACT = 1 + 1e-12  # ties with the best so far are kept
+FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
+BLOCK = 4_000_000  # pairs looked at together
+LEAF, LIFT = -1, -2
+BOTH = (TEMPORAL, SPATIAL)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan and its seconds between iterations."""
+
+    seconds: float
+    tree: Tree
+
+
+def solve(problem: Problem, ceiling: float = np.inf, kinds: tuple[str, ...] = BOTH) -> list[Found]:
+    """The best plan for every way to make the last composition, fastest first; the first one is optimal. Empty when no plan is possible.
+
+    ``ceiling``: plans that take longer are of no interest. ``kinds``: which compositions are allowed.
+    """
+    if problem.everyone.bit_count() > 1:
+        ceiling = min(ceiling, _first_guess(problem, ceiling, kinds))
+    return sorted(_Solver(problem, ceiling, kinds).plans(), key=lambda f: f.seconds)
+
+
+def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> float:
+    """Seconds of a good plan: a search over few device counts, then over counts nearer and nearer to those that it chose."""
+    useful = [_useful_counts(problem, v) for v in range(len(problem.names))]
+    if not all(len(codes) for codes in useful):
+        return ceiling
+    strides = [-(-len(codes) // FEW) for codes in useful]
+    chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
+    while max(strides) > 1:
+        coarse = replace(problem, table=_only(problem, chosen))
+        plans = _Solver(coarse, ceiling, kinds).plans()
+        if not plans:
+            break
+        best = min(plans, key=lambda f: f.seconds)
+        ceiling = min(ceiling, best.seconds)
+        strides = [max(1, stride // CLOSER) for stride in strides]
+        for v, codes in enumerate(useful):
+            at = int(np.searchsorted(codes, _code(problem, leaf_of(best.tree, v).devices)))
+            around = at + strides[v] * np.arange(-CLOSER, CLOSER + 1)
+            chosen[v] = codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))]
+    return ceiling
+
+
+def _useful_counts(problem: Problem, leaf: int) -> np.ndarray:
+    """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
+    return np.unique(np.concatenate([drops(row, problem.shape) for row in problem.table(leaf, 0)]))
+
+
+def _only(problem: Problem, chosen: list[np.ndarray]) -> Callable[[int, int], np.ndarray]:
+    """The same table with the chosen device counts of each leaf."""
+
+    def table(leaf: int, context: int) -> np.ndarray:
+        full = problem.table(leaf, context)
+        some = np.full_like(full, np.inf)
+        some[:, chosen[leaf]] = full[:, chosen[leaf]]
+        return some
+
+    return table
+
+
+def _code(problem: Problem, devices: Counts) -> int:
+    return int(np.ravel_multi_index(devices, problem.shape))
+
+
+class _Solver:
+    """Fronts by (set, context), for all granularities at once."""
+
+    def __init__(self, problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> None:
+        self.problem, self.ceiling, self.kinds = problem, ceiling * EXACT, kinds
+        self.cuts = Cuts(problem)
+        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self._fronts: dict[tuple[int, int], list[Front]] = {}
+        self._least: dict[tuple[int, int, int], np.ndarray] = {}
+        self._options: list[tuple[str, Cut]] = []
+        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._areas = [self._area(v) for v in range(len(problem.names))]
+        self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
+
+    # --- the whole ---------------------------------------------------------------------------------------
+    def plans(self) -> list[Found]:
+        """The best plan of each last composition (kind and cut)."""
+        problem = self.problem
+        everyone = problem.everyone
+        if np.isinf(self._areas).any():
+            return []
+        if everyone.bit_count() == 1:
+            return self._alone()
+        found = []
+        for cut in self.cuts.of(everyone):
+            for kind in self.kinds:
+                best: tuple[float, int, int, int] | None = None
+                for g in range(self._finest(kind, cut) + 1):
+                    better = self._best_whole(kind, cut, g)
+                    if better is not None and (best is None or better[0] < best[0]):
+                        best = (*better, g)
+                if best is not None and best[0] <= self.ceiling:
+                    seconds, left, right, g = best
+                    found.append(Found(seconds, self._composed(kind, cut, g, 0, left, right, problem.most)))
+        return found
+
+    def _alone(self) -> list[Found]:
+        rows = self._table(0, 0)
+        chunks = 2.0 ** np.arange(len(rows))[:, None]
+        seconds = self.problem.iteration(rows * chunks, rows * chunks)
+        g, code = np.unravel_index(int(np.argmin(seconds)), rows.shape)
+        return [Found(float(seconds[g, code]), Leaf(0, self.problem.counts(int(code)), int(g)))]
+
+    def _best_whole(self, kind: str, cut: Cut, g: int) -> tuple[float, int, int] | None:
+        """(seconds, point before, point after) of the best way to compose everything like this."""
+        problem, chunks = self.problem, 2.0**g
+        before, after = self._parts(kind, cut, 0, g)
+        if not len(before) or not len(after):
+            return None
+        if kind == TEMPORAL:
+            first, second = int(np.argmin(before.fill)), int(np.argmin(after.fill))
+            there, back = self._switches(cut)
+            fill = before.fill[first] + after.fill[second] + there
+            return float(problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))), first, second
+        best: tuple[float, int, int] | None = None
+        for i, j in self._pairs(before, after, -1):
+            fill, period = _side_by_side(before, after, i, j, cut.linked)
+            seconds = problem.iteration(fill + (chunks - 1) * period, chunks * period)
+            k = int(np.argmin(seconds))
+            if best is None or seconds[k] < best[0]:
+                best = float(seconds[k]), int(i[k]), int(j[k])
+        return best
+
+    # --- parts -------------------------------------------------------------------------------------------
+    def _front(self, leaves: int, context: int) -> list[Front]:
+        """By granularity."""
+        key = (leaves, context)
+        if key not in self._fronts:
+            self._fronts[key] = self._leaf(leaves, context) if leaves.bit_count() == 1 else self._composite(leaves, context)
+        return self._fronts[key]
+
+    def _leaf(self, leaves: int, context: int) -> list[Front]:
+        """Fill and period are one number, and so the better of a chunk at once and of two halves."""
+        rows = self._table(leaves.bit_length() - 1, context)
+        best = np.full(rows.shape[1], np.inf)
+        found: list[Front] = []
+        for g in reversed(range(len(rows))):
+            halves = 2 * best
+            best = np.minimum(rows[g], halves)
+            code = drops(best, self.problem.shape)
+            code = code[self._useful(leaves, g, code, best[code], best[code])]
+            left = np.asarray(np.searchsorted(found[-1].code if found else code, code))
+            option = np.where(best[code] < halves[code], LEAF, LIFT)
+            found.append(Front(code, best[code], best[code], option, left, left))
+        return found[::-1]
+
+    def _composite(self, leaves: int, context: int) -> list[Front]:
+        found = [EMPTY]
+        for g in reversed(range(self.problem.granularities)):
+            found.append(self._made(leaves, context, g, found[-1]))
+        return found[:0:-1]
+
+    def _made(self, leaves: int, context: int, g: int, finer: Front) -> Front:
+        options = [Front.of(finer.code, finer.fill + finer.period, 2 * finer.period, LIFT, np.arange(len(finer)), np.arange(len(finer)))]
+        for cut in self.cuts.of(leaves):
+            if TEMPORAL in self.kinds and g <= self._finest(TEMPORAL, cut):
+                options.append(self._temporal(leaves, cut, context, g))
+            if SPATIAL in self.kinds and g <= self._finest(SPATIAL, cut) and (cut.linked or cut.before < cut.after):
+                options += self._spatial(leaves, cut, context, g)
+        options = [o for o in options if len(o)]
+        if not options:
+            return EMPTY
+        front = Front.joined(options)
+        front = front.take(self._useful(leaves, g, front.code, front.fill, front.period))
+        return pareto(front, self.problem.shape) if len(front) else EMPTY
+
+    def _temporal(self, leaves: int, cut: Cut, context: int, g: int) -> Front:
+        before, after = self._contexts(TEMPORAL, cut, context)
+        least = self._least_fill(cut.before, before, g) + self._least_fill(cut.after, after, g)
+        there, back = self._switches(cut)
+        code = drops(least, self.problem.shape)
+        fill = least[code] + there
+        none = np.zeros(len(code), np.int64)
+        return Front.of(code, fill, fill + back, self._option(TEMPORAL, cut), none, none)
+
+    def _spatial(self, leaves: int, cut: Cut, context: int, g: int) -> list[Front]:
+        before, after = self._parts(SPATIAL, cut, context, g)
+        option, found = self._option(SPATIAL, cut), []
+        for i, j in self._pairs(before, after, self._limit(leaves)):
+            fill, period = _side_by_side(before, after, i, j, cut.linked)
+            code = before.code[i] + after.code[j]
+            kept = self._useful(leaves, g, code, fill, period)
+            found.append(Front.of(code[kept], fill[kept], period[kept], option, i[kept], j[kept]))
+        return found
+
+    def _pairs(self, before: Front, after: Front, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Pairs of points that fit on the devices together, in blocks of index arrays: all that use at most ``limit`` devices; of those
+        that use more (and are only ever given all devices), all that may be the best."""
+        if not len(before) or not len(after):
+            return
+        most = self.problem.most
+        if len(self.problem.devices) > 1:
+            yield from self._pairs_of_kinds(before, after)
+        elif after.falling or before.falling:
+            yield from _fitting(before, after, limit)
+            i, j = _largest(before, after, most)
+            if len(i):
+                yield i, j
+        else:
+            yield from _fitting(before, after, most)
+
+    def _pairs_of_kinds(self, before: Front, after: Front) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        shape = self.problem.shape
+        a, b = np.array(np.unravel_index(before.code, shape)), np.array(np.unravel_index(after.code, shape))
+        most = np.array(self.problem.devices)[:, None, None]
+        rows = max(1, BLOCK // len(after))
+        for start in range(0, len(before), rows):
+            i, j = np.nonzero(np.all(a[:, start : start + rows, None] + b[:, None, :] <= most, axis=0))
+            if len(i):
+                yield i + start, j
+
+    # --- what is worth keeping -----------------------------------------------------------------------------
+    def _useful(self, leaves: int, g: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+        """Points that may be part of a plan as good as the best so far."""
+        if np.isinf(self.ceiling):
+            return np.arange(len(code))
+        problem = self.problem
+        in_time = problem.at_least(g, fill, period) <= self.ceiling
+        # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
+        devices = problem.totals[code]
+        devices = np.where(devices <= self._limit(leaves), devices, problem.totals[-1])
+        held = devices * (2.0**g * np.minimum(fill, period))
+        return np.flatnonzero(in_time & (held + self._elsewhere(leaves) <= problem.totals[-1] * self.ceiling))
+
+    def _elsewhere(self, leaves: int) -> float:
+        """Fewest device seconds of everybody else."""
+        return sum(a for v, a in enumerate(self._areas) if not leaves >> v & 1)
+
+    def _limit(self, leaves: int) -> int:
+        """Most devices that a part can have without having all: then somebody else has devices of its own beside it."""
+        return int(self.problem.totals[-1] - min(n for v, n in enumerate(self._fewest) if not leaves >> v & 1))
+
+    def _area(self, leaf: int) -> float:
+        """Fewest device seconds of a leaf in an iteration that is as short as the best so far."""
+        rows = self._table(leaf, 0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
+        possible = np.isfinite(rows) & (rows <= self.ceiling)
+        return float(np.min(np.where(possible, rows, 0.0) * self.problem.totals, where=possible, initial=np.inf))
+
+    def _least_devices(self, leaf: int) -> float:
+        rows = self._table(leaf, 0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
+        return float(np.min(np.where(rows <= self.ceiling, self.problem.totals, np.inf), where=np.isfinite(rows), initial=np.inf))
+
+    # --- small things ----------------------------------------------------------------------------------------
+    def _finest(self, kind: str, cut: Cut) -> int:
+        """Leaves that are called once an iteration take turns as a whole only."""
+        return 0 if kind == TEMPORAL and (cut.before | cut.after) & self.problem.once else cut.finest
+
+    def _parts(self, kind: str, cut: Cut, context: int, g: int) -> tuple[Front, Front]:
+        before, after = self._contexts(kind, cut, context)
+        return self._front(cut.before, before)[g], self._front(cut.after, after)[g]
+
+    def _contexts(self, kind: str, cut: Cut, context: int) -> tuple[int, int]:
+        """Who stays on the devices of each part."""
+        if kind == SPATIAL:
+            return context, context
+        return context | cut.after & self.problem.staying, context | cut.before & self.problem.staying
+
+    def _switches(self, cut: Cut) -> tuple[float, float]:
+        return self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
+
+    def _least_fill(self, leaves: int, context: int, g: int) -> np.ndarray:
+        key = (leaves, context, g)
+        if key not in self._least:
+            self._least[key] = self._front(leaves, context)[g].least_fill(self.problem.shape)
+        return self._least[key]
+
+    def _table(self, leaf: int, context: int) -> np.ndarray:
+        key = (leaf, context)
+        if key not in self._tables:
+            self._tables[key] = self.problem.table(leaf, context)
+        return self._tables[key]
+
+    def _option(self, kind: str, cut: Cut) -> int:
+        key = (kind, cut.before, cut.after)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._options)
+            self._options.append((kind, cut))
+        return self._numbers[key]
+
+    # --- back to a plan --------------------------------------------------------------------------------------
+    def _tree(self, leaves: int, context: int, g: int, point: int) -> Tree:
+        front = self._front(leaves, context)[g]
+        while front.option[point] == LIFT:
+            point, g = int(front.left[point]), g + 1
+            front = self._front(leaves, context)[g]
+        code, option = int(front.code[point]), int(front.option[point])
+        if option == LEAF:
+            return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g)
+        kind, cut = self._options[option]
+        left, right = int(front.left[point]), int(front.right[point])
+        if kind == TEMPORAL:
+            (before, after), shape = self._contexts(kind, cut, context), self.problem.shape
+            left = self._front(cut.before, before)[g].best_at(code, shape)
+            right = self._front(cut.after, after)[g].best_at(code, shape)
+        return self._composed(kind, cut, g, context, left, right, code)
+
+    def _composed(self, kind: str, cut: Cut, g: int, context: int, left: int, right: int, code: int) -> Composed:
+        before, after = self._contexts(kind, cut, context)
+        parts = self._tree(cut.before, before, g, left), self._tree(cut.after, after, g, right)
+        return Composed(kind, *parts, self.problem.counts(code), g)
+
+
+def _side_by_side(before: Front, after: Front, i: np.ndarray, j: np.ndarray, linked: bool) -> tuple[np.ndarray, np.ndarray]:
+    a, b = before.fill[i], after.fill[j]
+    return a + b if linked else np.maximum(a, b), np.maximum(before.period[i], after.period[j])
+
+
+
+def _fitting(before: Front, after: Front, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs on at most so many devices of one kind."""
+    fitting = np.searchsorted(after.code, most - before.code, side="right")
+    ends = np.cumsum(fitting)
+    start = 0
+    while start < len(before):
+        stop = max(start + 1, int(np.searchsorted(ends, (ends[start - 1] if start else 0) + BLOCK)))
+        count = fitting[start:stop]
+        i = np.repeat(np.arange(start, min(stop, len(before))), count)
+        if len(i):
+            yield i, np.arange(len(i)) - np.repeat(np.cumsum(count) - count, count)
+        start = stop
+
+
+def _largest(before: Front, after: Front, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """One pair for each point of one part, with all the devices that it leaves to the other, whose numbers fall with devices."""
+    if not after.falling:
+        j, i = _largest(after, before, most)
+        return i, j
+    j = np.searchsorted(after.code, most - before.code, side="right") - 1
+    i = np.flatnonzero(j >= 0)
+    return i, j[i]

@@ -1,0 +1,137 @@
+"""Random plan-search problems, and every value that any plan of them attains: no dominance, no bounds, sets of plain numbers.
+
+Written apart from the solver on purpose: it follows the rules of composition one device count at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import cache
+
+import numpy as np
+
+from rlinf_lab.planning.search.problem import Problem
+
+
+def random_problem(
+    seed: int, leaves: tuple[int, int] = (2, 5), devices: tuple[int, int] = (2, 16), plain: bool = False, ticks: int = 1, kinds: int = 1
+) -> Problem:
+    """A branching graph with random rank rules, memory, switches, and kinds of devices of different speed.
+
+    ``plain``: without stays, streams, whole batches and staleness; ``ticks``: of a second.
+    """
+    rng = random.Random(seed)
+    count, grains = rng.randint(*leaves), rng.choice([2, 3, 3, 4])
+    there = tuple(rng.randint(*devices) for _ in range(kinds))
+    speeds = [1.0, *(rng.choice([0.5, 0.7, 1.5]) for _ in there[1:])]
+    density = rng.random()
+    edges = {
+        (p, c): 0 if not plain and rng.random() < 0.15 else rng.randint(1, grains - 1) if rng.random() < 0.3 else grains - 1
+        for p, c in itertools.combinations(range(count), 2)
+        if rng.random() < density
+    }
+    staying = 0 if plain else sum(1 << v for v in range(count) if rng.random() < 0.3)
+    once = 0 if plain else sum(1 << v for v in range(count) if rng.random() < 0.2)
+    cap = rng.choice([1e9, rng.randint(20, 60)])
+    facts = [_leaf(rng, max(there)) for _ in range(count)]
+
+    @cache
+    def table(leaf: int, context: int) -> np.ndarray:
+        work, exponent, fixed, valid, resident, activations, _ = facts[leaf]
+        beside = sum(facts[v][6] for v in range(count) if context >> v & 1)
+        rows = np.full((grains, *(n + 1 for n in there)), np.inf)
+        for g, kind in itertools.product(range(grains), range(kinds)):
+            for n in range(1, there[kind] + 1):
+                if n in valid and resident / n + activations / 2**g + beside <= cap:
+                    # Whole seconds, divisible as often as chunks are halved: sums are exact.
+                    part = ticks * work * n**-exponent / speeds[kind]
+                    at = tuple(n if k == kind else 0 for k in range(kinds))
+                    rows[(g, *at)] = 2 ** (grains - 1 - g) * max(1, round(part)) + ticks * (fixed + 3 * bool(beside))
+        return rows.reshape(grains, -1)
+
+    def seconds() -> tuple[float, ...]:
+        return tuple(ticks * float(rng.choice([0, 0, 2, 5])) for _ in range(count))
+
+    staleness = 0 if plain else rng.choice([0, 0, 1, 2])
+    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness)
+
+
+def _leaf(rng: random.Random, most: int) -> tuple:
+    kind = rng.random()
+    valid = set(range(1, most + 1))
+    if kind < 0.35:
+        step = rng.randint(1, 3)
+        valid = {n for n in valid if n % step == 0}
+    elif kind < 0.6:
+        valid = {n for n in valid if n & (n - 1) == 0}
+    elif kind < 0.7:
+        valid = {rng.randint(1, most)}
+    return rng.randint(1, 24), rng.choice([0.0, 0.5, 0.8, 1.0, 1.3]), rng.randint(0, 2), valid, rng.randint(0, 60), rng.randint(0, 40), rng.randint(1, 10)
+
+
+def cuts(problem: Problem, leaves: int):
+    """(before, after, finest granularity across, linked)."""
+    part = (leaves - 1) & leaves
+    while part:
+        rest = leaves & ~part
+        if not any(rest >> p & 1 and part >> c & 1 for p, c in problem.edges):
+            across = [f for (p, c), f in problem.edges.items() if part >> p & 1 and rest >> c & 1]
+            yield part, rest, min([problem.granularities - 1, *across]), bool(across)
+        part = (part - 1) & leaves
+
+
+def _ends(problem: Problem, leaves: int, seconds: tuple[float, ...], side: int) -> float:
+    """Slowest of the leaves that have nobody before (1) or after (0) them in the set and do not stay."""
+    inner = {e[side] for e in problem.edges if leaves >> e[0] & 1 and leaves >> e[1] & 1}
+    return max([0.0, *(s for v, s in enumerate(seconds) if leaves >> v & 1 and v not in inner and not problem.staying >> v & 1)])
+
+
+def switch(problem: Problem, leaving: int, coming: int) -> float:
+    return _ends(problem, leaving, problem.offload, 0) + _ends(problem, coming, problem.onload, 1)
+
+
+def every_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """(fills, periods) of the whole iteration as one chunk on at most all devices: every pair that some plan attains."""
+
+    @cache
+    def values(leaves: int, context: int, g: int, counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        found = [(np.empty(0), np.empty(0))]
+        up_to = tuple(slice(0, n + 1) for n in counts)
+        if leaves.bit_count() == 1:
+            row = problem.table(leaves.bit_length() - 1, context)[g].reshape(problem.shape)[up_to]
+            found.append((row[np.isfinite(row)],) * 2)
+        if g + 1 < problem.granularities:
+            fill, period = values(leaves, context, g + 1, counts)
+            found.append((fill + period, 2 * period))
+        for a, b, finest, linked in cuts(problem, leaves):
+            if g > finest:
+                continue
+            if g == 0 or not (a | b) & problem.once:
+                there, back = switch(problem, a, b), switch(problem, b, a)
+                fills = [np.unique(values(x, context | y & problem.staying, g, counts)[0]) for x, y in ((a, b), (b, a))]
+                both = np.add.outer(*fills).ravel() + there
+                found.append((both, both + back))
+            for part in itertools.product(*(range(n + 1) for n in counts)):
+                rest = tuple(n - k for n, k in zip(counts, part, strict=True))
+                found.append(_streamed(values(a, context, g, part), values(b, context, g, rest), linked))
+        return _distinct(np.concatenate([f for f, _ in found]), np.concatenate([p for _, p in found]))
+
+    return values(problem.everyone, 0, 0, problem.devices)
+
+
+def _streamed(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray], linked: bool) -> tuple[np.ndarray, np.ndarray]:
+    fills = np.add.outer(a[0], b[0]) if linked else np.maximum.outer(a[0], b[0])
+    return _distinct(fills.ravel(), np.maximum.outer(a[1], b[1]).ravel())
+
+
+def _distinct(fill: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds are whole numbers below 2^20: a pair is one integer."""
+    both = np.unique((fill.astype(np.int64) << 20) + period.astype(np.int64))
+    return (both >> 20).astype(float), (both & (1 << 20) - 1).astype(float)
+
+
+def best(problem: Problem) -> float:
+    """Seconds between iterations of the best plan; inf when there is none."""
+    fill, period = every_value(problem)
+    return float(np.min(np.maximum(period, fill / (1 + problem.staleness)), initial=np.inf))

@@ -1,0 +1,145 @@
+"""The search against every value that any plan attains (`brute_force`), and against itself without pruning."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from brute_force import best, random_problem
+
+from rlinf_lab.planning.search.fronts import Front, pareto
+from rlinf_lab.planning.search.problem import Problem
+from rlinf_lab.planning.search.solver import BOTH, _Solver, solve
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, evaluate, leaf_of, mode, nodes, shape
+
+
+def seconds(problem: Problem, ceiling: float = np.inf) -> float:
+    found = solve(problem, ceiling)
+    for plan in found:  # a tree is what its number says
+        assert evaluate(plan.tree, problem) == pytest.approx(plan.seconds)
+        assert all(sum(n.devices) <= sum(problem.devices) for n in nodes(plan.tree))
+    return found[0].seconds if found else float("inf")
+
+
+@pytest.mark.parametrize("seeds", [range(k, k + 100) for k in (0, 100, 200)], ids=str)
+def test_no_plan_is_better(seeds: range) -> None:
+    for seed in seeds:
+        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
+        truth = best(problem)
+        assert seconds(problem) == truth, f"seed {seed}"
+        assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
+
+
+def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter for large fronts, here on small ones too."""
+    monkeypatch.setattr("rlinf_lab.planning.search.fronts.WORTH", 0)
+    for seed in range(300, 380):
+        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
+        assert seconds(problem) == best(problem), f"seed {seed}"
+
+
+def test_no_plan_is_better_with_two_kinds_of_devices() -> None:
+    for seed in range(60):
+        problem = random_problem(seed, leaves=(2, 3), devices=(1, 4), kinds=2)
+        assert seconds(problem) == best(problem), f"seed {seed}"
+
+
+def test_pruning_changes_nothing_on_larger_graphs() -> None:
+    for seed in range(12):
+        problem = random_problem(seed, leaves=(4, 6), devices=(20, 40), ticks=100)
+        unpruned = min((f.seconds for f in _Solver(problem, np.inf, BOTH).plans()), default=float("inf"))
+        assert seconds(problem) == unpruned, f"seed {seed}"
+
+
+def chain(seconds: list[list[float]], edges: dict[tuple[int, int], int] | None = None, **changes) -> Problem:
+    """Leaves a, b, c of perfectly divisible work: ``seconds[leaf][n - 1]`` of an iteration on n devices."""
+    grains, most = 4, len(seconds[0])
+    tables = [np.array([[np.inf, *(np.array(s) / 2**g)] for g in range(grains)]) for s in seconds]
+    count = len(seconds)
+    edges = {(v, v + 1): grains - 1 for v in range(count - 1)} if edges is None else edges
+    made = Problem(tuple("abc"[:count]), edges, (most,), grains, lambda v, _: tables[v], (0.0,) * count, (0.0,) * count)
+    return dataclasses.replace(made, **changes)
+
+
+def test_a_pipeline_beats_turns_where_scaling_is_poor() -> None:
+    problem = chain([[8, 8, 8, 8]] * 2)
+    found = solve(problem)
+    assert shape(found[0].tree, problem.names) == "a | b" and found[0].seconds == 8 + 8 / 8  # fill one of eight chunks
+    turns = next(f for f in found if mode(f.tree) == "temporal")
+    assert turns.seconds == 16 and shape(turns.tree, problem.names) == "a > b"
+
+
+def test_whole_batches_and_single_calls_do_not_stream() -> None:
+    whole = chain([[8, 8, 8, 8]] * 2, edges={(0, 1): 0})
+    assert {f.seconds for f in solve(whole)} == {16}
+    once = chain([[8, 4, 8 / 3, 2]] * 3, once=1)
+    for f in solve(once):
+        assert all(n.grain == 0 for n in nodes(f.tree) if isinstance(n, Composed) and n.kind == TEMPORAL and n.leaves & 1)
+
+
+def test_asynchronous_iterations_hide_the_fill() -> None:
+    """With a staleness of one, two iterations are under way: only the bottleneck counts."""
+    behind = chain([[8, 8, 8, 8]] * 2, edges={(0, 1): 0}, staleness=1)
+    found = solve(behind)[0]
+    assert found.seconds == 8 and mode(found.tree) == "spatial"
+
+
+def test_switching_costs_both_ways_and_only_who_leaves() -> None:
+    costs = {"onload": (1.0, 2.0), "offload": (4.0, 8.0)}
+    problem = chain([[10, 5]] * 2, **costs)
+    turns = solve(problem, kinds=(TEMPORAL,))[0]
+    assert turns.seconds == 10 + (4 + 2) + (8 + 1)
+    staying = dataclasses.replace(problem, staying=0b11)
+    assert solve(staying, kinds=(TEMPORAL,))[0].seconds == 10
+    only_b = dataclasses.replace(problem, staying=0b10)
+    assert solve(only_b, kinds=(TEMPORAL,))[0].seconds == 10 + 4 + 1
+
+
+def test_who_stays_is_seen_by_who_shares_the_devices() -> None:
+    """b has room beside a only when a leaves, or when it has devices of its own."""
+    alone = np.array([[np.inf, 8, 4]])
+    tables = {(0, 0): alone, (0, 2): alone, (1, 0): alone, (1, 1): np.full((1, 3), np.inf)}
+    problem = Problem(("a", "b"), {(0, 1): 0}, (2,), 1, lambda v, context: tables[v, context], (0.0, 0.0), (1.0, 0.0), staying=1)
+    found = solve(problem)[0]
+    assert mode(found.tree) == "spatial" and found.seconds == 16
+    assert solve(dataclasses.replace(problem, staying=0))[0].seconds == 9  # four, four, and a leaves
+
+
+def test_a_pinned_worker_and_nothing_that_fits() -> None:
+    four_only = [[np.inf, np.inf, np.inf, 6.0, 6.0, 6.0]]
+    problem = chain([*four_only, [12, 6, 4, 3, 2.4, 2]])
+    best_plan = solve(problem)[0]
+    assert leaf_of(best_plan.tree, 0).devices == (4,) and leaf_of(best_plan.tree, 1).devices == (2,)
+    assert solve(chain([[np.inf] * 3, [1.0] * 3])) == []
+    assert solve(problem, ceiling=1.0) == []
+
+
+def test_a_single_worker_is_a_plan() -> None:
+    found = solve(chain([[9, 5, 6]]))
+    assert found[0].seconds == 5 and found[0].tree.devices == (2,) and mode(found[0].tree) == "alone"
+
+
+def test_fronts_keep_what_is_better_in_something() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        size = int(rng.integers(1, 3000))
+        code, fill, period = (rng.integers(0, k, size) for k in (6, 500, 500))
+        period = 1000 - fill + period // 8  # otherwise few points survive
+        none = np.zeros(size, np.int64)
+        kept = pareto(Front.of(code, fill.astype(float), period.astype(float), 0, none, none), (6,))
+        points = set(zip(kept.code.tolist(), kept.fill.tolist(), kept.period.tolist(), strict=True))
+        given = set(zip(code.tolist(), fill.tolist(), period.tolist(), strict=True))
+        assert points <= given
+        for n, f, p in list(given)[:300]:  # whatever was dropped is matched by something kept
+            assert any(m <= n and a <= f and b <= p for m, a, b in points)
+        for n, f, p in list(points)[:50]:
+            assert not any(m == n and a <= f and b <= p and (a, b) != (f, p) for m, a, b in points)
+
+
+def test_spatial_parts_of_a_branch_run_beside_each_other() -> None:
+    """b and c have no edge: cut apart, the longer fill counts."""
+    problem = chain([[4] * 4, [8] * 4, [8] * 4], edges={(0, 1): 3, (0, 2): 3})
+    found = solve(problem)[0]
+    assert found.seconds == 0.5 + 1 + 7 * 1
+    assert {n.kind for n in nodes(found.tree) if isinstance(n, Composed)} == {SPATIAL}
