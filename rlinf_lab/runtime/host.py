@@ -91,7 +91,7 @@ class Host:
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._sent = self._heard = 0  # messages
         self._batch = 0
-        self._lost: set[str] = set()
+        self.dead: set[str] = set()  # hosts
         self._given_up: dict[int, BaseException] = {}
         self._set_up = 0
         self._ready = threading.Condition()
@@ -660,7 +660,7 @@ class Host:
 
     def waits_in_iteration(self) -> bool:
         """Under the mutex, at the driver's host: its loop is inside an iteration and waits."""
-        return self.driver.call is not None and self._running == 0 and not self.stopping and not self._lost
+        return self.driver.call is not None and self._running == 0 and not self.stopping and not self.dead
 
     def relieve(self) -> bool:
         """Under the mutex: let somebody exceed a capacity; whether there was anybody."""
@@ -691,7 +691,7 @@ class Host:
             while self._outgoing:
                 host, message = self._outgoing.popleft()
                 assert self._send is not None
-                if host not in self._lost:
+                if host not in self.dead:
                     try:
                         self._send(host, message)
                     except WorkflowError as error:  # it does not pickle

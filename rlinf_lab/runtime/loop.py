@@ -21,13 +21,14 @@ if TYPE_CHECKING:
 class Loop:
     """Lives at the driver's host (`Host.loop`). What it says to all hosts it also does at its own."""
 
-    SETTLE_SECONDS = 5.0
+    SETTLE_SECONDS = 3.0
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self.others = sorted(set(host.place.values()) - {host.name})
         self.watch = Watch(host, self.others)
         self.iteration = -1
+        self.ending = False  # the run ends with this iteration: nobody needs idle workers after it
         self.lost: ExecutorError | None = None
         self._open: dict[tuple[int, int], tuple[str, str]] = {}  # (call, rank) that has not ended: its host, its label
 
@@ -134,7 +135,8 @@ class Loop:
 
     def settle(self) -> list[str]:
         """Wait until every call of the failed iteration has ended. Returns those that compute on after `SETTLE_SECONDS`."""
-        deadline = self.host.clock.now_ns() + round(self.SETTLE_SECONDS * 1e9)
+        seconds = 0.0 if self.ending else self.SETTLE_SECONDS
+        deadline = self.host.clock.now_ns() + round(seconds * 1e9)
         while True:
             self.host.driver.error = None
             try:

@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -43,6 +44,7 @@ from rlinf_lab.workflow.workflow import Declaration, Workflow
 
 PROCESS_SECONDS = 120  # a cluster may have to start a node
 STOP_SECONDS = 10
+DEATH_SECONDS = 3
 
 
 class RayExecutor:
@@ -156,7 +158,7 @@ class RayExecutor:
         answered: set[str] = set()
         actors = dict(self._actors)
         if ray.is_initialized():
-            asked = {name: actor.stop.remote() for name, actor in actors.items()}
+            asked = {name: actor.stop.remote() for name, actor in actors.items() if name not in self.driver_host.dead}
             deadline = time.monotonic() + STOP_SECONDS
             for name, reference in asked.items():
                 with contextlib.suppress(ray.exceptions.RayError):
@@ -169,11 +171,19 @@ class RayExecutor:
             for actor in actors.values():
                 with contextlib.suppress(Exception):  # it is dead already
                     ray.kill(actor, no_restart=True)
+            self._wait_for_death()
         for link in self._links.values():
             link.close()
         if self._listener is not None:
             self._listener.close()
         return ended
+
+    def _wait_for_death(self) -> None:
+        """Ray ends a process a little after it was told to; those of this node are gone when `stop` returns."""
+        here = [self._pids[name] for name, link in self._links.items() if link.transport == "unix"]
+        deadline = time.monotonic() + DEATH_SECONDS
+        while any(Path(f"/proc/{pid}").exists() for pid in here) and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     # --- messages --------------------------------------------------------------------------------------------
     def _send(self, host: str, message: tuple) -> None:

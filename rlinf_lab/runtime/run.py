@@ -98,6 +98,7 @@ class Run:
         self._go.set()
         loop = self._executor.driver_host.loop
         assert loop is not None
+        loop.ending = True
         if starting:
             threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
         else:

@@ -212,7 +212,7 @@ def lost(host: Host, name: str) -> None:
         f"Host {name!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
     )
     with host._mutex:
-        host._lost.add(name)
+        host.dead.add(name)
         if host.loop is not None:
             host.loop.forget(name, error)
         host._fail(error)

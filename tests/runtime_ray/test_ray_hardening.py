@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +19,10 @@ import numpy as np
 import psutil
 import pytest
 
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.ray_executor import RayExecutor, shutdown
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -260,3 +264,81 @@ def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_r
     )
     assert lines[0] == "cuda:0 cuda:0 ['0', '1']"
     assert "uses 3 GPUs (cuda:0, cuda:1, cuda:2), and this Ray has 2. Next:" in lines[1]
+
+
+class Fragile(Worker):
+    def work(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def die_with_a_child(self) -> None:
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(30,)).start()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def onload(self) -> None:
+        if self.name == "heavy":
+            raise MemoryError("does not fit")
+
+
+def test_a_forked_child_does_not_hide_the_death_of_its_host() -> None:
+    flow = Workflow("child")
+    a, b = flow.worker(Fragile, name="a"), flow.worker(Fragile, name="b")
+
+    @flow.iteration
+    def iteration(dies: bool) -> Any:
+        if dies:
+            a.die_with_a_child()
+        return a.work(0.0), b.work(0.0)
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), executor="ray") as s:
+        assert s.step(False) == (0.0, 0.0)
+        start = time.monotonic()
+        with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
+            s.step(True)
+        with pytest.raises(ExecutorError, match=r"Host 'host0' died"):
+            s.step(False)
+    assert time.monotonic() - start < 15  # the child lives for 30
+
+
+def test_done_becomes_true_and_what_onload_raises_arrives() -> None:
+    flow = Workflow("heavy")
+    a, b = flow.worker(Fragile, name="light"), flow.worker(Fragile, name="heavy")
+
+    @flow.iteration
+    def iteration(both: bool) -> Any:
+        call = a.work(0.1)
+        while not call.done():
+            time.sleep(0.01)
+        return b.work(0.0) if both else 1
+
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], memory={"light": 1, "heavy": 1}, device_memory=1)
+    with session(flow, plan, executor="ray") as s:
+        assert s.step(False) == 1
+        with pytest.raises(WorkerError, match=r"'heavy' rank 0 failed in onload\(\): MemoryError: does not fit"):
+            s.step(True)
+
+
+def test_stopping_a_run_that_is_being_set_up() -> None:
+    flow = Workflow("slow")
+    worker = flow.worker(SlowSetup, name="w")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return worker.go()
+
+    starting = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray")
+    while not starting._executor._links:  # type: ignore[attr-defined]
+        time.sleep(0.05)
+    start = time.monotonic()
+    with warnings.catch_warnings(action="ignore"):  # that it was left behind, if it had begun
+        starting.stop()
+    assert time.monotonic() - start < 20
+    assert starting.state == "stopped" and starting.error is None
+
+
+class SlowSetup(Worker):
+    def setup(self) -> None:
+        time.sleep(60)
+
+    def go(self) -> int:
+        return 1

@@ -1,0 +1,195 @@
+"""What users and their machines do to a run: time-outs, interrupts, stops at bad moments, listeners and workers that raise."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import ExecutorError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import Run, run, session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+class Odd(Worker):
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def produce(self, count: int, pause: float, out: Outbox) -> None:
+        for i in range(count):
+            time.sleep(pause)
+            out.put(i)
+
+    def drink(self, pause: float, inbox: Inbox) -> int:
+        count = 0
+        for batch in inbox:
+            time.sleep(pause)
+            count += len(batch)
+        return count
+
+    def measure(self) -> None:
+        self.log(x=1.0)
+        self.log(x=3.0 + self.rank)
+
+    def show(self, image: Any) -> None:
+        self.frame(image)
+
+
+class Forgetful(Odd):
+    def close(self) -> None:
+        raise OSError("could not write the checkpoint")
+
+
+class Slow(Odd):
+    def setup(self) -> None:
+        time.sleep(60)
+
+
+def alone(cls: type[Worker], method: str, *args: Any, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
+    """A workflow of one worker and one call."""
+    flow = Workflow("alone")
+    worker = flow.worker(cls, name="w")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return getattr(worker, method)(*args)
+
+    return flow, ExecutionPlan("alone", tuple(DEVICES[:ranks]), {"w": tuple((i,) for i in range(ranks))})
+
+
+def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
+    flow, said = Workflow("late"), []
+    items = flow.channel("items")
+    sleeper, producer = flow.worker(Odd, name="sleeper"), flow.worker(Odd, name="producer")
+
+    @flow.iteration
+    def iteration() -> Any:
+        slept = sleeper.sleep(0.3)
+        producer.produce(8, 0.1, items)
+        try:
+            slept.wait(timeout=0.05)
+        except TimeoutError as error:
+            said.append(str(error))
+        return items.get_all(), slept
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"sleeper": [0], "producer": [1]})
+    with session(flow, plan) as s:
+        for _ in range(2):
+            assert s.step() == (list(range(8)), 0.3)
+    assert said == ["driver[0] waited 0.05 s for the value of sleeper[0]; it has not come."] * 2
+
+
+def interrupt_after(seconds: float) -> None:
+    threading.Timer(seconds, signal.pthread_kill, [threading.main_thread().ident, signal.SIGINT]).start()
+
+
+@pytest.fixture
+def heard_interrupts() -> Any:
+    """Also in a shell that ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
+@pytest.mark.parametrize("where", ["put", "get", "wait"])
+def test_an_interrupted_step_leaves_the_session_usable(where: str) -> None:
+    flow = Workflow("interrupted")
+    given, made = flow.channel("given", capacity=1), flow.channel("made")
+    worker, other = flow.worker(Odd, name="w"), flow.worker(Odd, name="v")
+
+    @flow.iteration
+    def iteration(pause: float, count: int) -> Any:
+        drunk = worker.drink(pause, given)
+        other.produce(count, pause if where == "get" else 0.0, made)
+        given.put_all(range(count if where == "put" else 2))
+        return len(made.get_all()), drunk.wait()
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]}, chunks={"given": 1})) as s:
+        want = {"put": (3, 3), "get": (3, 2), "wait": (3, 2)}[where]
+        assert s.step(0.0, 3) == want
+        interrupt_after(0.2)
+        with pytest.raises(KeyboardInterrupt):
+            s.step(0.3, 40)
+        assert s.step(0.0, 3) == want
+        assert s.step(0.0, 3) == want
+
+
+def test_a_step_after_the_session_is_refused() -> None:
+    flow, plan = alone(Odd, "sleep", 0.0)
+    with session(flow, plan) as s:
+        assert s.step() == 0.0
+    with pytest.raises(ExecutorError, match="The session has ended.*Next: open a new one"):
+        s.step()
+
+
+def test_what_close_raises_is_told() -> None:
+    flow, plan = alone(Forgetful, "sleep", 0.0)
+    failed = run(flow, plan, 1)
+    with pytest.raises(WorkerError, match=r"'w' rank 0 failed in close\(\): OSError: could not write the checkpoint"):
+        failed.wait(20)
+    assert failed.state == "failed"
+    with pytest.raises(WorkerError, match="could not write the checkpoint"), session(flow, plan) as s:
+        assert s.step() == 0.0
+
+
+def test_stopping_while_a_worker_is_set_up_or_computes_ends_in_seconds_and_says_who_was_left() -> None:
+    for cls, wait_for in ((Slow, "starting"), (Odd, "running")):
+        flow, plan = alone(cls, "sleep", 60.0)
+        stopped = run(flow, plan, 1)
+        while stopped.state != wait_for:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        start = time.monotonic()
+        with pytest.warns(RuntimeWarning, match=r"w\[0\] did not end in time"):
+            stopped.stop()
+        assert time.monotonic() - start < 15
+        assert stopped.state == "stopped" and stopped.left_behind == ["w[0]"]
+
+
+def test_a_listener_that_raises_is_logged_once_and_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    flow, plan = alone(Odd, "sleep", 0.05)
+    calls: list[int] = []
+    goes_on = run(flow, plan, 10)
+
+    def bad(_: Run) -> None:
+        calls.append(1)
+        raise ZeroDivisionError("in the listener")
+
+    goes_on.on_update(bad)
+    with caplog.at_level(logging.ERROR, logger="rlinf_lab"):
+        assert len(goes_on.wait(20)) == 10
+    assert len(calls) == 1 and caplog.text.count("ZeroDivisionError: in the listener") == 1
+    assert len(goes_on.metrics) == 10
+
+
+def test_the_last_value_that_a_rank_logs_counts_and_ranks_are_averaged() -> None:
+    flow, plan = alone(Odd, "measure", ranks=2)
+    measured = run(flow, plan, 2)
+    measured.wait(20)
+    assert list(measured.metrics["x"]) == [3.5, 3.5]
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 6, 1), (4, 6, 3), (4, 6, 4)])
+def test_pictures_become_rgb(shape: tuple[int, ...]) -> None:
+    flow, plan = alone(Odd, "show", np.full(shape, 7, np.uint8))
+    shown = run(flow, plan, 1)
+    shown.wait(20)
+    assert shown.frames["w[0]"].shape == (4, 6, 3) and (shown.frames["w[0]"] == 7).all()
+
+
+@pytest.mark.parametrize("image", [np.zeros((4, 6, 3)), np.zeros((2, 4, 6, 3), np.uint8), np.zeros((0, 4, 3), np.uint8), "a picture"])
+def test_what_is_no_picture_is_refused_where_it_was_shown(image: Any) -> None:
+    flow, plan = alone(Odd, "show", image)
+    with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
+        run(flow, plan, 1).wait(20)
