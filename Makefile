@@ -11,7 +11,7 @@ export PYTHONUNBUFFERED := 1
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
 
-$(STAMP): pyproject.toml constraints.txt tools/setup.sh
+$(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 	@bash tools/setup.sh
 	@touch $@
 

@@ -1,7 +1,13 @@
 #!/usr/bin/env bash
-# Make .venv and install the package with everything the tests and the demo need. No root; a few minutes the first time.
+# Make .venv and install the package with everything the tests and the demo need: the pip section of environment.yml, as conda would
+# hand it to pip. No root; a few minutes the first time. `tools/setup.sh --section` prints that section and does nothing else.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+read -ra section <<<"$(sed -n '/- pip:/,$ s/^ *- \(-.*\)$/\1/p' environment.yml | tr '\n' ' ')"
+if [ "${1:-}" = --section ]; then
+  printf '%s\n' "${section[@]}"
+  exit
+fi
 say() { printf 'rlinf_lab: %s\n' "$*" >&2; }
 
 python=${PYTHON:-}
@@ -20,13 +26,13 @@ with_uv() {
   local links
   links=${UV_FIND_LINKS:-${PIP_FIND_LINKS:-}}
   [ -d .venv ] || uv venv --quiet --python "$python" .venv
-  UV_FIND_LINKS=$links uv pip install --quiet --python .venv/bin/python --compile-bytecode -c constraints.txt -e '.[dev]'
+  UV_FIND_LINKS=$links uv pip install --quiet --python .venv/bin/python --compile-bytecode "${section[@]}"
 }
 with_pip() {
   [ -x .venv/bin/python ] || "$python" -m venv .venv
   # Without pip in it, an environment that uv began is completed first.
   .venv/bin/python -m pip --version >/dev/null 2>&1 || .venv/bin/python -m ensurepip -q
-  .venv/bin/python -m pip install -q -c constraints.txt -e '.[dev]' 2> >(grep -v '^WARNING: Location' >&2)
+  .venv/bin/python -m pip install -q "${section[@]}" 2> >(grep -v '^WARNING: Location' >&2)
 }
 
 say "installing into .venv with $("$python" --version) (2 to 6 minutes the first time)"

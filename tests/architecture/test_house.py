@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 import rlinf_lab
 
@@ -78,34 +77,3 @@ def test_notebooks_have_a_kernelspec_and_no_stored_output() -> None:
         content = json.loads(path.read_text())
         assert content["metadata"]["kernelspec"]["name"] == "python3", path.name
         assert not [c for c in content["cells"] if c.get("outputs")], path.name
-
-
-def environment() -> list[str]:
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text())
-    assert any(str(d).startswith("python=") for d in conda["dependencies"])
-    (section,) = [d["pip"] for d in conda["dependencies"] if isinstance(d, dict)]
-    return [word for line in section for word in line.split()]
-
-
-def test_the_conda_environments_pip_section_resolves() -> None:
-    """What is installed already satisfies it: pip plans nothing but this package."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--dry-run", "--no-deps", "--quiet", "--report", "-", *environment()],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    planned = {item["metadata"]["name"] for item in json.loads(done.stdout)["install"]}
-    assert planned == {"rlinf-lab"}
-    check = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    problems = [line for line in check.stdout.splitlines() if "rlinf-lab" in line]
-    assert problems == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_conda_environments_pip_section_installs(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    done = subprocess.run([str(python), "-m", "pip", "install", "-q", *environment()], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    subprocess.run([str(python), "-c", "import rlinf_lab as lab; lab.doctor(); lab.list_envs('metaworld')"], check=True)
