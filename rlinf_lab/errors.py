@@ -63,7 +63,7 @@ class MissingDependencyError(RlinfLabError, ImportError):
 
 
 class ChannelClosed(RlinfLabError, EOFError):
-    """A `take()` found the end of the stream, or a `put()` found that nobody will read any more."""
+    """A `take()` found the end of the stream: every producer has finished."""
 
 
 class ChannelBroken(RlinfLabError, ConnectionError):

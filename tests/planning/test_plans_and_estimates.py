@@ -11,8 +11,11 @@ from rlinf_lab.errors import DeadlockError, PlanError, UnknownNameError, Workflo
 from rlinf_lab.planning.estimate import Recorded, _one_token, estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.runtime.run import run as start
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -165,6 +168,20 @@ class SlowPolicy(Worker):
                 actions.put(0, key=slot)
 
 
+def measured(flow: Workflow, plan: ExecutionPlan, iterations: int) -> Timeline:
+    """Executed with a clock that computes alone move."""
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    session = Session(executor)
+    for _ in range(iterations):
+        session.step()
+    executor.stop()
+    timeline = Timeline(plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    return timeline
+
+
 def test_a_run_under_one_plan_predicts_another() -> None:
     flow = Workflow("slow")
     obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
@@ -177,13 +194,10 @@ def test_a_run_under_one_plan_predicts_another() -> None:
 
     together = ExecutionPlan.temporal(flow, DEVICES, {"sim": 2})
     apart = ExecutionPlan.spatial(flow, DEVICES, {"sim": [0], "policy": [1]}, sub_batches={"sim": 2})
-    measured = start(flow, together, 4)
-    measured.wait(60)
-    found = estimate(flow.graph, together, measured.timeline)
+    found = estimate(flow.graph, together, measured(flow, together, 4))
     assert "every batch had 2 items" in found.notes[0]
     # In closed form: one simulator rank works without pause on 16 steps of 4 ms, and the first answer takes 2 ms.
-    predicted = found.simulate(apart, 1).elapsed_ns / 1e9
-    assert predicted == pytest.approx(16 * 0.004 + 0.002, rel=0.25)
+    assert found.simulate(apart, 1).elapsed_ns == 16 * 4_000_000 + 2_000_000
     with pytest.raises(PlanError, match="would hold 1 tokens"):
         found.simulate(ExecutionPlan.spatial(flow, DEVICES, {"sim": [0], "policy": [1]}))
 

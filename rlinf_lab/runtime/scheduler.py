@@ -1,0 +1,282 @@
+"""The threads of a host and the engine that says which of them may go on.
+
+- One mutex guards the engine and all state; user code never runs under it, and nothing is sent under it.
+- A thread that posts an event waits at its own gate until the engine resumes it. It also carries out orders to leave or to
+  come onto the device while it waits: no second thread ever touches a worker.
+- ``running`` counts the threads that could still cause an event. At zero, with a mock clock, the last thread to block settles the
+  collected events of this instant or moves time to the next timer; with the real clock it means that nothing can
+  move any more: relief, and if that does not help, a `DeadlockError` that names who waits for what. When there are
+  several hosts the driver's `watch` finds that out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+import time
+import traceback
+from collections.abc import Iterable
+
+from rlinf_lab.errors import WorkerError
+from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.queues import Queue
+from rlinf_lab.runtime.spans import SpanWriter
+from rlinf_lab.runtime.wire import Failure
+from rlinf_lab.timeline.clock import Clock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
+
+
+class Scheduler:
+    """The lower half of a `Host`: threads, time and the engine. What an instruction does to items and calls is the upper half's."""
+
+    def __init__(self, engine: Engine, clock: Clock, recorder: Recorder, alone: bool) -> None:
+        self.clock, self.recorder = clock, recorder
+        self.stopping = False
+        self.relieved = 0
+        self._alone = alone  # there is no other host
+        self._mock = clock if isinstance(clock, MockClock) else None
+        self._mutex = threading.RLock()
+        self._engine = engine
+        self._spans = SpanWriter(recorder, clock)
+        self._processes: list[Process] = []
+        self._running = 0
+        self._pending: list[tuple[int, int, int, int]] = []
+        self._timers: list[tuple[int, int, Process]] = []
+        self._batch = 0
+
+    # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
+    def _store(self, process: Process, first: int) -> None:
+        """The items of its put enter the channel, from this sequence number on."""
+        raise NotImplementedError
+
+    def _hand_over(self, process: Process, lo: int, hi: int) -> None:
+        """It gets the items [lo, hi) of its channel."""
+        raise NotImplementedError
+
+    def _finished(self, process: Process) -> None:
+        """Its call has ended."""
+        raise NotImplementedError
+
+    def _extend(self, channel: int, n: int) -> None:
+        """Blocked producers of other hosts may send n items more."""
+        raise NotImplementedError
+
+    def _put_waits(self, queue: Queue) -> None:
+        """A put into a channel that lives on another host waits for room."""
+        raise NotImplementedError
+
+    def waits(self) -> list[str]:
+        raise NotImplementedError
+
+    def deadlock(self, lines: Iterable[str]) -> None:
+        raise NotImplementedError
+
+    def report(self, error: Failure) -> None:
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    # --- posting and waiting -----------------------------------------------------------------------------
+    def _post(self, process: Process, kind: Event, channel: int, n: int, what: str) -> None:
+        """Report an event and wait until the engine lets the thread go on."""
+        with self._mutex:
+            self._raise_if_interrupted(process)
+            process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == Event.START, -1
+            process.lock_from = self.clock.now_ns()
+            self._block(process, "engine", what, (process.index, kind, channel, n))
+            if kind == Event.PUT and process.queue is not None and process.queue.stub and self._engine.is_putting(process.index):
+                self._put_waits(process.queue)
+        self.flush()
+        self._park(process)
+        self._raise_if_interrupted(process)
+
+    def _raise_if_interrupted(self, process: Process) -> None:
+        if process.error is not None:
+            error, process.error = process.error, None
+            raise error
+
+    def sleep(self, process: Process, duration_ns: int) -> None:
+        """Occupy the thread for a time: mock time moves, or the thread really sleeps (and hears an interruption)."""
+        if self._mock is None:
+            deadline = self.clock.now_ns() + duration_ns
+            while (left := deadline - self.clock.now_ns()) > 0:
+                self._raise_if_interrupted(process)
+                time.sleep(min(left / 1e9, 0.05))
+            return
+        with self._mutex:
+            heapq.heappush(self._timers, (self.clock.now_ns() + duration_ns, process.index, process))
+            self._block(process, "timer", "a timer")
+        self._park(process)
+        self._raise_if_interrupted(process)
+
+    def _block(self, process: Process, why: str, what: str, event: tuple[int, int, int, int] | None = None) -> None:
+        """Under the mutex: from now on this thread causes nothing until it is woken; it may be woken within."""
+        process.woken = False
+        process.waits_for, process.blocked_at = why, what
+        self._running -= 1
+        self._report(event)
+        if self._running == 0:
+            self._quiescent()
+        process.parked = not process.woken
+
+    def _report(self, event: tuple[int, int, int, int] | None) -> None:
+        if event is None:
+            return
+        if self._mock is not None:
+            self._pending.append(event)
+        else:
+            self._apply(self._engine.settle([event]))
+
+    def _park(self, process: Process, timeout: float | None = None) -> None:
+        """Wait at the gate, carrying out orders meanwhile."""
+        while True:
+            if process.order:
+                self._carry_out(process)
+                continue
+            if not process.parked:
+                return
+            try:
+                if process.gate.acquire(timeout=-1 if timeout is None else timeout):
+                    continue
+                raise TimeoutError(f"{process.label} waited {timeout} s for {process.blocked_at}; it has not come.")
+            except BaseException:  # a time-out or an interrupted kernel: the thread goes on without having been woken
+                with self._mutex:
+                    if process.parked:
+                        self._withdraw(process)
+                        self._wake(process)
+                        process.gate.acquire()
+                self.flush()
+                raise
+
+    def _wake(self, process: Process, timer: bool = False) -> None:
+        """Under the mutex. A thread that carries out an order hears of it when it has finished that."""
+        if process.ordering and not timer:
+            process.woken_outside = True
+            return
+        if process.woken:
+            return
+        process.woken = True
+        process.waits_for = process.blocked_at = ""
+        self._running += 1
+        if process.parked:
+            process.let_go()
+
+    def _order(self, process: Process, order: str) -> None:
+        """Under the mutex: the process's own thread shall leave or come onto its device, while it goes on waiting."""
+        process.order = order
+        self._running += 1
+        if process.parked:
+            process.let_go()
+
+    def _carry_out(self, process: Process) -> None:
+        """Leave or come onto the device and report it; what the thread waits for stays what it was."""
+        with self._mutex:
+            order, process.order = process.order, ""
+            process.ordering, process.woken_outside = True, False
+            awake = process.woken  # it was resumed in the same instant in which the order came
+            if awake:
+                self._running -= 1  # one thread, counted twice
+            process.waits_outside = waits_for = process.waits_for
+            blocked_at, process.waits_for = process.blocked_at, ""
+        start = self.clock.now_ns()
+        coming = order == "onload"
+        if coming and process.call is not None and start > process.lock_from:
+            self._spans.add(process, SpanKind.LOCK, process.lock_from, start)
+        try:
+            assert process.instance is not None
+            getattr(process.instance, order)()
+        except BaseException as error:
+            self.report(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
+        end = self.clock.now_ns()
+        self._spans.add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
+        with self._mutex:
+            process.ordering = False
+            process.lock_from = end if coming else process.lock_from
+            came = awake or process.woken_outside or (waits_for == "call" and bool(process.calls or self.stopping))
+            process.woken = came
+            process.waits_for, process.blocked_at = ("", "") if came else (waits_for, blocked_at)
+            if not came:
+                self._running -= 1
+            self._report((process.index, Event.ONLOADED if coming else Event.OFFLOADED, -1, 0))
+            if self._running == 0:
+                self._quiescent()
+            process.parked = not process.woken
+        self.flush()
+
+    # --- the engine's instructions -------------------------------------------------------------------------
+    def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
+        """Under the mutex."""
+        self._batch += 1
+        batch = self._batch
+        for do, index, a, b in instructions:
+            if do == Do.EXTEND:
+                self._extend(a, b)
+                continue
+            process = self._processes[index]
+            if do == Do.RESUME:
+                process.on_device = self._engine.processes[index].holding
+                process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
+                self._wake(process)
+            elif do == Do.BOUND:
+                process.bound_ns = process.lock_from = self.clock.now_ns()
+                process.bound_batch = batch
+                if process.getting:
+                    self._hand_over(process, a, b)
+            elif do == Do.STORE:
+                self._store(process, b)
+            elif do == Do.FINISHED:
+                self._finished(process)
+            else:
+                self._order(process, "onload" if do == Do.ONLOAD else "offload")
+
+    # --- nothing runs here ---------------------------------------------------------------------------------
+    def _quiescent(self) -> None:
+        """Under the mutex, with no thread running: settle this instant, move mock time, or find out that nothing can move."""
+        while self._running == 0:
+            if self._timers and self._timers[0][0] <= self.clock.now_ns():
+                self._fire_timers()
+            elif self._pending:
+                events, self._pending = self._pending, []
+                self._apply(self._engine.settle(events))
+            elif self._timers:
+                assert self._mock is not None
+                self._mock.time_ns = self._timers[0][0]
+            elif not self._alone or not self._engine.is_waiting() or self.stopping:
+                return
+            elif not self.relieve():
+                self.deadlock(self.waits())
+                return
+
+    def _fire_timers(self) -> None:
+        now = self.clock.now_ns()
+        while self._timers and self._timers[0][0] <= now:
+            self._wake(heapq.heappop(self._timers)[2], timer=True)
+
+    def relieve(self) -> bool:
+        """Under the mutex: let somebody exceed a capacity; whether there was anybody."""
+        instructions = self._engine.relieve(widen=not self._alone)
+        self.relieved += bool(instructions)
+        self._apply(instructions)
+        return bool(instructions)
+
+    # --- interrupting ------------------------------------------------------------------------------------
+    def _withdraw(self, process: Process) -> None:
+        """Under the mutex: take a thread out of whatever it waits in, and let it go on."""
+        waits_for = process.waits_outside if process.ordering else process.waits_for
+        if waits_for == "timer":
+            self._timers = [t for t in self._timers if t[2] is not process]
+            heapq.heapify(self._timers)
+            self._wake(process)
+        elif waits_for in ("value", "calls"):
+            self._wake(process)
+        elif waits_for == "engine":
+            kept = [e for e in self._pending if e[0] != process.index]
+            if len(kept) < len(self._pending):
+                self._pending = kept
+                self._wake(process)
+            else:
+                self._apply(self._engine.cancel(process.index))
