@@ -104,9 +104,13 @@ class Session:
             loop.wait_for_calls()
             return value
         except BaseException as error:
-            self._give_up(error)
-            if isinstance(error, Cancelled) and host.failure is not None:
-                raise host.failure from host.failure.__cause__  # the original, with its frames, for a debugger
+            late = self._give_up(error)
+            cause = host.failure if isinstance(error, Cancelled) else None
+            if late:
+                note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
+                (cause or error).add_note(note)
+            if cause is not None:
+                raise cause from cause.__cause__  # the original, with its frames, for a debugger
             raise
         finally:
             loop.leave()
@@ -115,13 +119,10 @@ class Session:
             self.iteration += 1
             loop.broadcast(("retire", iteration - 1))
 
-    def _give_up(self, error: BaseException) -> None:
-        """End the failed iteration everywhere, so that the next one finds idle workers; say who computes on."""
+    def _give_up(self, error: BaseException) -> list[str]:
+        """End the failed iteration everywhere, so that the next one finds idle workers. Returns the calls that compute on."""
         self._loop.give_up(self.iteration, error)
-        late = self._loop.settle()
-        if late:
-            note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
-            (self._host.failure or error).add_note(note)
+        return self._loop.settle()
 
     def _readers(self) -> dict[str, dict[str, int]]:
         """For each channel, how many calls of each worker read it in this iteration."""
