@@ -1,9 +1,9 @@
-// In the page of timeline_fps.py: packed spans of 64 ranks on 64 devices, and a flight over them.
-// Shapes: `random` (8 kinds, 500 names) and `nested` (call trees of up to six levels, bursts, long gaps).
+// In the page of timeline_fps.py: packed spans on four devices, all lanes in sight, and a flight over them.
+// Shapes: `random` (64 ranks, 8 kinds, 500 names) and `nested` (12 ranks with overlapping call trees of up to six levels, bursts, long gaps).
 window.makeSpans = (n, shape) => {
   let state = 20260101;
   const random = () => (state = (state * 16807) % 2147483647) / 2147483647;
-  const ranks = 64, each = Math.floor(n / ranks), span = 600e9;
+  const ranks = shape === "random" ? 64 : 12, each = Math.floor(n / ranks), span = 600e9;
   const start = new Float64Array(n), duration = new Float32Array(n), iteration = new Int32Array(n), items = new Int32Array(n), flow = new Int32Array(n);
   const track = new Uint16Array(n), name = new Uint16Array(n), channel = new Uint16Array(n), kind = new Uint8Array(n);
   let at = 0;
@@ -29,9 +29,9 @@ window.makeSpans = (n, shape) => {
       for (const [s, d, depth] of rows) put(r, s, d, depth % 2 ? 0 : Math.floor(random() * 3) ? 0 : 1);
     }
   }
-  const names = Array.from({ length: 500 }, (_, i) => `method_${i}`), devices = Array.from({ length: ranks }, (_, i) => `cuda:${i}`);
+  const names = Array.from({ length: 500 }, (_, i) => `method_${i}`), devices = [0, 1, 2, 3].map((i) => `cuda:${i}`);
   const store = new Store();
-  store.setTables({ origin: 0, devices, tracks: devices.map((d, i) => [`worker${i % 6}`, i, [d], "local"]), names });
+  store.setTables({ origin: 0, devices, tracks: Array.from({ length: ranks }, (_, i) => [`worker${i % 6}`, i, [devices[i % 4]], "local"]), names });
   const columns = { start, duration, iteration, items, flow, track, name, channel, kind },
     types = { Float64Array: "<f8", Float32Array: "<f4", Int32Array: "<i4", Uint16Array: "<u2", Uint8Array: "u1" };
   let size = 0;
@@ -49,6 +49,10 @@ window.makeSpans = (n, shape) => {
   root.replaceChildren();
   window.view = new TimelineView(root, store, { follow: false });
   view.fit();
+  return new Promise((done, fail) => requestAnimationFrame(() => setTimeout(() => {
+    if (view.content > view.height) fail(`only ${view.height} of ${view.content} px of lanes are in sight`);
+    done(view.rows.reduce((n, row) => n + (row.track ? row.track.spans.lanes.length : 0), 0));
+  }, 100)));
 };
 window.fly = (frames, part) => new Promise((done) => {
   const spacing = [], draw = [], end = view.end;

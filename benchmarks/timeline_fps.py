@@ -20,9 +20,9 @@ from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 
-SIZE = {"width": 1400, "height": 840}
+SIZE = {"width": 1400, "height": 1000}
 MAKE = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
-PAGE = """<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 }} #timeline {{ height: 820px }}</style>
+PAGE = """<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 }} #timeline {{ height: 980px }}</style>
 <div id="timeline"></div><script type="module">{script}</script>"""
 PARTS = (1.0, 0.3, 0.1, 0.01, 0.001)
 

@@ -22,14 +22,28 @@ const filled = (c, order) => {
   return lane;
 };
 
-/** Pixels whose colour is not that of the category with most time in it, or not as faint as it is empty. */
+/** Colours of the categories: far apart, so that a wrong share shows. */
+const testPaint = () => {
+  const channel = (seed) => Float64Array.from({ length: CATEGORIES }, (_, k) => (k * seed) % 256);
+  const [red, green, blue] = [channel(83), channel(151), channel(211)], weight = new Float64Array(CATEGORIES).fill(1);
+  const full = Uint32Array.from(red, (r, k) => ((255 << 24) | (blue[k] << 16) | (green[k] << 8) | r) >>> 0);
+  for (const column of [red, green, blue, weight]) column[OTHER] = 0;
+  return { red, green, blue, weight, full, ground: [255, 250, 245] };
+};
+
+/** The colour that a pixel with these times of each category must have. */
+const rightColour = (paint, own, pixel) => {
+  const total = own.reduce((a, b) => a + b, 0), opacity = Math.max(0.35, Math.min(1, (2 * total) / pixel));
+  return [paint.red, paint.green, paint.blue].map((c, j) => own.reduce((sum, v, k) => sum + (v / total) * c[k], 0) * opacity + paint.ground[j] * (1 - opacity));
+};
+
+/** Pixels whose colour is not the mean of the colours in it, by time. */
 const wrongPixels = () => {
-  const [c, order, t] = madeSpans(30000), lane = filled(c, order), wrong = [];
-  const colours = Uint32Array.from({ length: 16 * CATEGORIES }, (_, i) => i + 1);
+  const [c, order, t] = madeSpans(30000), lane = filled(c, order), wrong = [], paint = testPaint();
   const views = [[0, t, 1], [0, t, 700], [-t, 2 * t, 900], [t * 0.313, t * 0.517, 333], [t * 0.5, t * 0.502, 800], [t * 0.7, t * 0.7004, 1000]];
   for (const [from, to, width] of views) {
     const pixel = (to - from) / width, pixels = new Uint32Array(width), exact = new Float64Array(width * CATEGORIES);
-    lane.paint(from, pixel, width, colours, pixels, 0);
+    lane.paint(from, pixel, width, paint, pixels, 0);
     for (let i = 0; i < lane.count; i++) {
       const s = c.start[i], e = s + c.dur[i];
       for (let x = Math.max(0, Math.floor((s - from) / pixel)); x < width && from + x * pixel < e; x++) {
@@ -37,15 +51,23 @@ const wrongPixels = () => {
       }
     }
     for (let x = 0; x < width; x++) {
-      const own = exact.slice(x * CATEGORIES, (x + 1) * CATEGORIES), most = Math.max(...own), total = own.reduce((a, b) => a + b, 0);
-      const kind = (pixels[x] - 1) >> 4, step = (pixels[x] - 1) & 15;
+      const own = [...exact.slice(x * CATEGORIES, (x + 1) * CATEGORIES)], total = own.reduce((a, b) => a + b, 0);
       if (total < pixel * 1e-6) { if (pixels[x] && total === 0) wrong.push(["painted", from, x]); continue; }
-      // Two categories that are equal but for rounding may both win.
-      if (!pixels[x] || own[kind] < most - pixel * 1e-6) wrong.push(["kind", from, x, [...own], kind]);
-      else if (Math.abs(step - Math.min(15, Math.floor((16 * total) / pixel))) > 1) wrong.push(["share", from, x, total / pixel, step]);
+      const seen = [pixels[x] & 255, (pixels[x] >> 8) & 255, (pixels[x] >> 16) & 255], right = rightColour(paint, own, pixel);
+      if (!pixels[x] || seen.some((v, j) => Math.abs(v - right[j]) > 1.01)) wrong.push(["colour", from, x, seen, right]);
     }
   }
   return wrong.slice(0, 3);
+};
+
+/** Of a search that finds one span in a thousand: how many pixels of the whole range show one, and how many have one. */
+const pixelsWithHits = () => {
+  const [c, order, t] = madeSpans(30000), lane = filled(c, order), paint = testPaint(), width = 500, pixels = new Uint32Array(width);
+  lane.search((i) => i % 1000 === 7);
+  lane.paint(0, t / width, width, paint, pixels, 0);
+  const there = new Set();
+  for (let i = 7; i < lane.count; i += 1000) if (c.dur[i] > 0) there.add(Math.floor((c.start[i] / t) * width)).add(Math.floor(((c.start[i] + c.dur[i] * 0.999) / t) * width));
+    return { missed: [...there].filter((x) => pixels[x] === paint.full[OTHER] || pixels[x] === 0).length, there: there.size };
 };
 
 /** The largest error of a range's sums, as a share of the range. */
@@ -148,5 +170,5 @@ const explained = (device, cause) => {
   return { title, lines, chain: chain.map((c) => c.text) };
 };
 
-window.checks = { wrongPixels, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
+window.checks = { wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
   statistics: (from, to) => rangeStatistics(store, from, to) };

@@ -1,4 +1,4 @@
-"""The timeline's arithmetic in the browser's own engine: the majority's colour, exact sums, nested spans, arrows, causes."""
+"""The timeline's arithmetic in the browser's own engine: mean colours, exact sums, nested spans, arrows, causes."""
 
 from __future__ import annotations
 
@@ -61,9 +61,14 @@ def pipeline() -> Timeline:
     return timeline
 
 
-def test_every_pixel_has_the_colour_of_its_majority(page: Any) -> None:
+def test_every_pixel_has_the_mean_colour_of_its_time(page: Any) -> None:
     """On the whole range and inside it, appended in several batches."""
     assert page.evaluate("() => checks.wrongPixels()") == []
+
+
+def test_what_a_search_found_is_seen_among_what_it_did_not_find(page: Any) -> None:
+    found = page.evaluate("() => checks.pixelsWithHits()")
+    assert found["missed"] == 0 and found["there"] >= 25
 
 
 def test_sums_of_any_range_are_exact(page: Any) -> None:

@@ -1,6 +1,6 @@
 // One line of spans that do not overlap: typed columns and prefix sums, so that a frame costs pixels, not spans.
 
-const BLOCK = 16;
+const BLOCK = 16, STEP = 8;
 export const CATEGORIES = 12; // most kinds of time that one lane tells apart
 export const OTHER = 11; // what a search did not find
 const acc = new Float64Array(CATEGORIES);
@@ -35,6 +35,36 @@ class Prefix {
   cut(count) { this.covered = Math.min(this.covered, count); }
 }
 
+/**
+ * The spans of a lane in given colours: time and colour x time up to every 8th span, so that the mean colour of any range is a
+ * difference of two rows and a few spans at its ends. Made when first drawn, extended when spans come.
+ */
+class Tint {
+  constructor(paint) { this.paint = paint; this.rows = new Float64Array(4); this.heads = new Float64Array(1); this.covered = 0; }
+
+  /** Bring it up to `count` spans; `category`: of each span. */
+  extend({ start, dur }, category, count) {
+    const { weight, red, green, blue } = this.paint, blocks = Math.floor(count / STEP) + 1;
+    if (this.heads.length < blocks) {
+      const room = Math.ceil(blocks * 1.4) + 4;
+      this.heads = grown(this.heads, room);
+      this.rows = grown(this.rows, 4 * room);
+    }
+    const { rows, heads } = this;
+    for (let b = Math.floor(this.covered / STEP); b < blocks; b++) {
+      if (b * STEP < count) heads[b] = start[b * STEP];
+      if (b === blocks - 1) break;
+      let time = rows[4 * b], r = rows[4 * b + 1], g = rows[4 * b + 2], v = rows[4 * b + 3];
+      for (let i = b * STEP, last = i + STEP; i < last; i++) {
+        const k = category[i], d = dur[i];
+        time += d * weight[k]; r += d * red[k]; g += d * green[k]; v += d * blue[k];
+      }
+      rows[4 * b + 4] = time; rows[4 * b + 5] = r; rows[4 * b + 6] = g; rows[4 * b + 7] = v;
+    }
+    this.covered = count;
+  }
+}
+
 /** Spans sorted by start that do not overlap. `columns`: name to array type, beside start, dur and kind. */
 export class Lane {
   constructor(columns = {}) {
@@ -46,6 +76,7 @@ export class Lane {
     this.keep = null; // while a search is on: which spans it found
     this.found = null; // and their {category, prefix, hits}
     this.longest = new Float32Array(4); // of each block
+    this.tints = []; // the colours it was drawn in lately, two at most: two views may differ
   }
 
   /** When the last span ends; a float32 duration may reach a little into the next span. */
@@ -69,6 +100,7 @@ export class Lane {
     for (const [key, column] of Object.entries(this.columns)) off[key] = column.slice(count, this.count);
     this.count = count;
     this.prefix.cut(count);
+    for (const tint of this.tints) tint.covered = Math.min(tint.covered, count);
     this.found = null;
     return off;
   }
@@ -91,6 +123,7 @@ export class Lane {
   search(keep) {
     this.keep = keep;
     this.found = null;
+    this.tints = [];
     if (keep) this.mark();
   }
 
@@ -108,32 +141,71 @@ export class Lane {
     this.found = { category, prefix, hits };
   }
 
+  /** This lane in the colours of `paint`, up to date. */
+  tint(paint, category) {
+    let tint = this.tints.find((t) => t.paint === paint);
+    if (!tint) this.tints = [(tint = new Tint(paint)), ...this.tints.slice(0, 1)];
+    if (tint.covered < this.count) tint.extend(this.columns, category, this.count);
+    return tint;
+  }
+
   /**
-   * One pixel row of [from, from + width * pixel): each pixel gets the colour of the category that has most of its time.
-   * `colours`: for each category 16 colours, from nearly empty to full. Exact: no block is counted that crosses a pixel's edge.
+   * One pixel row of [from, from + width * pixel): each pixel gets the mean colour of its spans, weighted by their time in it,
+   * fainter where it is less than half full, but never so faint that a lone short span cannot be seen. Exact: no block is
+   * counted that crosses a pixel's edge. What a search did not find counts only where nothing was found.
+   * `paint`: colours of the categories, see `paintOf` in rows.js.
    */
-  paint(from, pixel, width, colours, pixels, offset) {
+  paint(from, pixel, width, paint, pixels, offset) {
     const n = this.count;
     if (!n) return;
-    const { start, dur } = this.columns;
-    const category = this.found ? this.found.category : this.columns.kind, prefix = this.found ? this.found.prefix : this.prefix;
-    const to = from + width * pixel;
-    let i = this.at(from), x = 0;
-    if (i < 0) i = 0;
+    const { start, dur } = this.columns, category = this.found ? this.found.category : this.columns.kind;
+    const { rows, heads } = this.tint(paint, category), { full, weight, red, green, blue, ground } = paint, [groundRed, groundGreen, groundBlue] = ground;
+    const to = from + width * pixel, most = Math.floor((n - 1) / STEP), nothing = pixel * 1e-9;
+    let i = Math.max(0, this.at(from)), x = 0, leap = 1;
     while (x < width && i < n) {
-      const t0 = from + x * pixel, s = start[i], e = s + dur[i];
+      const t0 = from + x * pixel, t1 = t0 + pixel;
+      let s = start[i], e = s + dur[i];
       if (e <= t0) { i++; continue; }
       if (s >= to) return;
-      if (s >= t0 + pixel) { x = Math.max(x + 1, Math.floor((s - from) / pixel)); continue; } // a gap
-      if (s <= t0 && e >= t0 + pixel) { // one span over whole pixels
+      if (s >= t1) { x = Math.max(x + 1, Math.floor((s - from) / pixel)); continue; } // a gap
+      if (s <= t0 && e >= t1) { // one span over whole pixels
         const last = Math.min(width, Math.max(x + 1, Math.floor((e - from) / pixel)));
-        pixels.fill(colours[category[i] * 16 + 15], offset + x, offset + last);
+        pixels.fill(full[category[i]], offset + x, offset + last);
         x = last;
         continue;
       }
-      i = this.mix(i, t0, t0 + pixel, category, prefix);
-      const colour = winner(colours, pixel);
-      if (colour) pixels[offset + x] = colour;
+      let k = category[i], d = (e < t1 ? e : t1) - (s > t0 ? s : t0);
+      let time = d * weight[k], r = d * red[k], g = d * green[k], b = d * blue[k];
+      if (e < t1) {
+        for (i++; i < n;) {
+          if (i % STEP === 0 && i + STEP < n && heads[i / STEP + 1] <= t1) {
+            // Over all blocks that end before t1: about as many as in the pixel before.
+            const a = i / STEP;
+            let low = a + 1, step = leap;
+            while (low + step <= most && heads[low + step] <= t1) { low += step; step *= 2; }
+            for (step = Math.min(step, most - low); step >= 1;) { if (low + step <= most && heads[low + step] <= t1) low += step; step = step > 1 ? (step + 1) >> 1 : 0; }
+            time += rows[4 * low] - rows[4 * a];
+            r += rows[4 * low + 1] - rows[4 * a + 1];
+            g += rows[4 * low + 2] - rows[4 * a + 2];
+            b += rows[4 * low + 3] - rows[4 * a + 3];
+            leap = Math.max(1, low - a - 1);
+            i = low * STEP;
+            continue;
+          }
+          s = start[i];
+          if (s >= t1) break;
+          e = s + dur[i];
+          k = category[i];
+          d = (e > t1 ? t1 : e) - s;
+          time += d * weight[k]; r += d * red[k]; g += d * green[k]; b += d * blue[k];
+          if (e > t1) break;
+          i++;
+        }
+      }
+      if (time > nothing) {
+        const opacity = 2 * time >= pixel ? 1 : Math.max(0.35, (2 * time) / pixel), w = opacity / time, rest = 1 - opacity;
+        pixels[offset + x] = (255 << 24) | ((b * w + groundBlue * rest + 0.5) << 16) | ((g * w + groundGreen * rest + 0.5) << 8) | (r * w + groundRed * rest + 0.5);
+      } else if (this.found) pixels[offset + x] = full[OTHER];
       x++;
     }
   }
@@ -215,16 +287,4 @@ export class Lane {
       i++;
     }
   }
-}
-
-/** The colour of the category that has most in `acc`, fainter where the pixel is mostly empty. */
-function winner(colours, pixel) {
-  let best = 0, most = acc[0], share = most;
-  for (let k = 1; k < CATEGORIES; k++) {
-    const v = acc[k];
-    share += v;
-    if (v > most) { most = v; best = k; }
-  }
-  if (share <= 0) return 0;
-  return colours[best * 16 + Math.min(15, Math.floor((share / pixel) * 16))];
 }

@@ -2,7 +2,7 @@
 import { BUSY, FONT, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf } from "./links.js";
-import { KIND_COLOUR, RULER, stripsOf } from "./rows.js";
+import { KIND_COLOUR, RULER, paintOf, stripsOf } from "./rows.js";
 
 const MOST_ARROWS = 240;
 
@@ -29,7 +29,7 @@ export function paintStrips(view, g, columns) {
   pixels.fill(0, 0, strips.length * columns);
   strips.forEach((strip, j) => {
     const worker = strip.row.track ? view.workerColour(strip.row.track.worker) : "";
-    strip.lane.paint(view.from - view.shift(strip.row.layer), pixel, columns, view.paints.table(strip.paint, worker, strip.row.layer > 0), pixels, j * columns);
+    strip.lane.paint(view.from - view.shift(strip.row.layer), pixel, columns, paintOf(view.colours, view.colourBy, strip.paint, worker, strip.row.layer > 0), pixels, j * columns);
   });
   context.putImageData(view.image, 0, 0, 0, 0, columns, strips.length);
   g.imageSmoothingEnabled = false;
@@ -56,7 +56,7 @@ export function paintNames(view, g) {
 
 function paintLaneNames(view, g, row, strip, y, least) {
   const shift = view.shift(row.layer), c = strip.lane.columns, store = view.stores[row.layer], edge = view.gutter + view.plot;
-  const full = view.paints.by === "kind" ? view.colours.busy : view.workerColour(row.track.worker);
+  const full = view.colourBy === "kind" ? view.colours.busy : view.workerColour(row.track.worker);
   strip.lane.wide(view.from - shift, view.to - shift, least, (i) => {
     if (strip.lane.found && strip.lane.found.category[i] !== c.kind[i]) return;
     const x0 = Math.max(view.gutter, view.x(c.start[i] + shift)), x1 = Math.min(edge, view.x(c.start[i] + c.dur[i] + shift));
@@ -64,7 +64,7 @@ function paintLaneNames(view, g, row, strip, y, least) {
     const text = fitted(view, g, run ? store.name(c.name[i]) : `${KINDS[c.kind[i]]} ${store.name(c.channel[i])}`, x1 - x0 - 8);
     if (!text) return;
     const by = KIND_COLOUR[KINDS[c.kind[i]]];
-    g.fillStyle = run ? inkOn(full) : view.paints.by === "kind" && by ? inkOn(view.colours.causes[by]) : view.colours.muted;
+    g.fillStyle = run ? inkOn(full) : view.colourBy === "kind" && by ? inkOn(view.colours.causes[by]) : view.colours.muted;
     g.fillText(text, x0 + 4, y);
   });
 }

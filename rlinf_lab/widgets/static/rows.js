@@ -76,42 +76,38 @@ export function stripsOf(row) {
   return out;
 }
 
-/** Colours of what is drawn, as 16 opaque steps from nearly empty to full for each category. Made once for each theme. */
-export class Paints {
-  constructor(colours, by) { this.colours = colours; this.by = by; this.made = new Map(); }
+const painted = new Map();
 
-  table(paint, workerColour, faint) {
-    const key = `${paint}|${workerColour}|${faint}`;
-    let table = this.made.get(key);
-    if (!table) this.made.set(key, (table = this.make(paint, workerColour, faint)));
-    return table;
+/**
+ * Opaque colours of what is drawn: {full: packed, red, green, blue: of each category times its weight, weight, ground: of empty time}.
+ * `strip`: "cause", "kind" or "label"; `by`: "worker" or "kind"; `faint`: of the timeline that is laid over another.
+ */
+export function paintOf(colours, by, strip, workerColour, faint) {
+  const key = `${colours.mode}|${by}|${strip}|${workerColour}|${faint}`;
+  let paint = painted.get(key);
+  if (paint) return paint;
+  const ground = rgb(strip === "label" ? workerColour : colours.bg), weight = new Float64Array(CATEGORIES).fill(1);
+  weight[OTHER] = 0; // among what was found it does not count
+  const channels = ground.map(() => new Float64Array(CATEGORIES)), full = new Uint32Array(CATEGORIES);
+  for (let k = 0; k < CATEGORIES; k++) {
+    const [hex, opacity] = categoryColour(colours, by, strip, workerColour, k), a = opacity * (faint ? 0.75 : 1);
+    const shade = rgb(hex).map((v, j) => Math.round(v * a + ground[j] * (1 - a)));
+    full[k] = ((255 << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
+    shade.forEach((v, j) => { channels[j][k] = v * weight[k]; });
   }
+  painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground }));
+  return paint;
+}
 
-  /** [hex, opacity] of a category. */
-  category(paint, workerColour, k) {
-    const c = this.colours;
-    if (k === OTHER) return [c.muted, paint === "label" ? 0 : 0.12];
-    if (paint === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
-    if (paint === "label") return [inkOn(this.by === "kind" ? c.busy : workerColour), 0.42];
-    const kind = KINDS[k];
-    if (!kind || k === LABEL) return [c.muted, 0.3];
-    if (this.by === "kind") { const name = KIND_COLOUR[kind] || "off"; return [name === "busy" ? c.busy : c.causes[name], 1]; }
-    if (k === RUN) return [workerColour, 1];
-    const solid = ["onload", "offload", "transfer", "setup"].includes(kind);
-    return [c.causes[KIND_CAUSE[kind]] || c.muted, solid ? 0.85 : 0.24];
-  }
-
-  make(paint, workerColour, faint) {
-    const table = new Uint32Array(16 * CATEGORIES), ground = rgb(paint === "label" ? workerColour : this.colours.bg);
-    for (let k = 0; k < CATEGORIES; k++) {
-      const [hex, opacity] = this.category(paint, workerColour, k), ink = rgb(hex);
-      for (let step = 0; step < 16; step++) {
-        // A span far below a pixel stays visible; from half a pixel on its colour is full.
-        const a = opacity * (faint ? 0.75 : 1) * Math.max(0.35, Math.min(1, (step + 1) / 8));
-        const [r, g, b] = ink.map((v, j) => Math.round(v * a + ground[j] * (1 - a)));
-        table[k * 16 + step] = ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
-      }
-    }
-    return table;
-  }
+/** [hex, opacity] of a category. */
+function categoryColour(c, by, strip, workerColour, k) {
+  if (k === OTHER) return [c.muted, strip === "label" ? 0 : 0.12];
+  if (strip === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
+  if (strip === "label") return [inkOn(by === "kind" ? c.busy : workerColour), 0.42];
+  const kind = KINDS[k];
+  if (!kind || k === LABEL) return [c.muted, 0.3];
+  if (by === "kind") { const name = KIND_COLOUR[kind] || "off"; return [name === "busy" ? c.busy : c.causes[name], 1]; }
+  if (k === RUN) return [workerColour, 1];
+  const solid = ["onload", "offload", "transfer", "setup"].includes(kind);
+  return [c.causes[KIND_CAUSE[kind]] || c.muted, solid ? 0.85 : 0.24];
 }

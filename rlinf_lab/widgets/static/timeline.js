@@ -1,7 +1,7 @@
 // The timeline: one canvas, lanes by device or by worker, everything done in the browser while the kernel may be busy.
 import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
 import { CATEGORIES } from "./lane.js";
-import { KIND_COLOUR, Paints, RULER, listRows, placeRows } from "./rows.js";
+import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
 import { busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips } from "./paint.js";
 import { Details } from "./details.js";
 import { listen } from "./hands.js";
@@ -81,7 +81,6 @@ export class TimelineView {
 
   setTheme(mode) {
     this.colours = applyTheme(this.root, mode);
-    this.paints = new Paints(this.colours, this.colourBy);
     this.redraw();
   }
 
@@ -98,7 +97,6 @@ export class TimelineView {
 
   setColour(by) {
     this.colourBy = by;
-    if (this.colours) this.paints = new Paints(this.colours, by);
     this.press("colour", by !== "worker", `Colour: ${by}`);
   }
 
