@@ -50,6 +50,10 @@ class PlanError(RlinfLabError, ValueError):
     """The plan does not fit the workflow or the devices."""
 
 
+class PlanNameError(PlanError, UnknownNameError):
+    """A plan names a worker, channel or field that does not exist; suggests the nearest one."""
+
+
 class EnvError(RlinfLabError, RuntimeError):
     """A simulator failed, or an environment breaks the `VecEnv` contract."""
 

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
-
-Ranks = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,18 @@ class ExecutionPlan:
     memory: Mapping[str, int] = field(default_factory=dict)
     device_memory: int | None = None
 
+    def __post_init__(self) -> None:
+        """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
+        read = Fields(self.name)
+        devices = read.devices(self.devices)
+        values = {
+            "devices": devices, "placements": read.placements(self.placements, devices), "chunks": read.chunks(self.chunks),
+            "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
+            "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
+        }  # fmt: skip
+        for field_name, value in values.items():
+            object.__setattr__(self, field_name, value)
+
     # --- the three hand-made forms ----------------------------------------------------------------------
     @classmethod
     def temporal(
@@ -53,10 +64,10 @@ class ExecutionPlan:
 
         ``ranks``: how many copies of each worker (default 1); rank r sits on device r.
         """
-        graph = flow.graph
-        placements = _spread(graph, devices, ranks or {})
-        tokens = {w: len(p) * fields.get("sub_batches", {}).get(w, 1) for w, p in placements.items()}
-        return cls._made(graph, name, devices, placements, _cell_chunks(graph, tokens, whole=True), fields)
+        graph, given = _graph(flow), cls._given(name, devices, fields)
+        placements = _spread(graph, name, given["devices"], ranks)
+        tokens = {w: len(p) * given.get("sub_batches", {}).get(w, 1) for w, p in placements.items()}
+        return cls._made(graph, placements, _cell_chunks(graph, tokens, whole=True), given)
 
     @classmethod
     def spatial(
@@ -66,42 +77,47 @@ class ExecutionPlan:
 
         ``on``: for each worker the device indices of its ranks, one device a rank.
         """
-        graph = flow.graph
+        graph, given = _graph(flow), cls._given(name, devices, fields)
+        read = Fields(name)
+        on = read.by_name("on", on, lambda where, ds: read.rows(where, ds, "a list of device numbers", "on={'learner': [0, 1]}"), "on={'learner': [0]}")
         for worker in on:
-            graph.node(worker)
+            read.known("on", "worker", worker, graph.workers)
         missing = [w for w in graph.workers if w not in on]
         if missing:
-            raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}; give each worker its ranks.")
-        placements: dict[str, Ranks] = {w: tuple((int(d),) for d in on[w]) for w in graph.workers}
+            raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}. Next: give each worker its ranks' devices.")
+        placements: dict[str, Any] = {w: tuple((d,) for d in on[w]) for w in graph.workers}
         chunks = {c.name: chunk for c in graph.channels if not c.whole} | _cell_chunks(graph, {}, whole=False)
-        return cls._made(graph, name, devices, placements, chunks, fields)
+        return cls._made(graph, placements, chunks, given)
 
     @classmethod
     def fused_cells(
         cls, flow: Workflow, devices: Sequence[str], ranks: Mapping[str, int] | None = None, name: str = "fused", **fields: Any
     ) -> ExecutionPlan:
         """As `temporal`, but rank i of every member of a cell forms a unit that advances without waiting for the others."""
-        graph = flow.graph
+        graph, given = _graph(flow), cls._given(name, devices, fields)
         if not graph.cells:
-            raise PlanError(f"Plan {name!r}: workflow {graph.name!r} has no cell to fuse (no cycle of channels).")
-        wanted = dict(ranks or {})
+            raise PlanError(f"Plan {name!r}: workflow {graph.name!r} has no cell to fuse (no cycle of channels). Next: ExecutionPlan.temporal.")
+        if "fused" in fields:
+            raise PlanError(f"Plan {name!r}: fused_cells fuses the cells of the workflow; fused={shown(fields['fused'])} cannot be given as well.")
+        wanted = dict(_counts(graph, name, given["devices"], ranks))
         for cell in graph.cells:
-            count = max(wanted.get(w, 1) for w in cell)
-            wanted.update(dict.fromkeys(cell, count))
-        placements = _spread(graph, devices, wanted)
-        chunks = _cell_chunks(graph, {}, whole=False)
-        return cls._made(graph, name, devices, placements, chunks, {**fields, "fused": graph.cells})
+            wanted.update(dict.fromkeys(cell, max(wanted.get(w, 1) for w in cell)))
+        placements = _spread(graph, name, given["devices"], wanted)
+        return cls._made(graph, placements, _cell_chunks(graph, {}, whole=False), {**given, "fused": graph.cells})
 
     @classmethod
-    def _made(
-        cls, graph: WorkflowGraph, name: str, devices: Sequence[str], placements: dict[str, Ranks], chunks: dict[str, int], fields: dict[str, Any]
-    ) -> ExecutionPlan:
-        known = {f.name for f in dataclasses.fields(cls)}
+    def _given(cls, name: str, devices: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields that were given by hand, checked: the rest is computed from them."""
+        read = Fields(name)
+        free = [f.name for f in dataclasses.fields(cls) if f.name not in ("name", "devices", "placements")]
         for key in fields:
-            if key not in known:
-                raise UnknownNameError.of("plan field", key, known)
-        chunks = {**chunks, **fields.pop("chunks", {})}
-        plan = cls(name, tuple(devices), placements, chunks, **fields)
+            read.known("the arguments", "plan field", key, free)
+        checked = {key: getattr(read, key)(value) for key, value in fields.items()}
+        return {"name": name, "devices": read.devices(devices), **checked}
+
+    @classmethod
+    def _made(cls, graph: WorkflowGraph, placements: Mapping[str, Any], chunks: Mapping[str, int], given: dict[str, Any]) -> ExecutionPlan:
+        plan = cls(placements=placements, **{**given, "chunks": {**chunks, **given.get("chunks", {})}})
         plan.validate(graph)
         return plan
 
@@ -125,48 +141,42 @@ class ExecutionPlan:
 
     # --- checking ----------------------------------------------------------------------------------------
     def validate(self, graph: WorkflowGraph) -> None:
-        """Raises `PlanError` (or `UnknownNameError`) naming the worker, channel or field that cannot work."""
-        if not self.devices:
-            raise PlanError(f"Plan {self.name!r} has no devices. Next: devices=lab.devices() or ['cpu:0', 'cpu:1'].")
-        if len(set(self.devices)) != len(self.devices):
-            raise PlanError(f"Plan {self.name!r} names a device twice: {list(self.devices)}.")
-        for worker in [*self.placements, *self.sub_batches, *self.memory, *(w for g in self.fused for w in g)]:
-            graph.node(worker)
-        for channel in [*self.chunks, *self.capacities]:
-            graph.channel(channel)
+        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow."""
+        read = Fields(self.name)
+        for where, workers in {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory}.items():
+            for worker in workers:
+                read.known(where, "worker", worker, graph.workers)
+        for i, group in enumerate(self.fused):
+            for worker in group:
+                read.known(f"fused[{i}]", "worker", worker, graph.workers)
+        for where, channels in {"chunks": self.chunks, "capacities": self.capacities}.items():
+            for channel in channels:
+                read.known(where, "channel", channel, graph.channels_by_name())
         for worker in graph.workers:
             self._validate_worker(worker)
         for group in self.fused:
-            counts = {w: self.placements[w] for w in group}
-            if len(set(counts.values())) > 1:
-                raise PlanError(f"Plan {self.name!r}: fused workers must share ranks and devices, but they have {counts}.")
-        for channel, chunk in self.chunks.items():
-            if not isinstance(chunk, int) or chunk < 0:
-                raise PlanError(f"Plan {self.name!r}: chunk of channel {channel!r} is {chunk!r}; give a number of items, 0 for all.")
+            places = {w: self.placements[w] for w in group}
+            if len(set(places.values())) > 1:
+                raise PlanError(
+                    f"Plan {self.name!r}: fused workers must share ranks and devices, but placements has {shown(places)}. Next: give them "
+                    f"the same placement, or do not fuse them."
+                )
+        for channel, capacity in self.capacities.items():
+            if graph.channel(channel).whole and capacity is not None:
+                raise PlanError(
+                    f"Plan {self.name!r}: capacities[{channel!r}] is {capacity}, but that channel is declared whole: its consumer waits for "
+                    f"everything, so nothing may bound it. Next: leave it out."
+                )
         self._validate_cells(graph)
 
     def _validate_worker(self, worker: str) -> None:
-        if worker not in self.placements or not self.placements[worker]:
-            raise PlanError(f"Plan {self.name!r} places no rank of worker {worker!r}; add it to placements.")
-        ranks = self.placements[worker]
-        used: list[int] = [d for devices in ranks for d in devices]
-        for device in used:
-            if not 0 <= device < len(self.devices):
-                raise PlanError(
-                    f"Plan {self.name!r} puts worker {worker!r} on device {device}, but there are {len(self.devices)} "
-                    f"devices ({', '.join(self.devices)}), numbered from 0."
-                )
-        if len(set(used)) != len(used):
-            raise PlanError(
-                f"Plan {self.name!r}: worker {worker!r} has {len(ranks)} ranks on devices {used}: more ranks than devices. "
-                f"Give each rank a device of its own, or use fewer ranks."
-            )
-        if self.tokens(worker) < 1:
-            raise PlanError(f"Plan {self.name!r}: sub_batches of {worker!r} is {self.tokens(worker)}; it must be at least 1.")
+        if worker not in self.placements:
+            raise PlanError(f"Plan {self.name!r} places no rank of worker {worker!r}. Next: add placements[{worker!r}], such as [[0]].")
         need = self.memory.get(worker, 0)
         if self.device_memory is not None and need > self.device_memory:
             raise PlanError(
-                f"Plan {self.name!r}: worker {worker!r} needs {need} units of memory on each device, {self.device_memory} are there."
+                f"Plan {self.name!r}: worker {worker!r} needs {need} units of memory on each device (memory), and a device has "
+                f"{self.device_memory} (device_memory). Next: larger devices, or a worker that needs less."
             )
 
     def _validate_cells(self, graph: WorkflowGraph) -> None:
@@ -183,27 +193,38 @@ class ExecutionPlan:
                 )
 
     # --- JSON and pictures ---------------------------------------------------------------------------
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return dataclasses.asdict(self)
+
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=1)
+        return json.dumps(self.to_dict(), indent=1)
+
+    @classmethod
+    def from_dict(cls, data: Any) -> ExecutionPlan:
+        """The plan that `to_dict` gave. `PlanError` names the field that is missing, unknown or wrong."""
+        fields = {f.name: f for f in dataclasses.fields(cls)}
+        if not isinstance(data, Mapping):
+            raise PlanError(f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}.")
+        for key in data:
+            if key not in fields:
+                raise PlanNameError.of("plan field", key, fields)
+        for key in ("name", "devices", "placements"):
+            if key not in data:
+                raise PlanError(f"Plan without the field {key!r}; it has {', '.join(map(str, data)) or 'none'}. Next: plan.to_json() shows a whole one.")
+        return cls(**data)
 
     @classmethod
     def from_json(cls, text: str) -> ExecutionPlan:
-        """The plan that `to_json` wrote. `UnknownNameError` for a field that a plan does not have."""
-        data = json.loads(text)
-        known = [f.name for f in dataclasses.fields(cls)]
-        for key in data:
-            if key not in known:
-                raise UnknownNameError.of("plan field", key, known)
-        for key in ("name", "devices", "placements"):
-            if key not in data:
-                raise PlanError(f"Plan without the field {key!r}; it has {sorted(data)}.")
-        data["devices"] = tuple(data["devices"])
-        data["placements"] = {w: tuple(tuple(r) for r in ranks) for w, ranks in data["placements"].items()}
-        data["fused"] = tuple(tuple(g) for g in data.get("fused", ()))
-        return cls(**data)
+        """The plan that `to_json` wrote. `PlanError` as `from_dict`, or with the place where the text is no JSON."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
+        return cls.from_dict(data)
 
     def __repr__(self) -> str:
-        lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {', '.join(self.devices)}"]
+        lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {some(self.devices)}"]
         for worker, ranks in self.placements.items():
             where = ", ".join("+".join(self.devices[d] for d in r) or "nowhere" for r in ranks)
             tokens = f", {self.tokens(worker)} sub-batches" if self.tokens(worker) > 1 else ""
@@ -232,12 +253,26 @@ class ExecutionPlan:
         )
 
 
-def _spread(graph: WorkflowGraph, devices: Sequence[str], ranks: Mapping[str, int]) -> dict[str, Ranks]:
-    for worker, count in ranks.items():
-        graph.node(worker)
-        if not isinstance(count, int) or not 1 <= count <= len(devices):
-            raise PlanError(f"Worker {worker!r}: {count!r} ranks on {len(devices)} devices; give 1 to {len(devices)} ranks.")
-    return {w: tuple((r,) for r in range(ranks.get(w, 1))) for w in graph.workers}
+def _graph(flow: Any) -> WorkflowGraph:
+    if not isinstance(flow, Workflow):
+        raise PlanError(f"A plan is made for a Workflow, not for {shown(flow)}. Next: ExecutionPlan.temporal(flow, devices=lab.devices()).")
+    return flow.graph
+
+
+def _counts(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any) -> dict[str, int]:
+    """How many ranks of each worker are wanted, checked."""
+    read = Fields(name)
+    counts = read.by_name("ranks", {} if ranks is None else ranks, lambda where, n: n, "ranks={'simulator': 2}")
+    for worker, count in counts.items():
+        read.known("ranks", "worker", worker, graph.workers)
+        advice = f"at most one rank for each of the {len(devices)} devices"
+        counts[worker] = read.whole(f"ranks[{worker!r}]", count, 1, advice, len(devices))
+    return counts
+
+
+def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any) -> dict[str, Ranks]:
+    counts = _counts(graph, name, devices, ranks)
+    return {w: tuple((r,) for r in range(counts.get(w, 1))) for w in graph.workers}
 
 
 def _cell_chunks(graph: WorkflowGraph, tokens: Mapping[str, int], whole: bool) -> dict[str, int]:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+from rlinf_lab.errors import ChannelClosed, WorkflowError
+
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -89,6 +91,17 @@ class Context:
         return False
 
 
+class _Given(property):
+    """A property that the runtime provides; assigning to it says so."""
+
+    def __set__(self, instance: Any, value: Any) -> None:
+        name = self.fget.__name__ if self.fget is not None else "?"
+        raise WorkflowError(
+            f"{type(instance).__name__}.{name} = {value!r}: every worker has {name!r} from the runtime, and it cannot be assigned. Next: choose "
+            f"another name, such as self.my_{name}."
+        )
+
+
 class Worker:
     """Base class of every worker. Override `setup`, `onload`, `offload` and `close` where they mean something.
 
@@ -112,31 +125,31 @@ class Worker:
         """Release files, processes, windows. Runs once at the end, also after a failure."""
 
     # --- what a subclass may use --------------------------------------------------------------------
-    @property
+    @_Given
     def name(self) -> str:
         return self._context.name or type(self).__name__
 
-    @property
+    @_Given
     def rank(self) -> int:
         """This copy's index, 0 ≤ rank < ranks."""
         return self._context.rank
 
-    @property
+    @_Given
     def ranks(self) -> int:
         """How many copies run in parallel."""
         return self._context.ranks
 
-    @property
+    @_Given
     def device(self) -> str:
         """torch's name of the device of this rank: ``"cpu"`` or ``"cuda:0"``."""
         return self._context.device
 
-    @property
+    @_Given
     def sub_batches(self) -> int:
         """Into how many tokens the plan splits this worker's batch (double buffering inside a cell)."""
         return self._context.sub_batches
 
-    @property
+    @_Given
     def iteration(self) -> int:
         return self._context.iteration
 
@@ -160,7 +173,7 @@ class Worker:
         """Occupy the device for ``seconds``: the stand-in for work in schedules, examples and tests."""
         self._context.compute(seconds)
 
-    @property
+    @_Given
     def cancelled(self) -> bool:
         """True once the run was asked to stop; long loops without a channel should look at it."""
         return self._context.cancelled()
@@ -214,7 +227,5 @@ class Scripted(Generic[T]):
 
     def take(self, *, key: int | None = None) -> T:
         if not self._items:
-            from rlinf_lab.errors import ChannelClosed
-
             raise ChannelClosed("this scripted inbox has no item left")
         return self._items.pop(0)

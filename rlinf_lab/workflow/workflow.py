@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import inspect
-import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import cached_property
@@ -14,6 +12,7 @@ from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
+from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.handles import Dispatcher, Handle
 from rlinf_lab.workflow.trace import trace
@@ -22,40 +21,6 @@ from rlinf_lab.workflow.worker import FunctionWorker, Worker
 # Who receives the calls of each workflow, by its identity. Of the thread that executes the iteration: two runs of one workflow, or a run
 # and a trace, must not hear each other's calls. At module level, so that a workflow holds nothing that cannot be copied.
 _DISPATCHERS: ContextVar[Mapping[int, Dispatcher]] = ContextVar("rlinf_lab dispatchers", default=MappingProxyType({}))
-
-
-class Declaration:
-    """A worker as declared: its class and the arguments of its constructor. Built where it will live, not here."""
-
-    def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
-        self._starts: dict[str, bool] = {}  # reading source code takes a millisecond, a call must not
-
-    @property
-    def class_name(self) -> str:
-        if self.cls is FunctionWorker:
-            return getattr(self.args[0], "__name__", "function")
-        return self.cls.__name__
-
-    def build(self) -> Worker:
-        return self.cls(*self.args, **self.kwargs)
-
-    def function(self, method: str) -> Callable[..., Any]:
-        function = inspect.getattr_static(self.cls, method, None)
-        if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
-            public = [n for n, f in inspect.getmembers(self.cls, inspect.isfunction) if not n.startswith("_")]
-            raise UnknownNameError.of(f"method of worker {self.name!r} ({self.class_name})", method, public)
-        return function
-
-    def signature(self, method: str) -> str:
-        parameters = list(inspect.signature(self.function(method)).parameters.values())[1:]
-        return f"({', '.join(str(p) for p in parameters)})"
-
-    def starts_on_device(self, method: str) -> bool:
-        """Whether the method computes before it first reads from an inbox."""
-        if method not in self._starts:
-            self._starts[method] = _starts_on_device(self.function(method))
-        return self._starts[method]
 
 
 class WorkerHandle:
@@ -110,7 +75,9 @@ class Workflow:
     ) -> Channel:
         """Declare a channel. See `ChannelSpec` for the fields."""
         if name in self.channel_specs:
-            raise WorkflowError(f"Workflow {self.name!r} has a channel {name!r} already; choose another name.")
+            raise WorkflowError(
+                f"Workflow {self.name!r} has a channel {name!r} already; choose another name, or run the cell that makes the Workflow again."
+            )
         self.channel_specs[name] = ChannelSpec(name, capacity, keyed, whole)
         self._forget_graph()
         return Channel(self, self.channel_specs[name])
@@ -123,18 +90,23 @@ class Workflow:
         """Declare a worker from a `Worker` class with its constructor's arguments, or from a function on batches."""
         if isinstance(what, type) and issubclass(what, Worker):
             cls, arguments, default = what, args, what.__name__.lower()
-            self._check_constructor(what, args, kwargs)
-        elif callable(what) and not isinstance(what, type):
-            cls, arguments, default = FunctionWorker, (what, *args), getattr(what, "__name__", "function")
+            check_constructor(what, args, kwargs)
+        elif callable(what) and not isinstance(what, (type, Worker, WorkerHandle)):
+            check_function(what, args, kwargs)
+            cls, arguments, default = FunctionWorker, (what,), getattr(what, "__name__", "function")
             default = "function" if default == "<lambda>" else default
         else:
+            near = what.__name__ if isinstance(what, type) else type(what).__name__
             raise WorkflowError(
-                f"A worker is a subclass of lab.Worker or a function on batches, not {what!r}. "
-                f"Next: `class {getattr(what, '__name__', 'Mine')}(lab.Worker): ...`"
+                f"A worker is a subclass of lab.Worker (the class, not an instance) or a function on batches, not {what!r}. "
+                f"Next: `class {near}(lab.Worker): ...` and flow.worker({near}, ...) with its constructor's arguments."
             )
         chosen = name or default
         if chosen in self.workers or chosen == DRIVER:
-            raise WorkflowError(f"Workflow {self.name!r} has a worker {chosen!r} already; pass name=... to tell them apart.")
+            raise WorkflowError(
+                f"Workflow {self.name!r} has a worker {chosen!r} already; pass name=... to tell them apart, or run the "
+                f"cell that makes the Workflow again."
+            )
         if not chosen.isidentifier():
             raise ConfigError(f"Worker name {chosen!r} is not an identifier; use letters, digits and underscores.")
         self.workers[chosen] = Declaration(chosen, cls, arguments, kwargs)
@@ -142,7 +114,11 @@ class Workflow:
         return WorkerHandle(self, self.workers[chosen])
 
     def iteration(self, body: Callable[..., Any]) -> Callable[..., Any]:
-        """Decorator: the function that is one iteration of the loop."""
+        """Decorator: the function that is one iteration of the loop. A later one takes its place; runs keep the one they began with."""
+        if not callable(body):
+            raise WorkflowError(f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration` above a `def`.")
+        if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise WorkflowError(f"The iteration {body.__name__!r} of workflow {self.name!r} {would_not_run(body)}")
         self._body = body
         self._forget_graph()
         return body
@@ -190,12 +166,6 @@ class Workflow:
         finally:
             _DISPATCHERS.reset(token)
 
-    def _check_constructor(self, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        try:
-            inspect.signature(cls).bind(*args, **kwargs)
-        except TypeError as error:
-            raise WorkflowError(f"Worker class {cls.__name__}{inspect.signature(cls)}: {error}.") from None
-
     def _forget_graph(self) -> None:
         self.__dict__.pop("graph", None)
 
@@ -206,39 +176,3 @@ class Workflow:
 
     def _repr_html_(self) -> str | None:
         return None if self._body is None else self.graph._repr_html_()
-
-
-def _starts_on_device(function: Callable[..., Any]) -> bool:
-    """False when the method's first statement reads from an inbox: then it needs no device before its input is there.
-
-    Read from the source; where there is none (a class typed into a bare prompt) the safe answer is True.
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return True
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        return True
-    inboxes = {a.arg for a in definition.args.args if a.annotation is not None and "Inbox" in ast.unparse(a.annotation)}
-    statements = definition.body
-    if isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Constant):
-        statements = statements[1:]
-    if not statements:
-        return True
-    source = _read_from(statements[0])
-    return not (isinstance(source, ast.Name) and source.id in inboxes)
-
-
-def _read_from(statement: ast.stmt) -> ast.AST | None:
-    """What the statement reads first: ``x`` in ``for _ in x``, ``y = x.get()`` and ``while y := x.get()``."""
-    if isinstance(statement, ast.For):
-        return statement.iter
-    value: ast.AST | None = getattr(statement, "value", None)
-    if isinstance(statement, ast.While):
-        value = statement.test
-    if isinstance(value, ast.NamedExpr):
-        value = value.value
-    if not isinstance(value, ast.Call):
-        return None
-    return value.func.value if isinstance(value.func, ast.Attribute) else value.func

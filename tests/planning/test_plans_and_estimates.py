@@ -122,7 +122,7 @@ def test_negative_durations_are_refused() -> None:
     ("make", "error", "text"),
     [
         (lambda f: ExecutionPlan.temporal(f, [], {}), PlanError, "no devices"),
-        (lambda f: ExecutionPlan.temporal(f, DEVICES, {"sim": 3}), PlanError, "'sim': 3 ranks on 2 devices"),
+        (lambda f: ExecutionPlan.temporal(f, DEVICES, {"sim": 3}), PlanError, r"ranks\['sim'\] is 3.*one rank for each of the 2 devices"),
         (lambda f: ExecutionPlan.temporal(f, DEVICES, {"simm": 1}), UnknownNameError, "Did you mean 'sim'"),
         (lambda f: ExecutionPlan.temporal(f, DEVICES, chunkz={}), UnknownNameError, "Did you mean 'chunks'"),
         (lambda f: ExecutionPlan.temporal(f, DEVICES, chunks={"obs": 9}), PlanError, "only 1 tokens circulate"),

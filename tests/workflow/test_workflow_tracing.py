@@ -37,6 +37,27 @@ class Learner(Worker):
             del batch
 
 
+class Odd(Worker):
+    async def later(self) -> None: ...
+
+    def lazily(self):
+        yield 1
+
+    @staticmethod
+    def helper() -> None: ...
+
+    @classmethod
+    def maker(cls) -> None: ...
+
+
+async def coroutine(batch: list) -> list:
+    return batch
+
+
+def lazily(batch: list):
+    yield from batch
+
+
 def ppo() -> Workflow:
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
@@ -106,6 +127,21 @@ def test_a_channel_that_nobody_reads_is_named() -> None:
         (lambda f: f.channel("c", capacity=0), ConfigError, "capacity is 0"),
         (lambda f: (f.channel("twice"), f.channel("twice")), WorkflowError, "already"),
         (lambda f: f.worker(3), WorkflowError, "not 3"),
+        (lambda f: f.worker(Sim()), WorkflowError, "the class, not an instance.*Next: `class Sim"),
+        (lambda f: f.worker(f.worker(Sim)), WorkflowError, "the class, not an instance"),
+        (lambda f: f.worker(dict), WorkflowError, "not <class 'dict'>"),
+        (lambda f: f.worker(lambda batch: batch, 2, x=1), WorkflowError, "takes no further arguments, but got 2, x=1"),
+        (lambda f: f.worker(lambda: []), WorkflowError, "called with one list of items.*too many positional"),
+        (lambda f: f.worker(lambda a, b: []), WorkflowError, "called with one list of items.*missing"),
+        (lambda f: f.worker(coroutine), WorkflowError, "'coroutine' is an async function"),
+        (lambda f: f.worker(Odd, name="o").later, WorkflowError, "'later', a method of worker 'o' .Odd., is an async function"),
+        (lambda f: f.worker(Odd, name="o").lazily, WorkflowError, "is a generator function .it contains yield."),
+        (lambda f: f.worker(Odd, name="o").helper, WorkflowError, "'helper' is a staticmethod"),
+        (lambda f: f.worker(Odd, name="o").maker, WorkflowError, "'maker' is a classmethod"),
+        (lambda f: f.worker(Odd, name="o").rank, UnknownNameError, "method of worker 'o'"),
+        (lambda f: f.iteration(coroutine), WorkflowError, "The iteration 'coroutine'.*async function"),
+        (lambda f: f.iteration(lazily), WorkflowError, "The iteration 'lazily'.*generator function"),
+        (lambda f: f.iteration(7), WorkflowError, "The iteration of workflow 'w' is 7"),
         (lambda f: f.worker(Sim, 1, 2), WorkflowError, "Worker class Sim"),
         (lambda f: (f.worker(Sim), f.worker(Sim)), WorkflowError, "'sim' already"),
         (lambda f: f.worker(Sim, name="driver"), WorkflowError, "'driver' already"),
@@ -138,6 +174,22 @@ def test_wrong_calls_are_refused_by_name(call, text) -> None:
 
     with pytest.raises(WorkflowError, match=text):
         _ = flow.graph
+
+
+def test_functions_of_every_kind_that_take_a_batch_are_workers() -> None:
+    import functools
+    import math
+
+    flow = Workflow("w")
+    for i, function in enumerate((sorted, functools.partial(map, math.sqrt), lambda b, scale=2: b, lambda *b: b, lazily, ", ".join)):
+        flow.worker(function, name=f"f{i}")
+    assert len(flow.workers) == 6
+
+
+@pytest.mark.parametrize("name", ["name", "rank", "ranks", "device", "sub_batches", "iteration", "cancelled"])
+def test_what_the_runtime_gives_cannot_be_assigned(name: str) -> None:
+    with pytest.raises(WorkflowError, match=rf"Sim\.{name} = 3: every worker has '{name}' from the runtime.*self.my_{name}"):
+        setattr(Sim(), name, 3)
 
 
 def test_a_workers_methods_run_without_a_runtime() -> None:

@@ -1,0 +1,135 @@
+"""A worker as declared, and what can be a worker: refused here by name rather than later on another machine."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_lab.errors import UnknownNameError, WorkflowError
+from rlinf_lab.workflow.worker import FunctionWorker, Worker
+
+
+class Declaration:
+    """A worker as declared: its class and the arguments of its constructor. Built where it will live, not here."""
+
+    def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
+        self._starts: dict[str, bool] = {}  # reading source code takes a millisecond, a call must not
+
+    @property
+    def class_name(self) -> str:
+        if self.cls is FunctionWorker:
+            return getattr(self.args[0], "__name__", "function")
+        return self.cls.__name__
+
+    def build(self) -> Worker:
+        return self.cls(*self.args, **self.kwargs)
+
+    def function(self, method: str) -> Callable[..., Any]:
+        """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be called from a loop."""
+        function = inspect.getattr_static(self.cls, method, None)
+        who = f"method of worker {self.name!r} ({self.class_name})"
+        if isinstance(function, (staticmethod, classmethod)):
+            raise WorkflowError(f"{method!r} is a {type(function).__name__}, not a {who}. Next: make it an ordinary method, `def {method}(self, ...)`.")
+        if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
+            public = [n for n, f in inspect.getmembers(self.cls, inspect.isfunction) if not n.startswith("_")]
+            raise UnknownNameError.of(who, method, public)
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise WorkflowError(f"{method!r}, a {who}, {would_not_run(function)}")
+        return function
+
+    def signature(self, method: str) -> str:
+        parameters = list(inspect.signature(self.function(method)).parameters.values())[1:]
+        return f"({', '.join(str(p) for p in parameters)})"
+
+    def starts_on_device(self, method: str) -> bool:
+        """Whether the method computes before it first reads from an inbox."""
+        if method not in self._starts:
+            self._starts[method] = _starts_on_device(self.function(method))
+        return self._starts[method]
+
+
+def would_not_run(function: Callable[..., Any]) -> str:
+    """The end of a sentence about an async or generator function."""
+    if inspect.isgeneratorfunction(function):
+        return "is a generator function (it contains yield), so calling it would run nothing. Next: return a value, or put items into a lab.Outbox."
+    return (
+        "is an async function, so calling it would run nothing. Next: write `def` instead of `async def`; calls of workers do not block "
+        "anyway, and a method may use asyncio.run(...) inside."
+    )
+
+
+def check_constructor(cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(cls)
+    except ValueError:  # written in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise WorkflowError(
+            f"Worker class {cls.__name__}{signature}: {error}. Next: flow.worker({cls.__name__}, ...) takes the constructor's arguments behind the class."
+        ) from None
+
+
+def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A function on batches is called with one list and returns the results."""
+    name = getattr(function, "__name__", repr(function))
+    if args or kwargs:
+        given = ", ".join([*map(repr, args), *(f"{k}={v!r}" for k, v in kwargs.items())])
+        raise WorkflowError(
+            f"The function {name!r} as a worker takes no further arguments, but got {given}. Next: functools.partial({name}, ...), or a "
+            f"subclass of lab.Worker with a constructor."
+        )
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise WorkflowError(f"The function {name!r} {would_not_run(function)}")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind([])
+    except TypeError as error:
+        raise WorkflowError(
+            f"The function {name}{signature} as a worker is called with one list of items and returns the list of results: {error}. "
+            f"Next: give it one parameter, or write a subclass of lab.Worker."
+        ) from None
+
+
+def _starts_on_device(function: Callable[..., Any]) -> bool:
+    """False when the method's first statement reads from an inbox: then it needs no device before its input is there.
+
+    Read from the source; where there is none (a class typed into a bare prompt) the safe answer is True.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return True
+    definition = tree.body[0]
+    if not isinstance(definition, ast.FunctionDef):
+        return True
+    inboxes = {a.arg for a in definition.args.args if a.annotation is not None and "Inbox" in ast.unparse(a.annotation)}
+    statements = definition.body
+    if isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Constant):
+        statements = statements[1:]
+    if not statements:
+        return True
+    source = _read_from(statements[0])
+    return not (isinstance(source, ast.Name) and source.id in inboxes)
+
+
+def _read_from(statement: ast.stmt) -> ast.AST | None:
+    """What the statement reads first: ``x`` in ``for _ in x``, ``y = x.get()`` and ``while y := x.get()``."""
+    if isinstance(statement, ast.For):
+        return statement.iter
+    value: ast.AST | None = getattr(statement, "value", None)
+    if isinstance(statement, ast.While):
+        value = statement.test
+    if isinstance(value, ast.NamedExpr):
+        value = value.value
+    if not isinstance(value, ast.Call):
+        return None
+    return value.func.value if isinstance(value.func, ast.Attribute) else value.func
