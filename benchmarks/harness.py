@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import platform
 import statistics
 import sys
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-NAMES = ("import_time", "engine", "simulator", "workflow_overhead", "recorder")
+NAMES = ("import_time", "engine", "simulator", "workflow_overhead", "recorder", "timeline_fps")
 
 
 @dataclass
@@ -49,6 +50,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": model, "cores": len(psutil.Process().cpu_affinity()), "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "gpu": None, "python": platform.python_version(), "versions": versions,
+        **({"priority": "real time, the machine was shared"} if os.sched_getscheduler(0) != os.SCHED_OTHER else {}),
     }  # fmt: skip
 
 

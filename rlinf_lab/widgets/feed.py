@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,15 @@ SETTLE_NS = 500_000_000
 class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
-    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin.
+    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin. ``idle`` replaces all
+    device time from ``idle_from`` (ns after the origin) on: what was said of the end of a timeline may have been grown past.
     """
 
     tables: Mapping[str, Any] | None = None
     layout: Mapping[str, Any] | None = None
     spans: bytes = b""
     idle: bytes = b""
+    idle_from: int = 0
     bubbles: list[dict[str, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -41,6 +44,8 @@ class Update:
             content["tables"] = self.tables
         if self.spans:
             content["layout"] = self.layout
+        if self.idle:
+            content["idle_from"] = self.idle_from
         if self.bubbles:
             content["bubbles"] = self.bubbles
         return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle)) if data}
@@ -62,16 +67,18 @@ class TimelineFeed:
         self.timeline = timeline
         self._now = timeline.snapshot()
         self._seen = 0
-        self._idle: list[bytes] = []
+        self._idle: list[bytes] = []  # device time up to _idle_until, and once more what is known of the rest
+        self._rest = b""
         self._bubbles: list[dict[str, float]] = []
         self._shape = (-1, -1, -1)
         self._origin: int | None = None
         self._idle_until: int | None = None
+        self._told_until = 0
         self._summed: set[int] = set()
         self._not_before = 0.0
 
     def take(self, final: bool = False) -> Update:
-        """Everything since the last call. ``final``: the run has ended, so the bubbles up to the end are known."""
+        """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
         now = self._now = self.timeline.snapshot()
         update = Update()
         if not len(now) and not now.devices:
@@ -94,7 +101,7 @@ class TimelineFeed:
         """All that `take` has returned so far, as one update; nothing is kept twice for it."""
         layout, spans = self._spans(0) if self._seen else (None, b"")
         self._idle = [b"".join(self._idle)]
-        return Update(self._tables(), layout, spans, self._idle[0], list(self._bubbles))
+        return Update(self._tables(), layout, spans, self._idle[0] + self._rest, 0, list(self._bubbles))
 
     def _tables(self) -> Mapping[str, Any]:
         return make_tables(self._origin or 0, self._now.devices, self._now.tracks, self._now.names)
@@ -107,16 +114,19 @@ class TimelineFeed:
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
         marks = now.marks()
         settled = marks if final else marks[marks["end"] <= now.end_ns - SETTLE_NS]
-        until = now.end_ns if final else int(settled["end"].max(initial=0))
         assert self._idle_until is not None and self._origin is not None
-        if until <= self._idle_until or not (final or time.monotonic() >= self._not_before):
+        sure = max(self._idle_until, int(settled["end"].max(initial=0)))
+        until = now.end_ns if final else sure
+        if until <= self._told_until or not (final or time.monotonic() >= self._not_before):
             return
         began = time.monotonic()
         accounting = now.accounting()
-        update.idle = pack_idle(accounting.bubbles, self._origin, len(now.devices), self._idle_until, until)
-        self._idle_until = until
+        pack = partial(pack_idle, accounting.bubbles, self._origin, len(now.devices))
+        settled_rows, self._rest = pack(self._idle_until, sure), pack(sure, until)
+        update.idle, update.idle_from = settled_rows + self._rest, self._idle_until - self._origin
+        self._idle_until, self._told_until = sure, until
         update.bubbles = self._sums(accounting, settled)
-        self._idle.append(update.idle)
+        self._idle.append(settled_rows)
         self._bubbles.extend(update.bubbles)
         # Accounting looks at the whole timeline: spend at most a twentieth of the time on it.
         self._not_before = time.monotonic() + 20 * (time.monotonic() - began)

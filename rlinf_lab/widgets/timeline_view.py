@@ -23,7 +23,7 @@ class TimelineView(PushedWidget):
 
     _esm = module(*TIMELINE, "timeline_widget.js")
     _css = stylesheet()
-    height = traitlets.Int(380, help="height in CSS pixels").tag(sync=True)
+    height = traitlets.Int(380, help="CSS pixels that it grows to when it has many lanes").tag(sync=True)
     labels = traitlets.List(traitlets.Unicode(), help="what is shown; two names: the second is laid over the first").tag(sync=True)
 
     def __init__(
@@ -32,7 +32,7 @@ class TimelineView(PushedWidget):
         self.timeline, self.over = timeline, over
         self._feeds = [TimelineFeed(t) for t in (timeline, over) if t is not None]
         super().__init__(height=height, labels=list(labels[: len(self._feeds)]))
-        self.update()
+        self.update(final=True)
 
     def update(self, final: bool = False) -> None:
         """Send what is new. From any thread; at most about ten times a second. ``final``: nothing will come any more."""

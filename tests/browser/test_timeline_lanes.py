@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.widgets.assets import TIMELINE, module
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
 MS = 1_000_000
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -121,3 +124,9 @@ def test_statistics_of_a_range_agree_with_the_timeline(page: Any) -> None:
     assert {d["device"]: d["busy"] for d in found["devices"]} == pytest.approx(busy.to_dict(), rel=1e-6)
     steps = next(n for n in found["names"] if n["worker"] == "simulator")
     assert steps["count"] == 20 and steps["total"] == pytest.approx(135 * MS) and steps["most"] == 40 * MS
+
+
+def test_the_benchmark_of_frames_runs() -> None:
+    done = subprocess.run([sys.executable, "benchmarks/harness.py", "timeline_fps", "--smoke"], cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "timeline_fps_nested" in done.stdout

@@ -71,12 +71,36 @@ def test_device_time_fills_every_device_without_gap_or_overlap() -> None:
         sample.step()
         updates.append(feed.take(final=i == 5))
     rows = np.concatenate([np.frombuffer(u.idle, IDLE_WIRE) for u in updates])
+    assert next(u.idle_from for u in updates if u.idle) == 0
     for device in range(2):
         own = np.sort(rows[rows["device"] == device], order="start")
         assert own["start"][0] == 0
         np.testing.assert_allclose(own["start"][1:], own["start"][:-1] + own["dur"][:-1], atol=64)
     busy = rows[(rows["cause"] == BUSY) & (rows["device"] == 0)]["dur"].sum()
     assert busy == pytest.approx(sample.timeline.accounting().busy_ns[0], rel=1e-6)
+
+
+def test_device_time_of_the_end_is_replaced_when_the_timeline_grows() -> None:
+    """A view that was made in the middle, as a finished one, shows device time up to the end; so it does when more has come."""
+    sample = SampleRun(steps=4)
+    feed, shown = TimelineFeed(sample.timeline), np.zeros(0, IDLE_WIRE)
+    for i in range(6):
+        sample.step()
+        if i < 3:  # without the mark of the next iteration: the end of the timeline is no end of an iteration
+            sample.add(sample.policy, SpanKind.RUN, "act", sample.now, sample.now + 5e6)
+            sample.timeline.extend(sample.recorder.drain())
+        final = i in (0, 1, 2, 5)
+        update = feed.take(final)
+        if update.idle:
+            shown = np.concatenate([shown[shown["start"] < update.idle_from - 0.5], np.frombuffer(update.idle, IDLE_WIRE)])
+        if final:
+            assert shown[shown["device"] == 0]["dur"].sum() == pytest.approx(sample.timeline.elapsed_ns, rel=1e-6)
+    accounting = sample.timeline.accounting()
+    for device in range(2):
+        busy = shown[(shown["cause"] == BUSY) & (shown["device"] == device)]["dur"].sum()
+        assert busy == pytest.approx(accounting.busy_ns[device], rel=1e-6)
+    everything = np.frombuffer(feed.everything().idle, IDLE_WIRE)
+    assert sorted(everything.tolist()) == sorted(shown.tolist())
 
 
 def test_bubbles_of_an_iteration_fill_it_and_are_told_once() -> None:

@@ -49,9 +49,9 @@ class DashboardView {
     this.utilisation = new Utilisation();
     this.bubbles = new Bubbles();
     const timeline = make("section.panel.lanes");
-    const upper = make("div.upper", {}, this.curves, this.picture.node);
+    this.upper = make("div.upper", {}, this.curves, this.picture.node);
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
-    this.root = make("div.dashboard", {}, this.header.node, this.figures.node, upper, lower);
+    this.root = make("div.dashboard", {}, this.header.node, this.figures.node, this.upper, lower);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6 });
     this.refresh = painter(this.root, () => this.draw());
@@ -96,6 +96,7 @@ class DashboardView {
     this.utilisation.draw(run.samples, this.colours);
     this.bubbles.draw(run.bubbles, this.colours);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
+    this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
     this.timeline.refresh();
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
     this.root.dataset.state = state.state || "starting";

@@ -4,7 +4,7 @@ import { arrowsOf, explain, waitText } from "./links.js";
 import { durationsOf, outliers, rangeStatistics } from "./statistics.js";
 
 const cell = (text, tag = "td") => make(tag, {}, text);
-const table = (head, rows) => make("table", {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
+const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
 export class Details {
@@ -115,7 +115,7 @@ export class Details {
       return [d.device, percent(d.busy, length), causes.map(([cause, ns]) => `${cause} ${percent(ns, length)}`).join(", ")];
     });
     const names = s.names.slice(0, 6).map((n) => [`${n.worker} ${store.name(n.name)}`, n.count.toLocaleString("en"), duration(n.total), duration(n.total / n.count), duration(n.most)]);
-    this.show(`${duration(length)} selected`, workers, ...(devices.length ? [table(["device", "busy", "bubbles"], devices)] : []),
+    this.show(`${duration(length)} selected`, workers, ...(devices.length ? [table(["device", "busy", "bubbles"], devices, ".words")] : []),
       ...(names.length ? [table(["method", "spans", "total", "mean", "longest"], names)] : []));
   }
 

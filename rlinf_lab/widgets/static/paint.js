@@ -4,7 +4,7 @@ import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf } from "./links.js";
 import { KIND_COLOUR, RULER, paintOf, stripsOf } from "./rows.js";
 
-const MOST_ARROWS = 240;
+const MOST_ARROWS = 240, MOST_NAMED = 2000;
 
 /** All lanes in sight at once: one pixel row of an ImageData for each, stretched to its height. */
 export function paintStrips(view, g, columns) {
@@ -40,7 +40,7 @@ export function paintStrips(view, g, columns) {
 }
 
 export function paintNames(view, g) {
-  const least = ((view.to - view.from) / view.plot) * 30;
+  const least = ((view.to - view.from) / view.plot) * 30; // 30 pixels
   g.font = `10.5px ${FONT}`;
   g.textAlign = "left";
   g.textBaseline = "middle";
@@ -57,9 +57,8 @@ export function paintNames(view, g) {
 function paintLaneNames(view, g, row, strip, y, least) {
   const shift = view.shift(row.layer), c = strip.lane.columns, store = view.stores[row.layer], edge = view.gutter + view.plot;
   const full = view.colourBy === "kind" ? view.colours.busy : view.workerColour(row.track.worker);
-  strip.lane.wide(view.from - shift, view.to - shift, least, (i) => {
-    if (strip.lane.found && strip.lane.found.category[i] !== c.kind[i]) return;
-    const x0 = Math.max(view.gutter, view.x(c.start[i] + shift)), x1 = Math.min(edge, view.x(c.start[i] + c.dur[i] + shift));
+  namedStretches(strip.lane, view.from - shift, view.to - shift, least, (i, start, end) => {
+    const x0 = Math.max(view.gutter, view.x(start + shift)), x1 = Math.min(edge, view.x(end + shift));
     const run = c.kind[i] === RUN || c.kind[i] === LABEL;
     const text = fitted(view, g, run ? store.name(c.name[i]) : `${KINDS[c.kind[i]]} ${store.name(c.channel[i])}`, x1 - x0 - 8);
     if (!text) return;
@@ -67,6 +66,25 @@ function paintLaneNames(view, g, row, strip, y, least) {
     g.fillStyle = run ? inkOn(full) : view.colourBy === "kind" && by ? inkOn(view.colours.causes[by]) : view.colours.muted;
     g.fillText(text, x0 + 4, y);
   });
+}
+
+/**
+ * Calls `visit(i, start, end)` for what is wide enough for a name: spans, and neighbours of the same kind and name without a visible gap,
+ * as a method that computes, puts and computes on leaves them. Of more spans than can be looked at in a frame only single ones are named.
+ */
+function namedStretches(lane, from, to, least, visit) {
+  const { start, dur, kind, name, channel } = lane.columns, hidden = lane.found && lane.found.category, [first, last] = lane.range(from, to);
+  if (last - first > MOST_NAMED) {
+    lane.wide(from, to, least, (i) => { if (!hidden || hidden[i] === kind[i]) visit(i, start[i], start[i] + dur[i]); });
+    return;
+  }
+  const gap = least / 30; // a pixel
+  for (let i = first; i < last;) {
+    let j = i + 1, end = start[i] + dur[i];
+    while (j < last && kind[j] === kind[i] && name[j] === name[i] && channel[j] === channel[i] && start[j] - end < gap) { end = start[j] + dur[j]; j++; }
+    if (end - start[i] >= least && (!hidden || hidden[i] === kind[i])) visit(i, start[i], end);
+    i = j;
+  }
 }
 
 /** The text, or as much of it as is `width` wide with an ellipsis; "" where that says nothing. */
@@ -197,7 +215,7 @@ function arrow(view, g, put, get, colour, opacity) {
 /** The frame around the chosen span or bubble. */
 export function paintPicked(view, g) {
   const p = view.picked;
-  if (!p) return;
+  if (!p || p.i >= p.lane.count) return;
   const row = view.rows.find((r) => r.layer === p.layer && (p.track ? r.track === p.track : r.kind === "device" && r.device === p.device));
   const strip = row && stripsOf(row).find((s) => s.lane === p.lane);
   if (!strip) return;
@@ -216,7 +234,11 @@ export function paintSelection(view, g) {
   g.globalAlpha = 1;
   g.fillRect(x0, RULER, 1, view.height);
   g.fillRect(x1, RULER, 1, view.height);
-  paintText(g, `10.5px ${FONT}`, view.colours.text, "left", duration(Math.abs(b - a)), Math.max(view.gutter, x0) + 4, RULER + 9);
+  const text = duration(Math.abs(b - a)), at = Math.max(view.gutter, Math.min(view.gutter + view.plot - 70, x0));
+  g.font = `10.5px ${FONT}`;
+  g.fillStyle = view.colours.accent;
+  g.fillRect(at, RULER - 14, g.measureText(text).width + 10, 14);
+  paintText(g, `10.5px ${FONT}`, inkOn(view.colours.accent), "left", text, at + 5, RULER - 6.5);
 }
 
 /** Where one is among more lanes than fit. */

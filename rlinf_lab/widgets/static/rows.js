@@ -3,7 +3,7 @@ import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
 import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
-const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 34, SUBLANE = 5;
+const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 44, SUBLANE = 5;
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
@@ -92,7 +92,7 @@ export function paintOf(colours, by, strip, workerColour, faint) {
   for (let k = 0; k < CATEGORIES; k++) {
     const [hex, opacity] = categoryColour(colours, by, strip, workerColour, k), a = opacity * (faint ? 0.75 : 1);
     const shade = rgb(hex).map((v, j) => Math.round(v * a + ground[j] * (1 - a)));
-    full[k] = ((255 << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
+    full[k] = strip === "label" && k === OTHER ? 0 : ((255 << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
     shade.forEach((v, j) => { channels[j][k] = v * weight[k]; });
   }
   painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground }));
@@ -101,7 +101,7 @@ export function paintOf(colours, by, strip, workerColour, faint) {
 
 /** [hex, opacity] of a category. */
 function categoryColour(c, by, strip, workerColour, k) {
-  if (k === OTHER) return [c.muted, strip === "label" ? 0 : 0.12];
+  if (k === OTHER) return [c.muted, 0.12]; // on a label strip: not drawn at all
   if (strip === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
   if (strip === "label") return [inkOn(by === "kind" ? c.busy : workerColour), 0.42];
   const kind = KINDS[k];

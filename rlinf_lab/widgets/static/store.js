@@ -109,10 +109,10 @@ export class Store {
   }
 
   /** What a message says of this timeline. */
-  apply({ tables, layout }, { spans, idle }) {
+  apply({ tables, layout, idle_from }, { spans, idle }) {
     if (tables) this.setTables(tables);
     if (spans) this.addSpans(layout, spans);
-    if (idle) this.addIdle(idle);
+    if (idle) this.addIdle(idle, idle_from);
   }
 
   setTables(tables) {
@@ -160,8 +160,9 @@ export class Store {
     this.marks.splice(i, 0, { start, end: start + dur, iteration });
   }
 
-  /** Appends device time: rows of rlinf_lab/widgets/packing.py, by device and start. */
-  addIdle(view) {
+  /** Device time from `from` on: rows of rlinf_lab/widgets/packing.py, each device's by start. */
+  addIdle(view, from) {
+    for (const lane of this.idle.values()) lane.cut(lane.at(from - 0.5) + 1);
     const buffer = aligned(view), n = buffer.byteLength / IDLE_BYTES;
     const f64 = new Float64Array(buffer), f32 = new Float32Array(buffer), i32 = new Int32Array(buffer), u16 = new Uint16Array(buffer), u8 = new Uint8Array(buffer);
     const columns = { start: new Float64Array(n), dur: new Float32Array(n), kind: new Uint8Array(n), waitKind: new Uint8Array(n), track: new Int32Array(n), channel: new Int32Array(n) };

@@ -9,7 +9,7 @@ import { listen } from "./hands.js";
 export class TimelineView {
   /**
    * `root`: an element of its own. `stores`: the spans of one timeline, or of two to lay over each other (`options.labels` names them).
-   * options: {follow, tail: how many of the last iterations to follow, small: fewer buttons}.
+   * options: {follow, tail: how many of the last iterations to follow, most: px that the root may grow to, instead of a height that is given}.
    */
   constructor(root, stores, options = {}) {
     this.root = root;
@@ -18,6 +18,7 @@ export class TimelineView {
     this.labels = options.labels || ["", ""];
     this.follow = options.follow !== false;
     this.tail = options.tail || 0; // 0: all of them
+    this.most = options.most || 0;
     this.from = 0;
     this.to = 1e9;
     this.span = null; // width of the view while it follows the tail; null: everything
@@ -214,6 +215,7 @@ export class TimelineView {
     if (key !== this.rowsKey) {
       this.rowsKey = key;
       this.rows = listRows(this.stores, this.by);
+      if (this.most) this.grow();
       this.content = placeRows(this.rows, this.height);
       for (const row of this.rows) row.top = row.y;
       g.font = `11px ${FONT}`;
@@ -223,6 +225,14 @@ export class TimelineView {
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
     for (const row of this.rows) row.y = row.top - this.scroll;
+  }
+
+  /** As high as the lanes need, up to `most`; from the moment the user drags the corner the height is theirs. */
+  grow() {
+    const height = `${Math.round(Math.min(this.most, this.root.offsetHeight - this.height + Math.max(220, placeRows(this.rows, Infinity) + 4)))}px`;
+    if (this.given && this.root.style.height !== this.given) this.most = 0;
+    else this.root.style.height = this.given = height;
+    this.height = this.stage.clientHeight;
   }
 
   draw() {

@@ -14,9 +14,9 @@ export default () => {
       });
     },
     render({ model, el }) {
-      const root = make("div.standalone", { style: `height:${model.get("height")}px` });
+      const root = make("div.standalone");
       el.append(root);
-      const view = new TimelineView(root, stores, { labels: model.get("labels") });
+      const view = new TimelineView(root, stores, { labels: model.get("labels"), most: model.get("height") });
       views.add(view);
       return () => { views.delete(view); view.destroy(); };
     },
