@@ -45,6 +45,7 @@ class Sample:
     beside: tuple[str, ...] = rule((), doc="workers that occupied the same devices meanwhile (they leave less memory)")
     peak_gib: float | None = rule(None, low=0, unit="GiB", doc="most memory of one device during the call")
     outputs: tuple[tuple[float, float], ...] = rule((), doc="(seconds since the start, fraction of the outputs that had appeared)")
+    kind: str = rule("", doc="kind of device it was measured on; empty: the first of profile.kinds")
 
 
 @dataclass(frozen=True)
@@ -141,6 +142,15 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class DeviceKind:
+    """One kind of device, where there are several."""
+
+    name: str = rule(doc="such as 'h100'")
+    speed: float = rule(1.0, above=0, doc="relative to the first kind, for workers without samples on this kind")
+    memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one such device; null: device_memory_gib")
+
+
+@dataclass(frozen=True)
 class Profile:
     """See the module's docstring. Immutable: `replace` makes a changed copy."""
 
@@ -150,6 +160,7 @@ class Profile:
     name: str = rule("profile", doc="for people")
     format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
     cells: tuple[Cell, ...] = rule((), doc="more about cycles")
+    kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
     device_memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one device; null: everything fits")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
     fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null for one written by hand")
@@ -250,6 +261,9 @@ def _check(profile: Profile) -> None:
             raise ConfigError(f"profile.edges[{i}] goes from {edge.producer!r} to itself. Next: name another consumer.")
         if profile.items % edge.group:
             raise ConfigError(f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration.")
+    names = [k.name for k in profile.kinds]
+    if len(set(names)) != len(names):
+        raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
     for i, cell in enumerate(profile.cells):
         for member in cell.members:
             known("worker", member, profile.workers, f"profile.cells[{i}].members")
@@ -266,6 +280,8 @@ def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
             raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")
         for other in sample.beside:
             known("worker", other, profile.workers, f"{where}.samples[{i}].beside")
+        if sample.kind:
+            known("kind of device", sample.kind, [k.name for k in profile.kinds], f"{where}.samples[{i}].kind")
     if worker.kind == "generation":
         if worker.lengths is None:
             raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")
@@ -303,5 +319,5 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "Cell", "EdgeProfile", "Fingerprint", "Lengths", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
+    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
 ]  # fmt: skip

@@ -53,8 +53,11 @@ def random_problem(
     def seconds() -> tuple[float, ...]:
         return tuple(ticks * float(rng.choice([0, 0, 2, 5])) for _ in range(count))
 
+    def first(leaf: int, context: int) -> np.ndarray:
+        return table(leaf, context) + ticks * 2.0 ** np.arange(grains - 1, -1, -1)[:, None]
+
     staleness = 0 if plain else rng.choice([0, 0, 1, 2])
-    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness)
+    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, first)
 
 
 def _leaf(rng: random.Random, most: int) -> tuple:
@@ -99,8 +102,8 @@ def every_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         found = [(np.empty(0), np.empty(0))]
         up_to = tuple(slice(0, n + 1) for n in counts)
         if leaves.bit_count() == 1:
-            row = problem.table(leaves.bit_length() - 1, context)[g].reshape(problem.shape)[up_to]
-            found.append((row[np.isfinite(row)],) * 2)
+            rows = [r[g].reshape(problem.shape)[up_to] for r in problem.numbers(leaves.bit_length() - 1, context)]
+            found.append((rows[0][np.isfinite(rows[1])], rows[1][np.isfinite(rows[1])]))
         if g + 1 < problem.granularities:
             fill, period = values(leaves, context, g + 1, counts)
             found.append((fill + period, 2 * period))

@@ -148,7 +148,7 @@ def test_a_simulator_is_flat_then_linear() -> None:
 
 def test_a_cell_alternates_or_overlaps() -> None:
     members = (SimulatorModel(samples((1, 10, 1.0), (1, 40, 4.0))), BatchModel(samples((1, 10, 0.5), (1, 40, 2.0))))
-    cell = CellModel(("simulator", "policy"), members, 10)
+    cell = CellModel(("simulator", "policy"), members, (10, 10))
     assert cell.together(np.array([2]), 40.0) == pytest.approx([10 * (2 + 1)])
     apart = [np.array([1]), np.array([1])]
     assert cell.apart(apart, 40.0, 1) == pytest.approx([10 * (4 + 2)])

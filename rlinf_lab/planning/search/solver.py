@@ -56,8 +56,7 @@ def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> fl
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
     while max(strides) > 1:
-        coarse = replace(problem, table=_only(problem, chosen))
-        plans = _Solver(coarse, ceiling, kinds).plans()
+        plans = _Solver(_only(problem, chosen), ceiling, kinds).plans()
         if not plans:
             break
         best = min(plans, key=lambda f: f.seconds)
@@ -72,19 +71,23 @@ def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> fl
 
 def _useful_counts(problem: Problem, leaf: int) -> np.ndarray:
     """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
-    return np.unique(np.concatenate([drops(row, problem.shape) for row in problem.table(leaf, 0)]))
+    rows = np.concatenate(problem.numbers(leaf, 0))
+    return np.unique(np.concatenate([drops(row, problem.shape) for row in rows]))
 
 
-def _only(problem: Problem, chosen: list[np.ndarray]) -> Callable[[int, int], np.ndarray]:
-    """The same table with the chosen device counts of each leaf."""
+def _only(problem: Problem, chosen: list[np.ndarray]) -> Problem:
+    """The same problem with the chosen device counts of each leaf."""
 
-    def table(leaf: int, context: int) -> np.ndarray:
-        full = problem.table(leaf, context)
-        some = np.full_like(full, np.inf)
-        some[:, chosen[leaf]] = full[:, chosen[leaf]]
-        return some
+    def on_chosen(rows: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
+        def table(leaf: int, context: int) -> np.ndarray:
+            full = rows(leaf, context)
+            some = np.full_like(full, np.inf)
+            some[:, chosen[leaf]] = full[:, chosen[leaf]]
+            return some
 
-    return table
+        return table
+
+    return replace(problem, table=on_chosen(problem.table), first=None if problem.first is None else on_chosen(problem.first))
 
 
 def _code(problem: Problem, devices: Counts) -> int:
@@ -97,11 +100,11 @@ class _Solver:
     def __init__(self, problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> None:
         self.problem, self.ceiling, self.kinds = problem, ceiling * EXACT, kinds
         self.cuts = Cuts(problem)
-        self._tables: dict[tuple[int, int], np.ndarray] = {}
+        self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int], list[Front]] = {}
         self._least: dict[tuple[int, int, int], np.ndarray] = {}
         self._options: list[tuple[str, Cut]] = []
-        self._numbers: dict[tuple[str, int, int], int] = {}
+        self._option_numbers: dict[tuple[str, int, int], int] = {}
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
 
@@ -128,11 +131,12 @@ class _Solver:
         return found
 
     def _alone(self) -> list[Found]:
-        rows = self._table(0, 0)
-        chunks = 2.0 ** np.arange(len(rows))[:, None]
-        seconds = self.problem.iteration(rows * chunks, rows * chunks)
-        g, code = np.unravel_index(int(np.argmin(seconds)), rows.shape)
-        return [Found(float(seconds[g, code]), Leaf(0, self.problem.counts(int(code)), int(g)))]
+        front = self._front(1, 0)[0]
+        if not len(front):
+            return []
+        seconds = self.problem.iteration(front.fill, front.period)
+        best = int(np.argmin(seconds))
+        return [Found(float(seconds[best]), self._tree(1, 0, 0, best))]
 
     def _best_whole(self, kind: str, cut: Cut, g: int) -> tuple[float, int, int] | None:
         """(seconds, point before, point after) of the best way to compose everything like this."""
@@ -159,12 +163,26 @@ class _Solver:
         """By granularity."""
         key = (leaves, context)
         if key not in self._fronts:
-            self._fronts[key] = self._leaf(leaves, context) if leaves.bit_count() == 1 else self._composite(leaves, context)
+            alone = leaves.bit_count() == 1
+            make = self._composite if not alone else self._leaf if leaves & self.problem.once else self._call
+            self._fronts[key] = make(leaves, context)
         return self._fronts[key]
 
     def _leaf(self, leaves: int, context: int) -> list[Front]:
-        """Fill and period are one number, and so the better of a chunk at once and of two halves."""
-        rows = self._table(leaves.bit_length() - 1, context)
+        fills, periods = self._numbers(leaves.bit_length() - 1, context)
+        found = [EMPTY]
+        for g in reversed(range(len(fills))):
+            fill, period, finer = fills[g], periods[g], found[-1]
+            code = np.union1d(drops(fill, self.problem.shape), drops(period, self.problem.shape))
+            own = Front.of(code, fill[code], period[code], LEAF, code, code)
+            made = Front.joined([own, _lifted(finer)]) if len(finer) else own
+            made = made.take(self._useful(leaves, g, made.code, made.fill, made.period))
+            found.append(pareto(made, self.problem.shape) if len(made) else EMPTY)
+        return found[:0:-1]
+
+    def _call(self, leaves: int, context: int) -> list[Front]:
+        """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
+        rows = self._numbers(leaves.bit_length() - 1, context)[1]
         best = np.full(rows.shape[1], np.inf)
         found: list[Front] = []
         for g in reversed(range(len(rows))):
@@ -173,7 +191,7 @@ class _Solver:
             code = drops(best, self.problem.shape)
             code = code[self._useful(leaves, g, code, best[code], best[code])]
             left = np.asarray(np.searchsorted(found[-1].code if found else code, code))
-            option = np.where(best[code] < halves[code], LEAF, LIFT)
+            option = np.where(rows[g][code] <= halves[code], LEAF, LIFT)  # as good at once: then at once
             found.append(Front(code, best[code], best[code], option, left, left))
         return found[::-1]
 
@@ -184,13 +202,13 @@ class _Solver:
         return found[:0:-1]
 
     def _made(self, leaves: int, context: int, g: int, finer: Front) -> Front:
-        options = [Front.of(finer.code, finer.fill + finer.period, 2 * finer.period, LIFT, np.arange(len(finer)), np.arange(len(finer)))]
+        options = []
         for cut in self.cuts.of(leaves):
             if TEMPORAL in self.kinds and g <= self._finest(TEMPORAL, cut):
                 options.append(self._temporal(leaves, cut, context, g))
             if SPATIAL in self.kinds and g <= self._finest(SPATIAL, cut) and (cut.linked or cut.before < cut.after):
                 options += self._spatial(leaves, cut, context, g)
-        options = [o for o in options if len(o)]
+        options = [o for o in [*options, _lifted(finer)] if len(o)]  # coarse ones first: of equal points the first is kept
         if not options:
             return EMPTY
         front = Front.joined(options)
@@ -265,13 +283,18 @@ class _Solver:
 
     def _area(self, leaf: int) -> float:
         """Fewest device seconds of a leaf in an iteration that is as short as the best so far."""
-        rows = self._table(leaf, 0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
-        possible = np.isfinite(rows) & (rows <= self.ceiling)
-        return float(np.min(np.where(possible, rows, 0.0) * self.problem.totals, where=possible, initial=np.inf))
+        busy = self._busy(leaf)
+        possible = np.isfinite(busy) & (busy <= self.ceiling)
+        return float(np.min(np.where(possible, busy, 0.0) * self.problem.totals, where=possible, initial=np.inf))
 
     def _least_devices(self, leaf: int) -> float:
-        rows = self._table(leaf, 0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
-        return float(np.min(np.where(rows <= self.ceiling, self.problem.totals, np.inf), where=np.isfinite(rows), initial=np.inf))
+        busy = self._busy(leaf)
+        return float(np.min(np.where(busy <= self.ceiling, self.problem.totals, np.inf), where=np.isfinite(busy), initial=np.inf))
+
+    def _busy(self, leaf: int) -> np.ndarray:
+        """Least seconds that a leaf holds its devices in an iteration, shape (granularities, codes)."""
+        fill, period = self._numbers(leaf, 0)
+        return np.minimum(fill, period) * 2.0 ** np.arange(self.problem.granularities)[:, None]
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, kind: str, cut: Cut) -> int:
@@ -297,18 +320,18 @@ class _Solver:
             self._least[key] = self._front(leaves, context)[g].least_fill(self.problem.shape)
         return self._least[key]
 
-    def _table(self, leaf: int, context: int) -> np.ndarray:
+    def _numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
         key = (leaf, context)
         if key not in self._tables:
-            self._tables[key] = self.problem.table(leaf, context)
+            self._tables[key] = self.problem.numbers(leaf, context)
         return self._tables[key]
 
     def _option(self, kind: str, cut: Cut) -> int:
         key = (kind, cut.before, cut.after)
-        if key not in self._numbers:
-            self._numbers[key] = len(self._options)
+        if key not in self._option_numbers:
+            self._option_numbers[key] = len(self._options)
             self._options.append((kind, cut))
-        return self._numbers[key]
+        return self._option_numbers[key]
 
     # --- back to a plan --------------------------------------------------------------------------------------
     def _tree(self, leaves: int, context: int, g: int, point: int) -> Tree:
@@ -331,6 +354,12 @@ class _Solver:
         before, after = self._contexts(kind, cut, context)
         parts = self._tree(cut.before, before, g, left), self._tree(cut.after, after, g, right)
         return Composed(kind, *parts, self.problem.counts(code), g)
+
+
+def _lifted(finer: Front) -> Front:
+    """Two chunks of the next finer granularity as one."""
+    point = np.arange(len(finer))
+    return Front.of(finer.code, finer.fill + finer.period, 2 * finer.period, LIFT, point, point)
 
 
 def _side_by_side(before: Front, after: Front, i: np.ndarray, j: np.ndarray, linked: bool) -> tuple[np.ndarray, np.ndarray]:

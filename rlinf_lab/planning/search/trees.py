@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rlinf_lab.planning.search.problem import Counts, Cuts, Problem, members
+from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,17 @@ def _flat(tree: Tree, kind: str) -> list[Tree]:
     return [tree]
 
 
+def company(tree: Tree, staying: int, beside: int = 0) -> dict[int, int]:
+    """For each leaf, the staying leaves with which it shares devices (a mask): those on the other side of a temporal node above it."""
+    if isinstance(tree, Leaf):
+        return {tree.worker: beside}
+    others = (tree.after.leaves & staying, tree.before.leaves & staying) if tree.kind == TEMPORAL else (0, 0)
+    return company(tree.before, staying, beside | others[0]) | company(tree.after, staying, beside | others[1])
+
+
 @dataclass(frozen=True)
-class Checked:
-    """Numbers of a part at one granularity, and the counts of devices that it uses."""
+class Numbers:
+    """Fill and period of a part at one granularity, and the devices of each kind that it uses."""
 
     fill: float
     period: float
@@ -88,36 +96,36 @@ class Checked:
 
 def evaluate(tree: Tree, problem: Problem) -> float:
     """Seconds between iterations of a plan, computed from the tree alone. The search must find the same."""
-    found = _lifted(tree, problem, Cuts(problem), 0, 0)
+    found = numbers(tree, problem)
     return float(problem.iteration(found.fill, found.period))
 
 
-def _lifted(tree: Tree, problem: Problem, cuts: Cuts, context: int, grain: int) -> Checked:
+def numbers(tree: Tree, problem: Problem) -> Numbers:
+    """Fill and period of a whole iteration."""
+    return _lifted(tree, problem, Cuts(problem), company(tree, problem.staying), 0)
+
+
+def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], grain: int) -> Numbers:
     """At granularity ``grain``: 2^(tree.grain - grain) of the tree's own chunks make one."""
-    own = _own(tree, problem, cuts, context)
+    own = _own(tree, problem, cuts, beside)
     chunks = 2.0 ** (tree.grain - grain)
-    if chunks < 1:
-        raise ValueError(f"a part of grain {tree.grain} inside one of grain {grain}")
-    return Checked(own.fill + (chunks - 1) * own.period, chunks * own.period, own.devices)
+    return Numbers(own.fill + (chunks - 1) * own.period, chunks * own.period, own.devices)
 
 
-def _own(tree: Tree, problem: Problem, cuts: Cuts, context: int) -> Checked:
+def _own(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int]) -> Numbers:
     if isinstance(tree, Leaf):
         code = sum(n * s for n, s in zip(tree.devices, _strides(problem), strict=True))
-        seconds = float(problem.table(tree.worker, context)[tree.grain, code])
-        return Checked(seconds, seconds, tree.devices)
-    temporal = tree.kind == TEMPORAL
-    beside = (tree.after.leaves & problem.staying, tree.before.leaves & problem.staying) if temporal else (0, 0)
-    a = _lifted(tree.before, problem, cuts, context | beside[0], tree.grain)
-    b = _lifted(tree.after, problem, cuts, context | beside[1], tree.grain)
-    if temporal:
-        there, back = (problem.switch(x, y, cuts) for x, y in ((tree.before.leaves, tree.after.leaves), (tree.after.leaves, tree.before.leaves)))
+        fill, period = (float(rows[tree.grain, code]) for rows in problem.numbers(tree.worker, beside[tree.worker]))
+        return Numbers(fill, period, tree.devices)
+    a, b = (_lifted(part, problem, cuts, beside, tree.grain) for part in tree.parts())
+    before, after = tree.before.leaves, tree.after.leaves
+    if tree.kind == TEMPORAL:
         used = tuple(max(x, y) for x, y in zip(a.devices, b.devices, strict=True))
-        fill = a.fill + b.fill + there
-        return Checked(fill, fill + back, used)
-    linked = any(tree.before.leaves >> p & 1 and tree.after.leaves >> c & 1 for p, c in problem.edges)
+        fill = a.fill + b.fill + problem.switch(before, after, cuts)
+        return Numbers(fill, fill + problem.switch(after, before, cuts), used)
+    linked = any(before >> p & 1 and after >> c & 1 for p, c in problem.edges)
     fill = a.fill + b.fill if linked else max(a.fill, b.fill)
-    return Checked(fill, max(a.period, b.period), tuple(x + y for x, y in zip(a.devices, b.devices, strict=True)))
+    return Numbers(fill, max(a.period, b.period), tuple(x + y for x, y in zip(a.devices, b.devices, strict=True)))
 
 
 def _strides(problem: Problem) -> Counts:
@@ -126,5 +134,3 @@ def _strides(problem: Problem) -> Counts:
         found.append(found[-1] * n)
     return tuple(reversed(found))
 
-
-__all__ = ["SPATIAL", "TEMPORAL", "Composed", "Leaf", "Tree", "evaluate", "leaf_of", "members", "mode", "nodes", "shape"]

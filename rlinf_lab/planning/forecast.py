@@ -1,0 +1,300 @@
+"""A plan of the search as a timeline: the profile's workers as scripts, run by the real scheduler in virtual time.
+
+Ranks of a generator work on their own, each through its part of the responses; every other worker is one gang on all its devices, because
+data-parallel ranks advance together (collectives). Items are bundled, so that an iteration has a few thousand steps whatever its size.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.placement import Placement, Seat
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.profile import EdgeProfile, Profile
+from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
+from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, leaf_of
+from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.planning.streams import stream_of
+from rlinf_lab.planning.tables import APART, Company
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
+
+DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
+ROUNDS = 64  # steps of an episode at most; longer ones are bundled
+METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
+
+
+def forecast(placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0) -> Timeline:
+    """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to.
+
+    ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
+    """
+    if placement.setting.staleness:
+        raise PlanError("forecast() simulates synchronous iterations; a plan with staleness overlaps them. Next: plan with staleness=0 to see its timeline.")
+    return _Forecast(placement, devices, noise, seed).run(iterations)
+
+
+def device_names(placement: Placement) -> tuple[str, ...]:
+    """``h100:0`` and so on; ``device:0`` where kinds have no names."""
+    return tuple(f"{kind or 'device'}:{i}" for kind, n in placement.setting.devices.items() for i in range(n))
+
+
+def graph_of(profile: Profile) -> WorkflowGraph:
+    """The workflow that a profile describes: a channel for each edge, a method for each worker."""
+    nodes, program = [], []
+    for name, worker in profile.workers.items():
+        reads = tuple(channel_of(e) for e in profile.edges if e.consumer == name)
+        writes = tuple(channel_of(e) for e in profile.edges if e.producer == name)
+        call = Call(METHODS[worker.kind], "()", reads, writes, not reads)
+        nodes.append(Node(name, worker.kind, (call,)))
+        program.append(Step(name, call, ()))
+    back = {channel_of(e) for e in profile.edges if _returns(profile, e)}
+    channels = tuple(ChannelSpec(channel_of(e), None, channel_of(e) in back, e.whole) for e in profile.edges)
+    return WorkflowGraph(profile.name, tuple(nodes), channels, (), tuple(program))
+
+
+def channel_of(edge: EdgeProfile) -> str:
+    """The name of an edge's channel."""
+    return re.sub(r"\W", "_", f"{edge.producer}_to_{edge.consumer}")
+
+
+def _returns(profile: Profile, edge: EdgeProfile) -> bool:
+    """Whether an edge leads back to the head of a cell: the simulator, or the first of its workers."""
+    from rlinf_lab.planning.setting import Setting
+
+    setting = Setting(profile, {"": 1})
+    unit = setting.home[edge.producer]
+    return unit == setting.home[edge.consumer] and edge.consumer == _head(profile, setting.units[unit].members)
+
+
+def _head(profile: Profile, members: Sequence[str]) -> str:
+    return next((m for m in members if profile.workers[m].kind == "simulator"), members[0])
+
+
+class _Forecast:
+    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int) -> None:
+        self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
+        self.problem = self.setting.problem(placement.arrangement)
+        self.names = tuple(devices) or device_names(placement)
+        self.noise, self.random = noise, np.random.default_rng(seed)
+        chunks = max(s.chunks for s in placement.seats.values())
+        groups = math.lcm(*(s.ranks for n, s in placement.seats.items() if self._independent(n))) if self._independents() else 1
+        self.items = max(chunks, min(DETAIL, groups * max(1, DETAIL // groups))) if groups <= DETAIL else max(chunks, groups)
+        self.items = chunks * math.ceil(self.items / chunks)
+        self.weights: dict[str, np.ndarray] = {}
+        self.taken: dict[tuple[str, int], int] = {}
+
+    def run(self, iterations: int) -> Timeline:
+        graph = graph_of(self.profile)
+        plan, switches = self._plan(), self._switches()
+        calls = [self._call(step.worker, step.call) for step in graph.program]
+        return Simulator(graph, plan, switches).simulate(calls, iterations)
+
+    # --- the plan ----------------------------------------------------------------------------------------------
+    def _independent(self, name: str) -> bool:
+        return self.profile.workers[name].kind == "generation" and len(self._mates(name)) == 1
+
+    def _independents(self) -> list[str]:
+        return [n for n in self.placement.seats if self._independent(n)]
+
+    def _mates(self, name: str) -> tuple[str, ...]:
+        return self.setting.units[self.setting.home[name]].members
+
+    def _plan(self) -> ExecutionPlan:
+        placements = {}
+        for name, seat in self.placement.seats.items():
+            size = len(seat.devices) // seat.ranks if self._independent(name) else len(seat.devices)
+            starts = seat.devices[::size] if len(seat.devices) else [0]
+            placements[name] = tuple(tuple(range(s, s + size)) for s in starts)
+        chunks = {channel_of(e): self._chunk(e) for e in self.profile.edges}
+        sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
+        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory())
+
+    def _chunk(self, edge: EdgeProfile) -> int:
+        """Bundles of one batch of the consumer; 0: everything."""
+        units = self.setting.home[edge.producer], self.setting.home[edge.consumer]
+        if units[0] == units[1]:
+            return 1
+        node = _meeting(self.placement.tree, *units)
+        if edge.whole or (node.kind == TEMPORAL and node.grain == 0):
+            return 0
+        return self.items // self.placement.seats[edge.consumer].chunks
+
+    def _memory(self) -> tuple[Mapping[str, int], int | None]:
+        """Units take turns: each fills the device, its members sharing it. Who stays does so as well, but comes and leaves in no time."""
+        if not any(sum(pair) for pair in self._switches().values()):
+            return {}, None
+        sharing = {n: len(self._mates(n)) for n, s in self.placement.seats.items() if s.devices}
+        whole = math.lcm(1, *sharing.values())
+        return {n: whole // m for n, m in sharing.items()}, whole
+
+    def _switches(self) -> dict[str, tuple[int, int]]:
+        return {n: (_ns(w.onload_s), _ns(w.offload_s)) for n, w in self.profile.workers.items() if not self.placement.seats[n].stays}
+
+    # --- scripts -------------------------------------------------------------------------------------------------
+    def _call(self, name: str, call: Call) -> SimCall:
+        seat, unit = self.placement.seats[name], self.setting.home[name]
+        leaf = leaf_of(self.placement.tree, unit)
+        if len(self._mates(name)) > 1:
+            script = self._in_cell(name, seat, leaf)
+        elif self._independent(name) and (streamed := stream_of(self.placement, leaf, self.items, self.setting.group(name))) is not None:
+            self.weights[name] = streamed.weights if self.profile.weights == "tokens" else np.ones(self.items)
+            script = self._generator(name, streamed.times, seat)
+        else:
+            script = self._batch(name, seat, leaf)
+        return SimCall(name, call.method, script, call.reads, call.writes, (), call.starts_on_device)
+
+    def _generator(self, name: str, times: np.ndarray, seat: Seat) -> Callable[[Turn], Script]:
+        """Each rank has every so-maniest response of the whole stream."""
+        inputs, outputs = self._edges(name)
+
+        def script(turn: Turn) -> Script:
+            for channel in inputs:
+                yield get(channel, ALL)
+            before = 0.0
+            for at in times[turn.rank :: seat.ranks]:
+                yield run(self._noisy(float(at) - before))
+                before = float(at)
+                for channel in outputs:
+                    yield put(channel)
+
+        return script
+
+    def _batch(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
+        inputs, outputs = self._edges(name)
+        code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
+        seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
+        nominal = self.items // seat.chunks
+        whole = [channel_of(e) for e in self.profile.edges if channel_of(e) in inputs and self._chunk(e) == 0]
+        streamed = [c for c in inputs if c not in whole]
+        source = self._generator_above(name)
+
+        def work(iteration: int, n: int) -> Script:
+            yield run(self._noisy(seconds * n / nominal * self._weight(name, source, iteration, n)))
+            for channel in outputs:
+                yield put(channel, n)
+
+        def script(turn: Turn) -> Script:
+            if not inputs:
+                for _ in range(seat.chunks):
+                    yield from work(turn.iteration, nominal)
+                return
+            n = 0
+            for channel in whole:
+                n = yield get(channel, ALL)
+            if not streamed:
+                for part in _parts(n, nominal):
+                    yield from work(turn.iteration, part)
+                return
+            while n := (yield get(streamed[0])):
+                for channel in streamed[1:]:
+                    yield get(channel, n)
+                yield from work(turn.iteration, n)
+
+        return script
+
+    def _in_cell(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
+        mates = self._mates(name)
+        head, after = _head(self.profile, mates), _ring(self.profile, mates)
+        inner = {e.producer: channel_of(e) for e in self.profile.edges if e.producer in mates and e.consumer in mates}
+        before = next(m for m in mates if after[m] == name)
+        rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
+        seconds = self._member_seconds(name, seat, leaf) / rounds
+        inputs, outputs = self._edges(name)
+        slots = range(seat.sub_batches)
+
+        def script(turn: Turn) -> Script:
+            for _ in range(seat.chunks):
+                n = self.items // seat.chunks
+                for channel in inputs:
+                    n = yield get(channel)
+                for step in range(rounds):
+                    for slot in slots:
+                        if name != head or step:
+                            yield get(inner[before], 1, slot if name == head else -1)
+                        yield run(self._noisy(seconds))
+                        yield put(inner[name], 1, slot if after[name] == head else -1)
+                if name == head:
+                    for slot in slots:
+                        yield get(inner[before], 1, slot)
+                for channel in outputs:
+                    yield put(channel, n)
+
+        return script
+
+    def _member_seconds(self, name: str, seat: Seat, leaf: Leaf) -> float:
+        """Of all its calls for one sub-batch of a chunk."""
+        forms, unit = self.placement.arrangement.forms, leaf.worker
+        mates = (name,) if forms[unit] == APART else self._mates(name)
+        row = self.setting.tables.member(name, seat.sub_batches, leaf.grain, Company(self.placement.beside[unit], forms, mates))
+        counts = tuple(
+            len([d for d in seat.devices if first <= d < first + n])
+            for first, n in zip(np.cumsum([0, *self.setting.counts[:-1]]), self.setting.counts, strict=True)
+        )  # fmt: skip
+        return self.setting.cell(unit).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
+
+    # --- small things --------------------------------------------------------------------------------------------
+    def _edges(self, name: str) -> tuple[list[str], list[str]]:
+        """Channels from and to other units."""
+        mates = self._mates(name)
+        inputs = [e for e in self.profile.edges if e.consumer == name and e.producer not in mates]
+        return [channel_of(e) for e in inputs], [channel_of(e) for e in self.profile.edges if e.producer == name and e.consumer not in mates]
+
+    def _generator_above(self, name: str) -> str | None:
+        """The generator whose responses a worker treats, directly or through others."""
+        for e in self.profile.edges:
+            if e.consumer == name and e.producer not in self._mates(name):
+                found = e.producer if self._independent(e.producer) else self._generator_above(e.producer)
+                if found is not None:
+                    return found
+        return None
+
+    def _weight(self, name: str, source: str | None, iteration: int, n: int) -> float:
+        """Mean weight of the next n bundles: they come in the order in which they were completed."""
+        if source is None or source not in self.weights:
+            return 1.0
+        first = self.taken.get((name, iteration), 0)
+        self.taken[name, iteration] = first + n
+        return float(self.weights[source][first : first + n].mean())
+
+    def _noisy(self, seconds: float) -> int:
+        factor = math.exp(self.noise * self.random.standard_normal() - self.noise**2 / 2) if self.noise else 1.0
+        return _ns(max(0.0, seconds) * factor)
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _parts(n: int, nominal: int) -> Iterator[int]:
+    for first in range(0, n, nominal):
+        yield min(nominal, n - first)
+
+
+def _meeting(tree: Tree, a: int, b: int) -> Composed:
+    """The composition that cuts two leaves apart."""
+    assert isinstance(tree, Composed)
+    for part in tree.parts():
+        if part.leaves >> a & 1 and part.leaves >> b & 1:
+            return _meeting(part, a, b)
+    return tree
+
+
+def _ring(profile: Profile, members: Sequence[str]) -> dict[str, str]:
+    """Each member's successor. Raises `PlanError` where a cell is more than a ring."""
+    found: dict[str, str] = {}
+    for e in profile.edges:
+        if e.producer in members and e.consumer in members:
+            if e.producer in found or e.consumer in found.values():
+                raise PlanError(
+                    f"The cell {' <-> '.join(members)} is more than a ring ({e.producer!r} or {e.consumer!r} has two neighbours in it), and cannot be simulated."
+                )
+            found[e.producer] = e.consumer
+    return found

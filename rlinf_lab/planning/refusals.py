@@ -1,0 +1,90 @@
+"""Why a worker fits nowhere, and the nearest thing that would work."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.tables import allowed
+
+if TYPE_CHECKING:
+    from rlinf_lab.planning.setting import Setting, Unit
+
+FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
+
+
+def refusal(setting: Setting, unit: Unit) -> str:
+    """One sentence for the first worker of a unit that cannot be placed, and what to do next."""
+    for name in unit.members:
+        for said in (_ranks(setting, name), _memory(setting, (name,)), _reach(setting, name)):
+            if said:
+                return said
+    return _memory(setting, unit.members) or f"Workers {', '.join(map(repr, unit.members))} have no number of devices in common and too few to sit apart."
+
+
+def _there(setting: Setting) -> str:
+    return " + ".join(f"{n} {k}".strip() for k, n in setting.devices.items()) + (" devices" if len(setting.devices) == 1 else "")
+
+
+def _counts(setting: Setting, name: str) -> np.ndarray:
+    devices = np.arange(1, max(setting.counts) + 1)
+    return devices[allowed(setting.profile.workers[name], devices)]
+
+
+def _ranks(setting: Setting, name: str) -> str:
+    worker = setting.profile.workers[name]
+    if worker.resource == "host" or len(_counts(setting, name)):
+        return ""
+    if worker.devices is not None:
+        return f"Worker {name!r} is pinned to {worker.devices} devices, but there are {_there(setting)}. Next: devices={worker.devices} or fewer for the pin."
+    more = np.arange(1, FURTHER * max(setting.counts) + 1)
+    more = more[allowed(worker, more)]
+    rule = f"profile.workers.{name}.ranks ({worker.ranks.devices_per_rank} devices a rank)"
+    if not len(more):
+        return f"Worker {name!r}: {rule} allows no number of devices up to {FURTHER * max(setting.counts)}."
+    return f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}. Next: devices={more[0]}, or a smaller model-parallel size."
+
+
+def _memory(setting: Setting, names: tuple[str, ...]) -> str:
+    """``names``: workers that share each device."""
+    cap = max(setting.cap(k) for k in setting.kinds)
+    counts = [n for n in _counts(setting, names[0]) if all(n in _counts(setting, m) for m in names)]
+    if math.isinf(cap) or not counts:
+        return ""
+    needs = [(_least_need(setting, names, n), n) for n in counts]
+    least, at = min(needs)
+    if least <= cap:
+        return ""
+    who = f"Worker {names[0]!r} needs" if len(names) == 1 else f"Workers {' and '.join(map(repr, names))} together need"
+    more = next((n for n in range(max(setting.counts) + 1, FURTHER * max(setting.counts)) if _fits(setting, names, n, cap)), None)
+    nearest = f"devices={more}, or " if more else ""
+    return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={math.ceil(least)}."
+
+
+def _least_need(setting: Setting, names: tuple[str, ...], n: int) -> float:
+    """With the finest chunks, which hold the fewest items at once."""
+    finest, devices = setting.profile.items / 2 ** (setting.granularities - 1), np.array([n])
+    workers = [setting.profile.workers[m] for m in names]
+    work = [float(memory.needed(w, devices, finest)[0]) for w in workers]
+    rest = [float(memory.kept(w, devices, finest)[0]) for w in workers]
+    return max(w + sum(rest) - r for w, r in zip(work, rest, strict=True))
+
+
+def _fits(setting: Setting, names: tuple[str, ...], n: int, cap: float) -> bool:
+    return all(allowed(setting.profile.workers[m], np.array([n]))[0] for m in names) and _least_need(setting, names, n) <= cap
+
+
+def _reach(setting: Setting, name: str) -> str:
+    worker = setting.profile.workers[name]
+    reach = max(setting.models[name, k].reach() for k in setting.kinds)
+    counts = _counts(setting, name)
+    finest = setting.profile.items / 2 ** (setting.granularities - 1)
+    if worker.resource == "host" or math.isinf(reach) or not len(counts) or finest / counts.max() <= reach:
+        return ""
+    return (
+        f"Worker {name!r} would have {finest / counts.max():g} items on a device, and was measured up to {reach:g}. "
+        f"Next: at least {math.ceil(finest / reach)} devices, or a sample with more items."
+    )

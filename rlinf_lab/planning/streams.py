@@ -1,0 +1,177 @@
+"""Seconds of a plan when its chunks are followed one by one: streams that thin out towards a long tail, tokens as weights, groups, whole batches.
+
+The search adds up equal chunks (`search.solver`); this follows a few hundred *atoms* (equal parts of the items, in order of completion) through the
+plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then runs the real scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.costs import GenerationModel, Stream
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.search.problem import Cuts
+from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, leaf_of, nodes, numbers
+from rlinf_lab.planning.tables import Company
+
+FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's chunks
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls of one unit: when each began and ended, in seconds of the iteration."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def busy(self) -> float:
+        return float((self.ends - self.starts).sum())
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """``seconds`` between iterations; ``fill``: until the last item has left; ``work`` by unit."""
+
+    seconds: float
+    fill: float
+    work: dict[int, Work]
+
+
+def follow(placement: Placement) -> Streamed:
+    """Follow the items of one iteration through a plan."""
+    return _Follower(placement).answer()
+
+
+class _Follower:
+    def __init__(self, placement: Placement) -> None:
+        self.placement, self.setting = placement, placement.setting
+        self.problem = self.setting.problem(placement.arrangement)
+        self.cuts = Cuts(self.problem)
+        self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
+        self.left: dict[int, np.ndarray] = {}  # when each atom has left a unit
+        self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
+        self.begun: dict[int, float] = {}
+        self.calls: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.ends: dict[int, float] = {}
+
+    def answer(self) -> Streamed:
+        tree, staleness = self.placement.tree, self.setting.staleness
+        fill = self._run(tree, 0, self.atoms, 0.0)
+        if staleness:
+            seconds = max(numbers(tree, self.problem).period, fill / (1 + staleness))
+        else:
+            seconds = self._free(tree)
+        work = {u: Work(*(np.concatenate(c) for c in zip(*calls, strict=True))) for u, calls in self.calls.items()}
+        return Streamed(seconds, fill, work)
+
+    def _free(self, tree: Tree) -> float:
+        """When the devices are ready for the next iteration."""
+        if isinstance(tree, Leaf):
+            return self.ends[id(tree)]
+        if tree.kind == TEMPORAL:
+            return self.ends[id(tree)] + self.problem.switch(tree.after.leaves, tree.before.leaves, self.cuts)
+        return max(self._free(part) for part in tree.parts())
+
+    # --- the tree --------------------------------------------------------------------------------------------
+    def _run(self, tree: Tree, first: int, stop: int, ready: float) -> float:
+        """Atoms ``first`` to ``stop`` through a part whose devices are free from ``ready`` on; when it has ended."""
+        if isinstance(tree, Leaf):
+            end = self._leaf(tree, first, stop, ready)
+        elif tree.kind == TEMPORAL:
+            end = self._turns(tree, first, stop, ready)
+        else:
+            end = max(self._run(part, first, stop, ready) for part in tree.parts())
+        self.ends[id(tree)] = end
+        return end
+
+    def _turns(self, tree: Composed, first: int, stop: int, ready: float) -> float:
+        there = self.problem.switch(tree.before.leaves, tree.after.leaves, self.cuts)
+        back = self.problem.switch(tree.after.leaves, tree.before.leaves, self.cuts)
+        chunk = self.atoms >> tree.grain
+        for lo in range(first, stop, chunk):
+            ready = self._run(tree.before, lo, lo + chunk, ready + (back if lo > first else 0.0)) + there
+            ready = self._run(tree.after, lo, lo + chunk, ready)
+        return ready
+
+    def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
+        unit = leaf.worker
+        arrived, weights = self._arrivals(unit)
+        if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
+            return self._generate(leaf, arrived, ready)
+        size = self.atoms >> leaf.grain
+        code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
+        seconds = float(self.problem.table(unit, self.placement.beside[unit])[leaf.grain, code])
+        calls = (stop - first) // size
+        each = seconds * weights[first:stop].reshape(calls, size).mean(axis=1)
+        there = arrived[first:stop].reshape(calls, size).max(axis=1)
+        # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
+        total = np.cumsum(each)
+        ends = total + np.maximum.accumulate(np.maximum(there, ready) - (total - each))
+        self.left.setdefault(unit, np.full(self.atoms, np.inf))[first:stop] = np.repeat(ends, size)
+        self.calls.setdefault(unit, []).append((ends - each, ends))
+        return float(ends[-1])
+
+    # --- streams ---------------------------------------------------------------------------------------------
+    def _arrivals(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """When each atom is there for a unit, and its weight (mean 1)."""
+        arrived, weights = np.zeros(self.atoms), np.ones(self.atoms)
+        for edge in self.setting.profile.edges:
+            producer = self.setting.home[edge.producer]
+            if self.setting.home[edge.consumer] != unit or producer == unit:
+                continue
+            there = self.left[producer]
+            source = self._generator(producer)
+            if source is not None:
+                stream = self._stream(leaf_of(self.placement.tree, source), edge.group)
+                assert stream is not None
+                # A group is complete when its last member is, wherever on the way it is asked for.
+                there = np.maximum(there, self.begun[source] + stream.times)
+                if self.setting.profile.weights == "tokens":
+                    weights = stream.weights
+            arrived = np.maximum(arrived, there.max() if edge.whole else there)
+        return arrived, weights
+
+    def _generator(self, unit: int) -> int | None:
+        """The streaming unit from which a unit's items come, if there is one."""
+        if self.problem.once >> unit & 1:
+            return unit if self._stream(leaf_of(self.placement.tree, unit), 1) is not None else None
+        above = [p for p, c in self.problem.edges if c == unit]
+        return next((g for g in (self._generator(p) for p in above) if g is not None), None)
+
+    def _stream(self, leaf: Leaf, group: int) -> Stream | None:
+        key = leaf.worker, group
+        if key not in self.grouped:
+            made = stream_of(self.placement, leaf, self.atoms, group)
+            if made is None:
+                return None
+            self.grouped[key] = made
+        return self.grouped[key]
+
+    def _generate(self, leaf: Leaf, arrived: np.ndarray, ready: float) -> float:
+        stream = self._stream(leaf, 1)
+        assert stream is not None
+        start = max(ready, float(arrived[0]))
+        times = np.maximum(start + stream.times, arrived)
+        self.begun[leaf.worker], self.left[leaf.worker] = start, times
+        self.calls.setdefault(leaf.worker, []).append((np.array([start]), times[-1:]))
+        return float(times[-1])
+
+
+
+def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Stream | None:
+    """When the outputs of a generator leave it on its devices of a plan; None for a model that knows no lengths."""
+    setting = placement.setting
+    name = setting.units[leaf.worker].members[0]
+    axis = int(np.argmax(leaf.devices))
+    kind, n = setting.kinds[axis], np.array([leaf.devices[axis]])
+    model, worker, items = setting.models[name, kind], setting.profile.workers[name], setting.profile.items
+    if not isinstance(model, GenerationModel):
+        return None
+    company = Company(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
+    cap = memory.slots(worker, n, setting.tables.free(name, kind, n, items, company))
+    stream = model.stream(int(n[0]), items, atoms, group, None if cap is None else float(cap[0]))
+    return Stream(worker.calls * stream.times, stream.weights)

@@ -1,0 +1,199 @@
+"""Seconds of a chunk of items for every unit, granularity, number of devices, and company on the same devices; inf where it cannot be."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.cells import Apart, apart
+from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.profile import WorkerProfile
+from rlinf_lab.planning.search.problem import members
+
+if TYPE_CHECKING:
+    from rlinf_lab.planning.setting import Setting
+
+TOGETHER, APART, SINGLE = "together", "apart", ""
+ROUNDING = 1e-9  # GiB and items
+SAMPLED = 10  # device counts for which a stream is computed
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Each unit's form. ``careful``: what others keep is counted as if they had the fewest devices on which they fit, not the most."""
+
+    of: tuple[str, ...]
+    careful: bool = False
+
+    def __getitem__(self, unit: int) -> str:
+        return self.of[unit]
+
+    def seen_by(self, unit: int, staying: int) -> tuple[str, tuple[str, ...], bool]:
+        """What of it matters to a unit beside those that stay."""
+        return self.of[unit], tuple(f if staying >> i & 1 else SINGLE for i, f in enumerate(self.of)), self.careful
+
+
+@dataclass(frozen=True)
+class Company:
+    """Who is on the same devices: ``staying`` units (a mask) in their ``forms``, and the ``mates`` of a cell, oneself included."""
+
+    staying: int
+    forms: Forms
+    mates: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Of one setting; each is made once."""
+
+    setting: Setting
+    _known: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _first: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
+    _lags: dict[tuple[str, str, tuple[float, ...]], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+
+    def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
+        """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
+        key = unit, staying, forms.seen_by(unit, staying)
+        if key not in self._known:
+            made = np.array([self._row(unit, g, staying, forms) for g in range(self.setting.granularities)])
+            # Company never makes a worker faster, whatever a lone sample says.
+            self._known[key] = np.maximum(made, self.of(unit, 0, forms)) if staying else made
+        return self._known[key]
+
+    def first(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
+        """Seconds until the first chunk of a generator has left, as a pipeline behind it feels it; shape as `of`."""
+        key = unit, staying, forms.seen_by(unit, staying)
+        if key not in self._first:
+            period = self.of(unit, staying, forms)
+            chunks = 2.0 ** np.arange(len(period))[:, None]
+            possible = np.isfinite(period)
+            self._first[key] = np.where(possible, np.where(possible[0], period[0], 0.0) - (chunks - 1) * np.where(possible, period, 0.0), np.inf)
+        return self._first[key]
+
+    def split(self, unit: int, g: int, staying: int, forms: Forms) -> Apart:
+        """How a cell whose members sit apart shares devices."""
+        key = unit, g, staying, forms
+        if key not in self._apart:
+            items = self.setting.profile.items / 2**g
+            seconds = {
+                k: [self._worker(m, items, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
+                for k in self.setting.cell(unit).sub_batches if items >= k
+            }  # fmt: skip
+            self._apart[key] = apart(seconds, self.setting.shape)
+        return self._apart[key]
+
+    def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
+        """Seconds of one member of a cell for one sub-batch of a chunk, all its calls; by code."""
+        return self._worker(name, self.setting.profile.items / 2**g, sub_batches, g, company)
+
+    def free(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray:
+        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off."""
+        workers = self.setting.profile.workers
+        left = np.full(len(devices), self.setting.cap(kind), float)
+        for mate in company.mates:
+            if mate != name:
+                left -= memory.kept(workers[mate], devices, items)
+        for unit in members(company.staying):
+            left -= np.max([self._kept(who, kind, devices, company.forms.careful) for who in self._sharing(unit, company.forms)], axis=0)
+        return left
+
+    # --- rows ------------------------------------------------------------------------------------------------
+    def _row(self, unit: int, g: int, staying: int, forms: Forms) -> np.ndarray:
+        names, items = self.setting.units[unit].members, self.setting.profile.items / 2**g
+        calibration = self.setting.cell(unit).calibration if len(names) > 1 else 1.0
+        if forms[unit] == APART:
+            return calibration * self.split(unit, g, staying, forms).seconds
+        return calibration * np.sum([self._worker(m, items, 1, g, Company(staying, forms, names)) for m in names], axis=0)
+
+    def _worker(self, name: str, items: float, sub_batches: int, g: int, company: Company) -> np.ndarray:
+        """Seconds of all calls of a worker for one of the sub-batches of ``items``, by code."""
+        setting, worker = self.setting, self.setting.profile.workers[name]
+        if worker.resource == "host":
+            # On processors of its own: as fast on no device as on any.
+            seconds = setting.models[name, setting.kinds[0]].seconds(np.array([0]), items / sub_batches)
+            return np.full(int(np.prod(setting.shape)), worker.calls * float(seconds[0]))
+        row = np.full(setting.shape, np.inf)
+        for axis, kind in enumerate(setting.kinds):
+            devices = np.arange(1, setting.counts[axis] + 1)
+            only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+            row[only] = self._seconds(name, kind, devices, items, sub_batches, g, company)
+        return row.ravel()
+
+    def _seconds(self, name: str, kind: str, devices: np.ndarray, items: float, sub_batches: int, g: int, company: Company) -> np.ndarray:
+        worker, model = self.setting.profile.workers[name], self.setting.models[name, kind]
+        at_once = items / sub_batches
+        held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
+        free = self.free(name, kind, devices, items, company)
+        fits = memory.needed(worker, devices, held) <= free + ROUNDING
+        good = allowed(worker, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
+        found = np.full(len(devices), np.inf)
+        if not good.any():
+            return found
+        n = devices[good]
+        if isinstance(model, GenerationModel) and company.mates == (name,):
+            cap = memory.slots(worker, n, free[good])
+            total = worker.calls * model.seconds(n, items * 2**g, cap=cap)
+            found[good] = total if g == 0 else total * (1 - self._lag(name, kind, model, n, cap, g)) / (2**g - 1)
+        else:
+            beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(company)]
+            found[good] = worker.calls * np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
+        return found
+
+    def _lag(self, name: str, kind: str, model: GenerationModel, devices: np.ndarray, cap: np.ndarray | None, g: int) -> np.ndarray:
+        """Of the seconds of a generator, the part that its chunks lag behind an even stream at most: what a consumer that is as fast
+        as the generator waits for at the beginning. Computed for some device counts and interpolated: it changes slowly."""
+        some = np.unique(np.geomspace(1, len(devices), SAMPLED).astype(int)) - 1
+        caps = None if cap is None else cap[some]
+        key = name, kind, tuple(devices[some]) + (() if caps is None else tuple(caps))
+        if key not in self._lags:
+            rows = [self._lags_of(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some]
+            self._lags[key] = np.log(devices[some]), np.array(rows)
+        at, rows_ = self._lags[key]
+        return np.interp(np.log(devices), at, rows_[:, g])
+
+    def _lags_of(self, name: str, model: GenerationModel, devices: int, cap: float | None) -> np.ndarray:
+        """The lag by granularity."""
+        setting, atoms = self.setting, 2 ** (self.setting.granularities - 1)
+        stream = model.stream(devices, setting.profile.items, atoms, setting.group(name), cap)
+        total = stream.times[-1]
+        weights = stream.weights if setting.profile.weights == "tokens" else np.ones(atoms)
+        found = []
+        for g in range(setting.granularities):
+            size = atoms >> g
+            before = np.concatenate([[0.0], np.cumsum(weights.reshape(2**g, size).mean(axis=1))[:-1]])
+            found.append(float(np.max(stream.times[size - 1 :: size] - before * total / 2**g)) / total)
+        return np.array(found)
+
+    # --- company ---------------------------------------------------------------------------------------------
+    def _kept(self, who: tuple[str, ...], kind: str, devices: np.ndarray, careful: bool) -> np.ndarray:
+        """GiB that staying workers keep on a device: on as many of these devices as they can have, or ``careful``, on as few as they fit on."""
+        total, items = np.zeros(len(devices)), self.setting.profile.items
+        for name in who:
+            worker = self.setting.profile.workers[name]
+            good = devices[allowed(worker, devices)]
+            if careful:
+                good = good[memory.needed(worker, good, items / 2 ** (self.setting.granularities - 1)) <= self.setting.cap(kind) + ROUNDING][:1]
+            if len(good):
+                at = np.clip(np.searchsorted(good, devices, side="right") - 1, 0, None)
+                total += memory.kept(worker, good[at], items)
+        return total
+
+    def _sharing(self, unit: int, forms: Forms) -> list[tuple[str, ...]]:
+        """Who of a unit can be on one device: all of them, or one of those that sit apart."""
+        names = self.setting.units[unit].members
+        return [(m,) for m in names] if forms[unit] == APART else [names]
+
+    def _companies(self, company: Company) -> list[tuple[str, ...]]:
+        parts = [self._sharing(unit, company.forms) for unit in members(company.staying)]
+        return [tuple(itertools.chain(*choice)) for choice in itertools.product(*parts)]
+
+
+def allowed(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
+    """Which device counts the rank rule and a pin allow."""
+    good = memory.valid(worker.ranks, devices)
+    return good & (devices == worker.devices) if worker.devices is not None else good

@@ -1,0 +1,43 @@
+"""Random profiles: branching flows of batch workers, sometimes a generator, a cell, a worker on the host; memory that sometimes is short."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+
+
+def random_profile(seed: int, generators: bool = True, cells: bool = True, memory: bool = True, chain: bool = False) -> Profile:
+    rng = random.Random(seed)
+    names = list("abcd"[: rng.randint(2, 4)])
+    workers = {n: _worker(rng, memory) for n in names}
+    links = [(p, c) for p, c in itertools.combinations(names, 2) if (names.index(c) == names.index(p) + 1 if chain else rng.random() < 0.6)]
+    edges = [EdgeProfile(p, c, whole=not chain and rng.random() < 0.15) for p, c in links]
+    found: list[Cell] = []
+    if generators and rng.random() < 0.5:
+        work = workers["a"].samples
+        lengths = Lengths(4096.0, mean_tokens=rng.choice([500.0, 1500.0]), group_correlation=rng.random())
+        workers["a"] = WorkerProfile(work, "generation", lengths=lengths, exponent=0.6, memory=Memory(10, 0.2) if memory else Memory(), onload_s=2, offload_s=1)
+        edges = [EdgeProfile(e.producer, e.consumer, rng.choice([1, 8]), e.whole) for e in edges]
+    elif cells and rng.random() < 0.5:
+        workers["env"] = WorkerProfile((Sample(1, 16.0, 0.3), Sample(1, 512.0, 0.9)), "simulator", 20, memory=Memory(2, 0.02) if memory else Memory())
+        workers["pol"] = WorkerProfile((Sample(1, 16.0, 0.1), Sample(1, 512.0, 1.6)), calls=20, memory=Memory(6) if memory else Memory(), onload_s=1)
+        edges += [EdgeProfile("env", "pol"), EdgeProfile("pol", "env"), EdgeProfile("env", names[0], whole=rng.random() < 0.5)]
+        found = [Cell(("env", "pol"))]
+    if not chain and rng.random() < 0.3:
+        workers[names[-1]] = WorkerProfile((Sample(0, 256.0, rng.uniform(1, 10)),), resource="host")
+    return Profile(256, workers, tuple(edges), f"random {seed}", cells=tuple(found), device_memory_gib=rng.choice([60.0, 100.0]) if memory else None,
+                   weights=rng.choice(["equal", "tokens"]))  # fmt: skip
+
+
+def _worker(rng: random.Random, memory: bool) -> WorkerProfile:
+    ranks = rng.choice([RankRule(), RankRule(), RankRule(2), RankRule(divides=16)])
+    held = Memory(rng.choice([5, 20, 45, 160]), rng.choice([0.0, 0.05]), False) if memory else Memory()
+    if held.resident_gib == 160:
+        held = Memory(160, 0.0, True)
+    sample = Sample(8, 256.0, rng.uniform(5, 60))
+    return WorkerProfile(
+        (sample,), exponent=rng.choice([0.6, 0.8, 1.0]), ranks=ranks, memory=held, onload_s=rng.choice([0, 2.0]), offload_s=rng.choice([0, 1.0]),
+        offloadable=rng.random() > 0.15,
+    )  # fmt: skip

@@ -1,0 +1,157 @@
+"""From profiles to problems and back to devices: units, granularities, memory, who stays, seats, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from random_profiles import random_profile
+
+from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms
+
+BATCH = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
+
+
+def profile(memory_gib: float | None = None, **workers: WorkerProfile) -> Profile:
+    names = list(workers)
+    return Profile(64, workers, tuple(EdgeProfile(p, c) for p, c in zip(names, names[1:], strict=False)), device_memory_gib=memory_gib)
+
+
+def embodied(**learner) -> Profile:
+    workers = {
+        "learner": WorkerProfile((Sample(16, 256.0, 190.0), Sample(16, 256.0, 470.0, ("policy", "simulator"))), **learner),
+        "simulator": WorkerProfile((Sample(1, 10.0, 0.8), Sample(1, 40.0, 0.9)), "simulator", 80, ranks=RankRule(divides=256), offloadable=False),
+        "policy": WorkerProfile((Sample(1, 10.0, 0.4), Sample(1, 40.0, 1.2)), calls=80, ranks=RankRule(divides=256), offloadable=False),
+    }
+    edges = (EdgeProfile("simulator", "policy"), EdgeProfile("policy", "simulator"), EdgeProfile("simulator", "learner", whole=True))
+    return Profile(256, workers, edges, cells=(Cell(("simulator", "policy")),))
+
+
+def test_cycles_become_units_and_producers_come_first() -> None:
+    setting = Setting.of(embodied(), 16)
+    assert [u.members for u in setting.units] == [("simulator", "policy"), ("learner",)]
+    assert setting.edges == {(0, 1): 0}  # the whole batch first
+    grouped = profile(a=BATCH, b=BATCH).replace(edges=(EdgeProfile("a", "b", group=16),))
+    assert Setting.of(grouped, 4).edges == {(0, 1): 2} and Setting.of(grouped, 4).granularities == 7
+    assert Setting.of(grouped, 4, chunks=2).edges == {(0, 1): 1}
+
+
+@pytest.mark.parametrize(
+    ("worker", "devices", "memory", "says"),
+    [
+        (dataclasses.replace(BATCH, ranks=RankRule(8)), 4, None, r"'a' needs at least 8 devices .* there are 4 devices\. Next: devices=8"),
+        (dataclasses.replace(BATCH, devices=6), 4, None, "pinned to 6 devices, but there are 4 devices"),
+        (dataclasses.replace(BATCH, memory=Memory(71)), 4, 64.0, r"'a' needs 71 GiB on each of \d devices, and a device has 64 GiB\. Next: device_memory_gib=71"),
+        (dataclasses.replace(BATCH, memory=Memory(640, sharded=True)), 4, 64.0, r"needs 160 GiB on each of 4 devices.* Next: devices=10, or device_memory_gib=160"),
+        (dataclasses.replace(BATCH, ranks=RankRule(counts=(3, 5)), memory=Memory(640, sharded=True)), 4, 64.0, "needs 213 GiB on each of 3 devices"),
+        (WorkerProfile((Sample(1, 0.2, 1.0),), "simulator"), 4, None, r"0\.25 items on a device, and was measured up to 0\.2\. Next: at least 5 devices"),
+    ],
+)  # fmt: skip
+def test_what_fits_nowhere_is_refused_with_what_would_work(worker: WorkerProfile, devices: int, memory: float | None, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        Setting.of(profile(memory, a=worker, b=BATCH), devices)
+
+
+def test_budgets_are_checked() -> None:
+    for devices in (0, -1, True, 1.5):
+        with pytest.raises(PlanError, match="devices is"):
+            Setting.of(profile(a=BATCH), {"": devices})  # type: ignore[dict-item]
+    kinds = profile(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5)))
+    with pytest.raises(UnknownNameError, match="Did you mean 'h100'"):
+        Setting.of(kinds, {"h10": 4})
+    with pytest.raises(PlanError, match="chunks is 0"):
+        Setting.of(profile(a=BATCH), 4, chunks=0)
+    with pytest.raises(PlanError, match="staleness is -1"):
+        Setting.of(profile(a=BATCH), 4, staleness=-1)
+    with pytest.raises(ConfigError, match=r"workers\.a\.samples has none on 'h100'"):
+        Setting.of(kinds.with_worker("a", samples=(Sample(1, 1.0, 1.0, kind="a100"),)), {"h100": 4})
+
+
+def test_who_may_stay() -> None:
+    switching = dataclasses.replace(BATCH, onload_s=1.0, memory=Memory(40))
+    assert [a.staying for a in Setting.of(profile(None, a=switching, b=switching), 4).arrangements()] == [0b11]  # everything fits: nobody leaves
+    tight = Setting.of(profile(60.0, a=switching, b=switching), 4).arrangements()
+    # Two cannot stay together; each set is tried, the largest first, and a set inside one that costs nothing is not.
+    assert [a.staying for a in tight] == [0b11, 0b01, 0b10, 0b00]
+    roomy = Setting.of(profile(80.0, a=switching, b=switching), 4).arrangements()
+    assert [a.staying for a in roomy] == [0b11]
+    assert [a.staying for a in Setting.of(profile(60.0, a=BATCH, b=BATCH), 4).arrangements()] == [0]  # leaving costs nothing
+    bound = dataclasses.replace(BATCH, offloadable=False)
+    assert [a.staying for a in Setting.of(profile(60.0, a=bound, b=BATCH), 4).arrangements()] == [1]
+
+
+def test_cells_sit_together_or_apart() -> None:
+    setting = Setting.of(embodied(), 16)
+    forms = [a.forms for a in setting.arrangements()]
+    assert [f.of for f in forms] == [(TOGETHER, SINGLE), (APART, SINGLE)]
+    together, apart = (setting.tables.of(0, 0, f) for f in forms)
+    n, m = 16, 16  # environments on a device
+    assert together[0, n] == pytest.approx(80 * (0.8 + 0.1 * (m - 10) / 30 + 0.4 + 0.8 * (m - 10) / 30))
+    split = setting.tables.split(0, 0, 0, forms[1])
+    assert split.codes[:, 16].tolist() == [8, 8] and split.sub_batches[16] == 2
+    assert apart[0, 16] == pytest.approx(80 * max(2 * (0.8 + 0.1 * 6 / 30), 0.8 + 0.1 * 6 / 30 + 0.4 + 0.8 * 6 / 30))
+    # Whose devices the learner shares: both of them, or one of the two on each device.
+    assert setting.tables.of(1, 1, forms[0])[0, 16] == 470
+    alone = embodied().with_worker("learner", samples=(*embodied().workers["learner"].samples, Sample(16, 256.0, 200.0, ("policy",)), Sample(16, 256.0, 210.0, ("simulator",))))
+    assert Setting.of(alone, 16).tables.of(1, 1, forms[1])[0, 16] == pytest.approx(210)
+
+
+def test_seats_in_space_and_in_time() -> None:
+    flat = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 4.0)))
+    setting = Setting.of(profile(a=flat, b=flat, c=BATCH), 8)
+    arrangement = setting.arrangements()[0]
+    spatial = Placement(setting, arrangement, solve(setting.problem(arrangement), kinds=("spatial",))[0].tree).seats
+    devices = [d for s in spatial.values() for d in s.devices]
+    assert sorted(devices) == list(range(8)) and list(spatial) == ["a", "b", "c"]
+    temporal = Placement(setting, arrangement, solve(setting.problem(arrangement), kinds=("temporal",))[0].tree).seats
+    assert all(s.devices == range(8) and s.chunks == 1 for s in temporal.values())
+
+
+def test_kinds_of_devices() -> None:
+    fast_a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 64.0, 80.0, kind="cpu")), exponent=1.0)
+    mixed = Profile(64, {"a": fast_a, "b": BATCH}, (EdgeProfile("a", "b"),), kinds=(DeviceKind("gpu", memory_gib=10), DeviceKind("cpu", 0.5, 500)))
+    setting = Setting.of(mixed, {"gpu": 4, "cpu": 8})
+    row = setting.tables.of(0, 0, Forms((SINGLE, SINGLE)))[0].reshape(5, 9)
+    assert row[1, 0] == 8 and row[0, 1] == 80 and row[0, 8] == 10
+    assert setting.tables.of(1, 0, Forms((SINGLE, SINGLE)))[0].reshape(5, 9)[0, 8] == pytest.approx(16)
+    arrangement = setting.arrangements()[0]
+    best = Placement(setting, arrangement, solve(setting.problem(arrangement))[0].tree)
+    assert best.seats["a"].devices == range(0, 4) and best.seats["b"].devices == range(4, 12)
+    assert (best.cap(3), best.cap(4)) == (10, 500)
+
+
+def test_plans_of_the_search_fit_where_they_are_put() -> None:
+    """Seen from the devices. Where a worker that shards its memory stays in a corner of the devices that it shares, the careful count is needed."""
+    plans, careful = 0, 0
+    for seed in range(80):
+        try:
+            setting = Setting.of(random_profile(seed), 16, chunks=8)
+        except PlanError:
+            continue
+        for arrangement in setting.arrangements()[::3]:
+            placements = [Placement(setting, arrangement, f.tree) for f in solve(setting.problem(arrangement))]
+            if any(p.misfit() for p in placements):
+                careful += 1
+                again = dataclasses.replace(arrangement, forms=dataclasses.replace(arrangement.forms, careful=True))
+                placements = [Placement(setting, again, f.tree) for f in solve(setting.problem(again))]
+            for placement in placements:
+                plans += 1
+                assert max(placement.gib(d) for d in range(16)) <= setting.cap("") + 1e-9, (seed, placement.misfit())
+                assert placement.misfit() == "" and placement.used <= 16
+    assert plans > 100 and 0 < careful < plans / 10
+
+
+def test_a_misfit_names_worker_device_and_company() -> None:
+    big = dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0)
+    setting = Setting.of(profile(80.0, a=big, b=big), 4)
+    staying = setting.arrangements()[0]
+    assert staying.staying == 0b11
+    leaving = setting.arrangements()[-1]
+    tree = solve(setting.problem(leaving), kinds=("temporal",))[0].tree
+    assert Placement(setting, leaving, tree).misfit() == ""
+    assert Placement(setting, staying, tree).misfit() == "a needs 100 GiB on device 0 beside b, 80 are there"
