@@ -5,7 +5,7 @@ The members' seconds add up and the slowest one counts as often as there are sub
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ class Apart:
     codes: np.ndarray
 
 
-def apart(seconds: dict[int, Sequence[np.ndarray]], shape: Counts) -> Apart:
+def apart(seconds: Mapping[int, Sequence[np.ndarray]], shape: Counts) -> Apart:
     """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible."""
     size = int(np.prod(shape))
     members = len(next(iter(seconds.values())))

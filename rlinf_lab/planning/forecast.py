@@ -294,7 +294,7 @@ def _ring(profile: Profile, members: Sequence[str]) -> dict[str, str]:
         if e.producer in members and e.consumer in members:
             if e.producer in found or e.consumer in found.values():
                 raise PlanError(
-                    f"The cell {' <-> '.join(members)} is more than a ring ({e.producer!r} or {e.consumer!r} has two neighbours in it), and cannot be simulated."
+                    f"The cell {' <-> '.join(members)} is more than a ring ({e.producer!r} or {e.consumer!r} has two neighbours there): it cannot be simulated."
                 )
             found[e.producer] = e.consumer
     return found

@@ -45,7 +45,7 @@ def _ranks(setting: Setting, name: str) -> str:
     rule = f"profile.workers.{name}.ranks ({worker.ranks.devices_per_rank} devices a rank)"
     if not len(more):
         return f"Worker {name!r}: {rule} allows no number of devices up to {FURTHER * max(setting.counts)}."
-    return f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}. Next: devices={more[0]}, or a smaller model-parallel size."
+    return f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}. Next: devices={more[0]}, or smaller ranks."
 
 
 def _memory(setting: Setting, names: tuple[str, ...]) -> str:
