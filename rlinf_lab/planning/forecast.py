@@ -6,6 +6,7 @@ data-parallel ranks advance together (collectives). Items are bundled, so that a
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,8 +43,10 @@ def forecast(placement: Placement, iterations: int = 2, devices: Sequence[str] =
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
-    """``h100:0`` and so on; ``device:0`` where kinds have no names."""
-    return tuple(f"{kind or 'device'}:{i}" for kind, n in placement.setting.devices.items() for i in range(n))
+    """``cuda:0`` and so on, kind after kind; ``cpu:0`` for a kind whose name begins with "cpu"."""
+    numbers = {"cpu": itertools.count(), "cuda": itertools.count()}
+    words = ("cpu" if kind.startswith("cpu") else "cuda" for kind, n in placement.setting.devices.items() for _ in range(n))
+    return tuple(f"{word}:{next(numbers[word])}" for word in words)
 
 
 def graph_of(profile: Profile) -> WorkflowGraph:
