@@ -11,7 +11,7 @@ import linecache
 import pathlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import RlinfLabError, WorkflowError
@@ -19,6 +19,7 @@ from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, RefArg, bind
 from rlinf_lab.workflow.channel import Channel, ChannelSpec
 from rlinf_lab.workflow.graph import DRIVER, Call, Node, Step, ValueEdge, WorkflowGraph
 from rlinf_lab.workflow.handles import Handle
+from rlinf_lab.workflow.isolation import isolated
 from rlinf_lab.workflow.structure import Path, leaves, path_text
 from rlinf_lab.workflow.symbol import Symbol
 
@@ -38,7 +39,7 @@ class Tracer:
     is_dry = True
 
     def __init__(self, flow: Workflow, decisions: Sequence[bool] = (), one: int = 1) -> None:
-        self._flow = flow
+        self.flow = flow
         self._prescribed, self._one = decisions, one
         self.answers: list[bool] = []
         self.sites: list[Site] = []
@@ -82,10 +83,10 @@ class Tracer:
     def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
         if len(self.calls) >= MAX_CALLS:
             raise WorkflowError(
-                f"Tracing {self._flow.name!r}: {MAX_CALLS} calls in one iteration without an end. Next: bound the loop "
+                f"Tracing {self.flow.name!r}: {MAX_CALLS} calls in one iteration without an end. Next: bound the loop "
                 f"(`for _ in range(n)`), or let its condition be a value as it is (`value > 3`, not `float(value) > 3`)."
             )
-        spec = bind(self, self._flow, len(self.calls), worker, method, args, kwargs, 0)
+        spec = bind(self, self.flow, len(self.calls), worker, method, args, kwargs, 0)
         self.calls.append(spec)
         return Handle(self, spec)
 
@@ -113,7 +114,7 @@ class Tracer:
         """Who traces now: this one, or that of a later path when a variable outside the loop has kept something of this one."""
         if not self.over:
             return self
-        now = self._flow.listener()
+        now = self.flow.listener()
         return now if isinstance(now, Tracer) and not now.over else None
 
 
@@ -129,8 +130,9 @@ def _asking() -> Site:
 def trace(flow: Workflow) -> WorkflowGraph:
     """Run the iteration function on symbols along every branch and collect the union.
 
-    Parameters with a default are tried with the default and with a symbol; where the loop has asked for a number, once more with 0.
-    Raises `WorkflowError`, naming the line, when the function cannot be run on symbols.
+    Parameters with a default are tried with the default and with a symbol; where the loop has asked for a number, once more with 0; where
+    one iteration can leave something for the next (a list, a counter), once more as the second iteration. Raises `WorkflowError`, naming
+    the line, when the function cannot be run on symbols.
     """
     variants = _variants(flow)
     found: list[list[Tracer]] = []
@@ -147,9 +149,10 @@ def trace(flow: Workflow) -> WorkflowGraph:
     if not found:
         raise _untraceable(flow, failures[0]) from failures[0]
     seen = [tracer for tracers in found for tracer in tracers]
-    if any(tracer.numbers for tracer in seen):
-        for parameters in variants:  # the number may never be 0: what fails then proves nothing, and what it called before counts
-            tracers, failed, _ = _explore(flow, parameters, one=0)
+    further = [(0, False)] * any(tracer.numbers for tracer in seen) + [(1, True)] * isolated(flow.body)[1]
+    for one, again in further:  # the number may never be 0: what fails then proves nothing, and what it called before counts
+        for parameters in variants:
+            tracers, failed, _ = _explore(flow, parameters, one, again)
             seen += tracers + failed
     return _graph(flow, seen, max(found[0], key=lambda t: len(t.calls)))
 
@@ -175,11 +178,11 @@ def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[lis
     return positional, by_name
 
 
-def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1) -> tuple[list[Tracer], list[Tracer], Exception | None]:
+def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1, again: bool = False) -> tuple[list[Tracer], list[Tracer], Exception | None]:
     """The paths that come to their end, those that fail, and a failure that counts.
 
     It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible (`if first: x = ...`
-    and later `if first: use(x)`).
+    and later `if first: use(x)`). ``again``: what the second of two iterations does.
     """
     open_: list[tuple[list[bool], tuple[Site, bool] | None]] = [([], None)]
     tracers: list[Tracer] = []
@@ -188,20 +191,32 @@ def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1) 
     while open_ and len(tracers) + len(failed) < MAX_PATHS:
         fresh = next((i for i, (_, way) in enumerate(open_) if way not in taken), 0)
         decisions, _ = open_.pop(fresh)
+        body, _ = isolated(flow.body)
+        if again:
+            _once(body, Tracer(flow, (), one), parameters)
         tracer = Tracer(flow, decisions, one)
-        positional, keywords = _arguments(tracer, parameters)
-        try:
-            with flow.dispatching(tracer):
-                flow.body(*positional, **keywords)
+        error = _once(body, tracer, parameters)
+        if error is None:
             tracers.append(tracer)
             taken.update(tracer.ways())
-        except Exception as error:
+        else:
             failed.append((tracer, error))
-        finally:
-            tracer.over = True
         open_ += tracer.turns()
     counts = (error for tracer, error in failed if not tracers or not tracer.ways() <= taken)
     return tracers, [tracer for tracer, _ in failed], next(counts, None)
+
+
+def _once(body: Callable[..., Any], tracer: Tracer, parameters: list[inspect.Parameter]) -> Exception | None:
+    """One dry iteration; what it raised."""
+    positional, keywords = _arguments(tracer, parameters)
+    try:
+        with tracer.flow.dispatching(tracer):
+            body(*positional, **keywords)
+    except Exception as error:
+        return error
+    finally:
+        tracer.over = True
+    return None
 
 
 def _untraceable(flow: Workflow, error: Exception) -> WorkflowError:

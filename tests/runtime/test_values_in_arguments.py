@@ -172,17 +172,24 @@ def test_a_default_that_uses_another_channel_is_part_of_the_plan() -> None:
     assert started.wait(30) == [2, 2, 2]
 
 
+class Keeper:
+    """An object outside the loop: unlike lists and counters, the dry run shares it."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+
 def test_what_was_kept_of_the_dry_run_or_of_another_run_is_refused() -> None:
     flow = Workflow("kept")
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-    kept: list[Any] = []
+    keeper = Keeper()
 
     @flow.iteration
     def iteration(use: int):
-        result = taker.take(kept[use]) if kept else None
+        result = taker.take(keeper.kept[use]) if keeper.kept else None
         handle = maker.make(1)
-        if len(kept) < 2:
-            kept.extend([handle, handle.n.wait()])
+        if len(keeper.kept) < 2:
+            keeper.kept.extend([handle, handle.n.wait()])
         return result
 
     plan = ExecutionPlan.temporal(flow, DEVICES)
@@ -191,8 +198,22 @@ def test_what_was_kept_of_the_dry_run_or_of_another_run_is_refused() -> None:
             s.step(0)
         with pytest.raises(WorkflowError, match="symbol of the dry run"):
             s.step(1)
-        kept.clear()
+        keeper.kept.clear()
         assert s.step(0) is None
         assert s.step(0) == repr(({"array": np.full(3, 1.0), "n": 1, "inner": [1, 2]}, (), {}))
     with session(flow, plan) as s, pytest.raises(WorkflowError, match="of another run"):
         s.step(0)
+
+
+def test_a_history_outside_the_loop_holds_what_the_run_has_put_there() -> None:
+    flow = Workflow("history")
+    maker = flow.worker(Maker, name="maker")
+    history: list[int] = []
+
+    @flow.iteration
+    def iteration(n: int) -> int:
+        history.append(maker.make(n).n.wait())
+        return max(history)
+
+    assert run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[3, 1, 4]).wait(30) == [3, 3, 4]
+    assert history == [3, 1, 4]

@@ -270,25 +270,83 @@ def test_an_unknown_method_names_the_line_too() -> None:
     assert "`w.stepp()`" in caught.value.__notes__[0]
 
 
-def test_what_a_variable_outside_has_kept_of_the_dry_run_says_so() -> None:
+class Keeper:
+    def __init__(self) -> None:
+        self.kept: list = []
+
+
+def test_what_an_object_outside_has_kept_of_the_dry_run_says_so() -> None:
     flow = Workflow("w")
     w = flow.worker(Any_, name="w")
-    kept: list = []
+    keeper = Keeper()
 
     @flow.iteration
     def iteration():
-        if kept:  # of the iteration before
-            w.step(kept[0])
-            w.step(more=kept[1])
-            _ = kept[0].wait() > kept[1]
+        if keeper.kept:  # of the iteration before
+            w.step(keeper.kept[0])
+            w.step(more=keeper.kept[1])
+            _ = keeper.kept[0].wait() > keeper.kept[1]
         handle = w.step()
-        kept[:] = [handle, handle.wait()]
+        keeper.kept[:] = [handle, handle.wait()]
 
     assert flow.graph.program
-    for use in (lambda: kept[0].wait(), lambda: bool(kept[1]), lambda: float(kept[1])):
+    for use in (lambda: keeper.kept[0].wait(), lambda: bool(keeper.kept[1]), lambda: float(keeper.kept[1])):
         with pytest.raises(WorkflowError, match="dry run, which is over"):
             use()
-    assert "known at run time" in repr(kept[1])
+    assert "known at run time" in repr(keeper.kept[1])
+
+
+# --- variables outside the loop ------------------------------------------------------------------------------------
+count = 0
+shared: dict = {"step": 0, "history": []}
+
+
+def test_the_dry_run_leaves_lists_counters_and_variables_alone() -> None:
+    flow = Workflow("w")
+    w = flow.worker(Any_, name="w")
+    losses: list = []
+    inner = {"losses": losses, "best": [1.0]}
+    best = None
+
+    @flow.iteration
+    def iteration(n=2):
+        nonlocal best
+        global count
+        loss = w.step(n).wait()
+        losses.append(loss)
+        assert inner["losses"] is losses and len(losses) in (1, 2)  # one variable, however it is reached; each path begins anew
+        inner["best"][0] = loss
+        shared["step"] += 1
+        shared["history"].append(loss)
+        [losses.append(v) for v in loss]
+        best, count = loss, count + 1
+        del losses[1:]
+        return loss
+
+    assert flow.graph.program
+    assert (losses, inner, best, count, shared) == ([], {"losses": [], "best": [1.0]}, None, 0, {"step": 0, "history": []})
+
+
+def test_what_only_later_iterations_do_is_seen() -> None:
+    flow = Workflow("w")
+    first, later, handed = (flow.worker(Any_, name=n) for n in ("first", "later", "handed"))
+    state = {"step": 0}
+    previous: list = []
+
+    @flow.iteration
+    def iteration():
+        if state["step"] == 0:
+            first.step()
+        else:
+            later.step()
+        if previous:
+            handed.step(previous.pop().weights)
+        previous.append(first.step())
+        state["step"] += 1
+
+    assert {n.name for n in flow.graph.nodes if n.calls} == {"first", "later", "handed"}
+    assert [(v.producer, v.consumer, v.label) for v in flow.graph.value_edges] == [("first", "handed", "weights")]
+    assert [s.worker for s in flow.graph.program] == ["first", "first"] and state == {"step": 0} and not previous
 
 
 def test_values_inside_structures_make_edges() -> None:
