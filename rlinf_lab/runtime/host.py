@@ -18,8 +18,8 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
-from rlinf_lab.runtime.links import Packed
 from rlinf_lab.runtime.loop import Loop
+from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId

@@ -1,8 +1,8 @@
 """One-way messages between hosts: first in first out for each pair, no answers, no asking.
 
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
-frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy.
-A stream that ends without a farewell means that its sender died.
+frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
+node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers. A stream that ends without a farewell means that its sender died.
 
 Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their reading
 threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can pile up is
@@ -24,9 +24,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
-from rlinf_lab.errors import ChannelBroken, WorkflowError
+from rlinf_lab.errors import ChannelBroken
+from rlinf_lab.runtime.pickling import pickled
+from rlinf_lab.runtime.slots import GREETING, REFERENCE, SlotPool, SlotViews
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -41,6 +41,9 @@ os.register_at_fork(after_in_child=_forget_sockets)
 
 FAREWELL = 0xFFFFFFFF
 FAREWELL_SECONDS = 5.0
+ANSWER_SECONDS = 30.0
+MOST_PARTS = 512  # of one system call
+IN_SLOT = 1 << 63  # beside the length of a buffer that lies in a slot
 _COUNT = struct.Struct("<I")
 
 
@@ -105,19 +108,19 @@ class Listener:
             threading.Thread(target=self._read, args=(connection,), name="link", daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:
-        if connection.family == socket.AF_UNIX:
-            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-            if uid != os.getuid():
-                connection.close()
-                return
         peer = ""  # known when it has said its name: whoever hangs up before that is no host of ours
         try:
+            if connection.family == socket.AF_UNIX:
+                _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+                if uid != os.getuid():
+                    return
             stream = connection.makefile("rb", buffering=1 << 16)
             if not secrets.compare_digest(stream.read(32), self.address.secret):
-                connection.close()
                 return
+            slots = SlotViews(connection, stream.read(GREETING.size))
+            connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
-            while (parts := read_frame(stream)) is not None:
+            while (parts := read_frame(stream, slots)) is not None:
                 try:
                     self._on_message(pickle.loads(parts[0], buffers=parts[1:]))
                 except Exception as error:  # a class that does not exist here; without a reader the run would hang
@@ -144,13 +147,16 @@ class Listener:
             each.close()
 
 
-def read_frame(stream: Any) -> list[bytearray] | None:
+def read_frame(stream: Any, slots: SlotViews) -> list[Any] | None:
     """The next message: its pickle, then its buffers; None after a farewell. `EOFError` when the stream ends without one."""
     count = _COUNT.unpack(_exactly(stream, 4))[0]
     if count == FAREWELL:
         return None
     sizes = struct.unpack(f"<{count}Q", _exactly(stream, 8 * count))
-    return [_exactly(stream, size) for size in sizes]
+    return [
+        slots.view(bytes(_exactly(stream, REFERENCE.size)), size - IN_SLOT) if size & IN_SLOT else _exactly(stream, size)
+        for size in sizes
+    ]  # fmt: skip
 
 
 def _exactly(stream: Any, size: int) -> bytearray:
@@ -176,8 +182,12 @@ class Link:
         self._closed = False
         self._socket, self.transport = self._connect(address)
         _OPEN.add(self._socket)
+        self._slots = SlotPool(self._socket)
         name = me.encode()
-        self._socket.sendall(address.secret + _COUNT.pack(len(name)) + name)
+        self._socket.sendall(address.secret + self._slots.greet() + _COUNT.pack(len(name)) + name)
+        self._socket.settimeout(ANSWER_SECONDS)
+        self._slots.hear(self._socket.recv(1))
+        self._socket.settimeout(None)
 
     def _connect(self, address: Address) -> tuple[socket.socket, str]:
         if address.node == node_id():
@@ -194,31 +204,54 @@ class Link:
 
     def send(self, message: tuple) -> None:
         """Hand a message over; never blocks. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken` if the peer is gone."""
-        self._post(encode(message))
-
-    def _post(self, frame: bytes) -> None:
+        data, buffers = pickled(message)
         with self._changed:
-            if self._broken is not None:
-                raise ChannelBroken(f"Host {self.peer!r} is gone: {self._broken}. Its workers have died; see run.status().")
-            rest = memoryview(frame) if self._backlog else self._now(memoryview(frame))
-            if rest:
-                self._backlog.append(rest)
-                self._changed.notify_all()
-                if self._writer is None:
-                    self._writer = threading.Thread(target=self._write, name=f"write to {self.peer}", daemon=True)
-                    self._writer.start()
+            self._post(self._framed(data, buffers))
 
-    def _now(self, frame: memoryview) -> memoryview:
-        """Hand over what the socket takes without waiting; returns the rest."""
+    def _framed(self, data: bytes, buffers: list[memoryview]) -> list[bytes | memoryview]:
+        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there."""
+        sizes: list[int] = [len(data)]
+        parts: list[bytes | memoryview] = [data]
+        for raw in buffers:
+            reference = self._slots.place(raw)
+            sizes.append(raw.nbytes | (0 if reference is None else IN_SLOT))
+            parts.append(raw if reference is None else reference)
+        return [_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes), *parts]
+
+    def _post(self, parts: list[bytes | memoryview]) -> None:
+        """Under the lock."""
+        if self._broken is not None:
+            raise ChannelBroken(f"Host {self.peer!r} is gone: {self._broken}. Its workers have died; see run.status().")
+        rest = self._joined(parts, 0) if self._backlog else self._now(parts)
+        if rest:
+            self._backlog.append(rest)
+            self._changed.notify_all()
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write, name=f"write to {self.peer}", daemon=True)
+                self._writer.start()
+
+    def _now(self, parts: list[bytes | memoryview]) -> memoryview:
+        """Hand over what the socket takes without waiting; returns a copy of the rest, for the sender may change its arrays."""
+        if len(parts) > MOST_PARTS:
+            parts = [b"".join(parts)]
         try:
-            while frame:
-                frame = frame[self._socket.send(frame, socket.MSG_DONTWAIT) :]
+            sent = self._socket.sendmsg(parts, [], socket.MSG_DONTWAIT)
         except BlockingIOError:
-            pass
+            sent = 0
         except OSError as error:
             self._broken = error
             raise ChannelBroken(f"Host {self.peer!r} is gone: {error}. Its workers have died; see run.status().") from error
-        return frame
+        return self._joined(parts, sent)
+
+    def _joined(self, parts: list[bytes | memoryview], skip: int) -> memoryview:
+        """All bytes but the first ``skip``."""
+        rest = []
+        for part in parts:
+            size = part.nbytes if isinstance(part, memoryview) else len(part)
+            if skip < size:
+                rest.append(memoryview(part)[skip:])
+            skip = max(0, skip - size)
+        return memoryview(b"".join(rest))
 
     def _write(self) -> None:
         while True:
@@ -240,65 +273,20 @@ class Link:
                 self._changed.notify_all()
 
     def close(self, seconds: float = FAREWELL_SECONDS) -> None:
-        """Say farewell behind what has been sent; a peer that does not read for ``seconds`` is left without one."""
+        """Say farewell behind what has been sent and wait until it was heard; a peer that does not read for ``seconds`` is left without one."""
         with self._changed:
             if self._closed:
                 return
             with contextlib.suppress(ChannelBroken):  # the peer was faster
-                self._post(_COUNT.pack(FAREWELL))
+                self._post([_COUNT.pack(FAREWELL)])
             self._closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._backlog, seconds)
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(seconds)
+            while self._socket.recv(1 << 12):  # the peer hangs up when it has heard everything; until then it may open slots
+                pass
         self._socket.close()
-
-
-@dataclass(frozen=True)
-class Packed:
-    """An argument in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's error."""
-
-    data: bytes
-    buffers: tuple[Any, ...] = ()
-
-    @classmethod
-    def of(cls, value: Any) -> Packed:
-        """Raises `WorkflowError` when the value does not pickle."""
-        data, buffers = _pickled(value)
-        return cls(data, tuple(pickle.PickleBuffer(b) for b in buffers))
-
-    def open(self) -> Any:
-        return pickle.loads(self.data, buffers=self.buffers)
-
-
-def encode(message: tuple) -> bytes:
-    """One frame. Classes of a notebook travel by value, arrays as raw buffers."""
-    data, raw = _pickled(message)
-    sizes = [len(data), *(r.nbytes for r in raw)]
-    return b"".join([_COUNT.pack(len(sizes)), struct.pack(f"<{len(sizes)}Q", *sizes), data, *raw])
-
-
-def _pickled(value: Any) -> tuple[bytes, list[memoryview]]:
-    """A pickle and its buffers. Raises `WorkflowError`."""
-    buffers: list[pickle.PickleBuffer] = []
-    try:
-        data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        if b"__main__" in data:  # a class of a notebook cell or a script, by name: the other process has another __main__
-            raise pickle.PicklingError("__main__")
-    except Exception:  # or a lambda: the slower pickler sends them by value
-        buffers.clear()
-        try:
-            data = cloudpickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-        except Exception as error:
-            raise WorkflowError(
-                f"{_named(value)} cannot be sent to another process: {type(error).__name__}: {error}. "
-                f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
-            ) from error
-    return data, [b.raw() for b in buffers]
-
-
-def _named(value: Any) -> str:
-    text = repr(value)
-    if isinstance(value, tuple) and value and isinstance(value[0], str):  # a message
-        return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        with self._changed:
+            self._slots.close()

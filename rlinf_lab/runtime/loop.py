@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
 from rlinf_lab.planning.engine import Event
-from rlinf_lab.runtime.links import Packed
+from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.watch import Watch
 from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg
 from rlinf_lab.workflow.graph import DRIVER

@@ -105,9 +105,10 @@ def test_timelines_are_pages_without_a_network_and_hold_every_span(done: Done) -
         assert not re.search(r"""(?:src|href)\s*=\s*["']?(?:https?:)?//|@import|\bfetch\(|\bimport\s*\(""", page)
         (stored,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
         data = json.loads(stored)
-        assert data["layout"]["count"] == len(phase.run.timeline) > 1000
-        assert data["tables"]["devices"] == list(phase.plan.devices)
-        assert len(gzip.decompress(base64.b64decode(data["spans"]))) >= 20 * len(phase.run.timeline)
+        content = data["content"]
+        assert content["layout"]["count"] == len(phase.run.timeline) > 1000
+        assert content["tables"]["devices"] == list(phase.plan.devices)
+        assert len(gzip.decompress(base64.b64decode(data["parts"]["spans"]))) >= 20 * len(phase.run.timeline)
 
 
 def test_perfetto_traces_parse_back(done: Done) -> None:

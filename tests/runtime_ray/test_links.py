@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import ChannelBroken, WorkflowError
-from rlinf_lab.runtime.links import Link, Listener, Packed
+from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.pickling import Packed
 
 BIG = bytes(4_000_000)  # more than any socket buffer
 

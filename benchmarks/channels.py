@@ -1,0 +1,196 @@
+"""Channels between processes of a node, on Ray: small items one by one, round trips, 16 MiB arrays; against Ray's own ways."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from harness import Case
+
+import rlinf_lab as lab
+
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+class Sender(lab.Worker):
+    def numbers(self, count: int, out: lab.Outbox) -> None:
+        for i in range(count):
+            out.put(i)
+
+    def arrays(self, count: int, mib: int, out: lab.Outbox) -> None:
+        array = np.ones(mib << 18, np.float32)
+        for _ in range(count):
+            out.put(array)
+
+    def serve(self, count: int, replies: lab.Inbox, out: lab.Outbox) -> float:
+        out.put(0)
+        replies.take()  # warm
+        start = time.perf_counter()
+        for i in range(count):
+            out.put(i)
+            replies.take()
+        return count / (time.perf_counter() - start)
+
+
+class Receiver(lab.Worker):
+    def count(self, inbox: lab.Inbox) -> float:
+        """Items a second, from the first to the last, taken one by one."""
+        inbox.take()
+        start, count = time.perf_counter(), 0
+        while inbox.get(1):
+            count += 1
+        return count / (time.perf_counter() - start)
+
+    def look(self, inbox: lab.Inbox) -> float:
+        """Arrays a second; an element of each page is read."""
+        inbox.take()
+        start, count = time.perf_counter(), 0
+        while batch := inbox.get(1):
+            assert batch[0][::1024].sum() > 0
+            count += 1
+        return count / (time.perf_counter() - start)
+
+    def echo(self, inbox: lab.Inbox, replies: lab.Outbox) -> None:
+        for batch in inbox:
+            for item in batch:
+                replies.put(item)
+
+
+def flow(kind: str) -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    made = lab.Workflow(kind)
+    forth = made.channel("forth", capacity=4 if kind == "arrays" else 1024)
+    sender, receiver = made.worker(Sender, name="sender"), made.worker(Receiver, name="receiver")
+    if kind == "round trips":
+        back = made.channel("back")
+
+        @made.iteration
+        def iteration(count: int) -> Any:
+            receiver.echo(forth, back)
+            return sender.serve(count, back, forth)
+
+    else:
+
+        @made.iteration
+        def iteration(count: int) -> Any:
+            if kind == "numbers":
+                sender.numbers(count, forth)
+                return receiver.count(forth)
+            sender.arrays(count, 16, forth)
+            return receiver.look(forth)
+
+    return made, lab.ExecutionPlan.spatial(made, DEVICES, {"sender": [0], "receiver": [1]}, chunks=dict.fromkeys(made.graph.channels_by_name(), 1))
+
+
+class Ours:
+    """A session on Ray for each kind of traffic, opened at the first measurement."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Any] = {}
+
+    def rate(self, kind: str, count: int) -> float:
+        if kind not in self._open:
+            self._open[kind] = lab.session(*flow(kind), executor="ray")
+            self._steps = getattr(self, "_steps", {})
+            self._steps[kind] = self._open[kind].__enter__().step
+            self._steps[kind](10)
+        return self._steps[kind](count)
+
+    def close(self) -> None:
+        for context in self._open.values():
+            context.__exit__(None, None, None)
+
+
+class Peers:
+    """Two Ray actors that use Ray's queue, or call each other."""
+
+    def __init__(self) -> None:
+        self._ready = False
+
+    def _start(self) -> None:
+        import ray
+        from ray.util.queue import Queue
+
+        from rlinf_lab.runtime.ray_executor import ensure_ray
+
+        ensure_ray(None)
+
+        class Actor:
+            def put(self, queue: Any, count: int, mib: int) -> None:
+                item = np.ones(mib << 18, np.float32) if mib else 1
+                for _ in range(count):
+                    queue.put(item)
+
+            def get(self, queue: Any, count: int) -> float:
+                queue.get()
+                start = time.perf_counter()
+                for _ in range(count - 1):
+                    item = queue.get()
+                    if not isinstance(item, int):
+                        item[::1024].sum()
+                return (count - 1) / (time.perf_counter() - start)
+
+            def echo(self, x: Any) -> Any:
+                if not isinstance(x, int):
+                    x[::1024].sum()
+                    return None
+                return x
+
+            def round_trips(self, simulator: Any, policy: Any, count: int) -> float:
+                start = time.perf_counter()
+                x = 0
+                for _ in range(count):
+                    x = ray.get(policy.echo.remote(ray.get(simulator.echo.remote(x))))
+                return count / (time.perf_counter() - start)
+
+            def send(self, other: Any, count: int, mib: int) -> float:
+                array = np.ones(mib << 18, np.float32)
+                ray.get(other.echo.remote(array))
+                start = time.perf_counter()
+                waiting: list[Any] = []
+                for _ in range(count):
+                    waiting.append(other.echo.remote(array))
+                    if len(waiting) == 4:
+                        ray.get(waiting.pop(0))
+                ray.get(waiting)
+                return count / (time.perf_counter() - start)
+
+        cls = ray.remote(num_cpus=0)(Actor)
+        self._ray, self._queue = ray, Queue
+        self._a, self._b, self._c = cls.remote(), cls.remote(), cls.remote()
+        self._ready = True
+
+    def queue(self, count: int, mib: int = 0) -> float:
+        if not self._ready:
+            self._start()
+        queue = self._queue(maxsize=4 if mib else 1024)
+        putting = self._a.put.remote(queue, count, mib)
+        rate = self._ray.get(self._b.get.remote(queue, count))
+        self._ray.get(putting)
+        queue.shutdown()
+        return rate
+
+    def actor_calls(self, count: int) -> float:
+        if not self._ready:
+            self._start()
+        return self._ray.get(self._c.round_trips.remote(self._a, self._b, count))
+
+    def arguments(self, count: int) -> float:
+        if not self._ready:
+            self._start()
+        return self._ray.get(self._a.send.remote(self._b, count, 16))
+
+
+def cases(smoke: bool) -> list[Case]:
+    ours, peers = Ours(), Peers()
+    small, slow, trips, large = (200, 20, 20, 4) if smoke else (100_000, 500, 300, 60)
+    rate: Callable[[str, int], Callable[[], float]] = lambda kind, n: lambda: ours.rate(kind, n)  # noqa: E731
+    return [
+        Case("channel_small_items", "items/s", rate("numbers", small), {"ray.util.queue": lambda: peers.queue(slow)}, ">= 100",
+             note="integers put and taken one by one between two processes"),
+        Case("ping_pong", "round trips/s", rate("round trips", trips * (1 if smoke else 30)), {"two actor calls": lambda: peers.actor_calls(trips)}, ">= 15",
+             note="simulator and policy in two processes"),
+        Case("transport_16mib", "arrays/s", rate("arrays", large), {"actor arguments": lambda: peers.arguments(large // 2 or 2),
+             "ray.util.queue": lambda: peers.queue(large // 4 + 2, 16)}, ">= 1.5", note="float32 arrays, a byte of each page read"),
+    ]  # fmt: skip

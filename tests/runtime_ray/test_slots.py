@@ -1,0 +1,143 @@
+"""Arrays in shared memory between two processes' links: whole, private while they live, given back when they die."""
+
+from __future__ import annotations
+
+import pickle
+import queue
+import random
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from rlinf_lab.runtime import slots
+from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.pickling import pickled
+
+
+class Ends:
+    """A link and what arrives at its other end."""
+
+    def __init__(self) -> None:
+        self.heard: queue.Queue[Any] = queue.Queue()
+        self.errors: list[Exception] = []
+        self.listener = Listener("there", lambda m: self.heard.put(m[1]), lambda h: None, lambda h, e: self.errors.append(e))
+        self.link = Link(self.listener.address, "here")
+
+    @property
+    def pool(self) -> slots.SlotPool:
+        return self.link._slots
+
+    def send(self, value: Any) -> Any:
+        self.link.send(("put", value))
+        return self.heard.get(timeout=20)
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.link.close()
+    made.listener.close()
+    assert made.errors == []
+
+
+def test_a_large_array_is_seen_without_a_copy_and_its_slot_is_used_again(ends: Ends) -> None:
+    for i in range(20):
+        array = ends.send(np.full(100_000, i, np.int64))
+        assert (array == i).all() and array.flags.writeable and not array.flags.owndata
+        array[:] = -1  # its own
+        del array
+    assert len(ends.pool._slots) <= 3  # the one of the greeting, one in use, one on its way back
+
+
+def test_an_array_that_is_kept_is_not_written_over(ends: Ends) -> None:
+    kept = [ends.send(np.full(50_000, i)) for i in range(10)]
+    part = kept[3][10:20]  # a view holds the slot as well
+    del kept[3]
+    for i in range(100, 110):
+        ends.send(np.full(50_000, i))
+    assert (part == 3).all() and all((a == v).all() for a, v in zip(kept, [0, 1, 2, 4, 5, 6, 7, 8, 9], strict=True))
+
+
+def test_beyond_the_limit_arrays_travel_in_the_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "LIMIT", 1 << 20)
+    kept = [ends.send(np.full(1 << 18, i, np.uint8)) for i in range(12)]
+    assert all((a == i).all() for i, a in enumerate(kept))
+    assert sum(s.size for s in ends.pool._slots) <= (1 << 20) + 4096
+
+
+def test_any_mixture_arrives_whole(ends: Ends) -> None:
+    rng, np_rng = random.Random(3), np.random.default_rng(3)
+    kept: list[tuple[Any, Any]] = []
+    for _ in range(150):
+        sent = [np_rng.random(rng.choice((0, 1, 7, 1_000, 8_192, 8_193, 40_000))).astype(rng.choice(("f4", "f8"))) for _ in range(rng.randint(1, 4))]
+        got = ends.send({"arrays": sent, "text": "x" * rng.randint(0, 9)})["arrays"]
+        kept.append((sent, got))
+        while len(kept) > rng.randint(0, 6):
+            for a, b in zip(*kept.pop(0), strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
+def test_what_the_sender_changes_afterwards_does_not_arrive(ends: Ends) -> None:
+    array = np.zeros(4_000_000)  # more than a socket takes at once
+    slot_free = np.zeros(5_000)
+    for value in (array, slot_free):
+        ends.link.send(("put", value))
+        value[:] = 9
+        assert ends.heard.get(timeout=20).sum() == 0
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(40_000.0), torch.arange(12).reshape(3, 4).T, torch.tensor(3.5), torch.zeros(0, 4), torch.ones(50_000, dtype=torch.bfloat16),
+        torch.tensor(1.0, dtype=torch.bfloat16), torch.ones(3, requires_grad=True), torch.tensor([True, False]), torch.tensor([1 + 2j]).conj(),
+        torch.eye(3).to_sparse(), torch.nn.Parameter(torch.ones(2)), torch.ones(4, 4)[::2, 1:],
+    ],
+    ids=lambda t: f"{t.dtype}{tuple(t.shape)}",
+)  # fmt: skip
+def test_tensors_of_every_kind(ends: Ends, tensor: torch.Tensor) -> None:
+    got = ends.send(tensor)
+    assert type(got) is type(tensor) and got.dtype == tensor.dtype and got.shape == tensor.shape and got.requires_grad == tensor.requires_grad
+    assert torch.equal(got.to_dense() if got.is_sparse else got, tensor.to_dense() if tensor.is_sparse else tensor)
+
+
+def test_a_plain_tensor_is_a_buffer_beside_the_pickle() -> None:
+    data, buffers = pickled({"w": torch.ones(100_000)})
+    assert len(data) < 500 and [b.nbytes for b in buffers] == [400_000]
+
+
+def start_sender(address: Any, then: str) -> subprocess.Popen[bytes]:
+    """Another process sends five arrays and then does something."""
+    script = textwrap.dedent("""
+        import pickle, sys, time
+        import numpy as np
+        from rlinf_lab.runtime.links import Link
+        link = Link(pickle.loads(bytes.fromhex(sys.argv[1])), "child")
+        for i in range(5):
+            link.send(("put", np.full(100_000, i)))
+    """)
+    return subprocess.Popen([sys.executable, "-c", script + then, pickle.dumps(address).hex()])
+
+
+@pytest.mark.parametrize("then", ["time.sleep(60)", "link.close()"])
+def test_arrays_outlive_the_process_that_sent_them(then: str) -> None:
+    heard: queue.Queue[Any] = queue.Queue()
+    broken: queue.Queue[str] = queue.Queue()
+    slow = threading.Event()
+    listener = Listener("me", lambda m: (slow.wait(0.1), heard.put(m[1])), broken.put, lambda h, e: None)
+    child = start_sender(listener.address, then)
+    arrays = [heard.get(timeout=20) for _ in range(5)]
+    if then.startswith("time"):
+        child.kill()
+        assert broken.get(timeout=20) == "child"
+    child.wait(20)
+    assert [int(a[0]) for a in arrays] == [0, 1, 2, 3, 4] and all((a == a[0]).all() and not a.flags.owndata for a in arrays)
+    listener.close()
