@@ -36,7 +36,7 @@ class StreamId(NamedTuple):
 class Queue:
     """``items``: (payload, host it came from) in the engine's order; empty for a stub.
 
-    Room between hosts: a stub may hold its share of the capacity; each item that the home hands over is a credit for its origin.
+    Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their origin.
     A stub that is full says so once, with the credit it has received; if more is on its way it need not be noted as stalled.
     """
 
@@ -44,12 +44,14 @@ class Queue:
     index: int  # of the engine's channel
     stream: int  # of the engine's stream
     stub: bool
+    share: int | None = None  # of the capacity, for each producing host; None: no bound
     items: deque[tuple[Any, str]] = field(default_factory=deque)
     put: int = 0
     taken: int = 0
     abandoned: bool = False  # nobody will read it: what comes is dropped
     received: int = 0  # credit that has arrived at this stub
     credited: Counter[str] = field(default_factory=Counter)  # credit that this home has sent to each origin
+    saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
     debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
     stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
 
@@ -70,9 +72,9 @@ class QueueTable:
         if found is None:
             stub = name.home != self._host
             stream = self.stream(StreamId(*name[:4]))
-            share = self._router.share(name.channel) if stub else None
-            index = self._engine.open_channel(stream, stub, share)
-            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub)
+            share = self._router.share(name.channel)
+            index = self._engine.open_channel(stream, stub, share if stub else None)
+            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
             if not stub and (name.channel, name.iteration) in self._abandoned:
                 found.abandoned = True
                 self._engine.abandon(index)

@@ -63,6 +63,9 @@ def _on_stall(host: Host, name: QueueId, origin: str, received: int) -> None:
     queue = host._queues.queue(name)
     if received < queue.credited[origin]:  # more is on its way to it
         return
+    if queue.saved[origin]:
+        _grant(host, queue, origin, queue.saved.pop(origin))
+        return
     if queue.abandoned:
         _grant(host, queue, origin, PLENTY)
         return
@@ -77,12 +80,18 @@ def _grant(host: Host, queue: Queue, origin: str, n: int) -> None:
 
 
 def give_credit(host: Host, queue: Queue, taken: dict[str, int]) -> None:
-    """A consumer has taken so many items of each origin: that much room again, less what was given ahead."""
+    """A consumer has taken so many items of each origin: that much room again, less what was given ahead.
+
+    Small credits are saved up to half of an origin's share, or until it says that it is stalled.
+    """
+    if queue.share is None:
+        return
     for origin, n in taken.items():
         owed = min(n, queue.debt[origin])
         queue.debt[origin] -= owed
-        if n > owed:
-            _grant(host, queue, origin, n - owed)
+        queue.saved[origin] += n - owed
+        if queue.saved[origin] and (origin in queue.stalled or 2 * queue.saved[origin] >= queue.share):
+            _grant(host, queue, origin, queue.saved.pop(origin))
     if queue.stalled:
         host._apply(host._engine.remote_stall(queue.index))
 
