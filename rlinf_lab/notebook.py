@@ -77,7 +77,7 @@ class _Feeder:
         rows = run.metrics.to_dict("records")
         state = {
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
-            "eta_seconds": run.eta_seconds, "message": str(run.error).split("\n", 1)[0] if run.error else "",
+            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": str(run.error).split("\n", 1)[0] if run.error else "",
         }  # fmt: skip
         new = [_finite({str(k): v for k, v in row.items()}) for row in rows[self._rows :]]
         self._rows = len(rows)

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
@@ -27,6 +27,7 @@ from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import Router
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.values import ValueTable
+from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
@@ -344,6 +345,7 @@ class Host(Scheduler):
             blocked = not value.ready
             if blocked:
                 value.waiters.append(process)
+                process.awaited = f"{producer}[{rank}]"
                 self._block(process, "value", f"the value of {producer}[{rank}]")
         self.flush()
         if blocked:
@@ -416,9 +418,9 @@ class Host(Scheduler):
         wire.say_stalled(self, queue)
 
     # --- looking -----------------------------------------------------------------------------------------
-    def waits(self) -> list[str]:
-        """Who waits for what, a line each; for a lock, who holds the device."""
-        return [line for p in list(self._processes) if (line := wire.waiting_line(self, p))]
+    def waits(self) -> list[Wait]:
+        """Who waits for what and whom; for a lock, who holds the device."""
+        return [wait for p in list(self._processes) if (wait := wait_of(self, p)) is not None]
 
     def lost(self, host: str) -> None:
         """Another host has died: the iteration cannot go on."""
@@ -455,9 +457,9 @@ class Host(Scheduler):
         """Under the mutex, at the driver's host: its loop is inside an iteration and waits."""
         return self.driver.call is not None and self._running == 0 and not self.stopping and not self.dead
 
-    def deadlock(self, lines: Iterable[str]) -> None:
+    def deadlock(self, waits: Sequence[Wait]) -> None:
         """Under the mutex: nothing can move any more, for these reasons."""
-        wire.deadlock(self, lines)
+        wire.deadlock(self, waits)
 
     # --- messages ----------------------------------------------------------------------------------------
     def say(self, host: str, message: tuple, urgent: bool = False) -> None:

@@ -10,6 +10,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.session import Ended
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
@@ -42,7 +43,7 @@ class LocalExecutor:
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)
 
-    def waits(self) -> list[str]:
+    def waits(self) -> list[Wait]:
         return self.driver_host.waits()
 
     def channels(self) -> list[dict[str, Any]]:

@@ -151,7 +151,11 @@ class Loop:
     def busy(self) -> list[str]:
         """Calls that have not ended, as worker[rank].method."""
         with self.host._mutex:
-            return sorted(label for _, label in self._open.values())
+            return sorted(self.open_calls())
+
+    def open_calls(self) -> list[str]:
+        """As `busy`, in no order, of any moment; for a look without the mutex."""
+        return [label for _, label in list(self._open.values())]
 
     # --- channels that the driver writes --------------------------------------------------------------------
     def close_channel(self, channel: str) -> None:

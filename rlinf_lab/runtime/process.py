@@ -52,6 +52,8 @@ class Process:
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
+    event: int = -1  # what it has told the engine before it waited
+    awaited: str = ""  # the rank whose value it waits for
     instance: Worker | None = None
 
     def __post_init__(self) -> None:

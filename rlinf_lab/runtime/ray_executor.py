@@ -36,6 +36,7 @@ from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
 from rlinf_lab.runtime.session import Ended
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
@@ -66,7 +67,7 @@ class RayExecutor:
         self._offsets: dict[str, int] = {}
         self._news: list[tuple[SpanBatch, int]] = []
         self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
-        self._waits: dict[str, list[str]] = {}
+        self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
@@ -226,9 +227,9 @@ class RayExecutor:
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)
 
-    def waits(self) -> list[str]:
+    def waits(self) -> list[Wait]:
         with self._lock:
-            return [*self.driver_host.waits(), *(line for lines in self._waits.values() for line in lines)]
+            return [*self.driver_host.waits(), *(wait for waits in self._waits.values() for wait in waits)]
 
     def channels(self) -> list[dict[str, Any]]:
         with self._lock:

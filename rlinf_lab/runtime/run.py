@@ -18,12 +18,14 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores, devices
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Ended, Executor, Session
+from rlinf_lab.runtime.waits import Wait, explained
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
 STOP_SECONDS = 30
+STILL_SECONDS = 3
 ENDED = ("finished", "failed", "stopped")
 
 
@@ -57,6 +59,7 @@ class Run:
         self._listeners: list[Callable[[Run], None]] = []
         self._sampler = UtilisationSampler(executor.driver_host.recorder)
         self._started_at = self._running_since = time.monotonic()
+        self._moved_at = self._running_since
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._main, name=f"run {self.flow.name}", daemon=True)
         self._pump = threading.Thread(target=self._pumping, name=f"pump {self.flow.name}", daemon=True)
@@ -166,10 +169,33 @@ class Run:
             return None
         return (self.iterations - self.iteration) * sum(recent) / len(recent)
 
+    def waits(self) -> list[Wait]:
+        """Which ranks wait now, for what and for whom."""
+        return self._executor.waits() if self.state not in ENDED else []
+
     def status(self) -> str:
-        """In words: the state, and who waits for what."""
-        waits = self._executor.waits() if self.state not in ENDED else []
-        return "\n".join([repr(self), *(f"  {line}" for line in waits)])
+        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
+        still = self.still_seconds
+        note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
+        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self._doing()])])
+
+    @property
+    def still_seconds(self) -> float:
+        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end."""
+        driver = self._executor.driver_host.driver
+        return time.monotonic() - self._moved_at if self.state == "running" and driver.call is not None else 0.0
+
+    def standstill(self) -> list[str]:
+        """Why nothing moves, a line each; empty while something has moved within the last `STILL_SECONDS`."""
+        still = self.still_seconds
+        return [f"Nothing has moved for {still:.0f} s", *self._doing()] if still >= STILL_SECONDS else []
+
+    def _doing(self) -> list[str]:
+        """Who waits for whom, who computes, and the cycle."""
+        waits, loop = self.waits(), self._executor.driver_host.loop
+        waiting = {wait.who for wait in waits}
+        calls = loop.open_calls() if loop is not None and self.state not in ENDED else []
+        return [*explained(waits), *(f"{call} computes" for call in sorted(calls) if call.split(".")[0] not in waiting)]
 
     def channels(self) -> pd.DataFrame:
         """Depth, puts and gets of every live queue."""
@@ -234,6 +260,8 @@ class Run:
     def _collect(self) -> None:
         with self._lock:
             for batch, offset_ns in self._executor.drain():
+                if len(batch):
+                    self._moved_at = time.monotonic()
                 self.timeline.extend(batch, offset_ns)
             for worker, rank, iteration, values in self._executor.metrics():
                 self._log(worker, rank, iteration, values)

@@ -15,7 +15,7 @@ import heapq
 import threading
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import Do, Engine, Event
@@ -23,6 +23,7 @@ from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.spans import SpanWriter
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
@@ -68,10 +69,10 @@ class Scheduler:
         """A put into a channel that lives on another host waits for room."""
         raise NotImplementedError
 
-    def waits(self) -> list[str]:
+    def waits(self) -> list[Wait]:
         raise NotImplementedError
 
-    def deadlock(self, lines: Iterable[str]) -> None:
+    def deadlock(self, waits: Sequence[Wait]) -> None:
         raise NotImplementedError
 
     def report(self, error: Failure) -> None:
@@ -116,7 +117,7 @@ class Scheduler:
     def _block(self, process: Process, why: str, what: str, event: tuple[int, int, int, int] | None = None) -> None:
         """Under the mutex: from now on this thread causes nothing until it is woken; it may be woken within."""
         process.woken = False
-        process.waits_for, process.blocked_at = why, what
+        process.waits_for, process.blocked_at, process.event = why, what, -1 if event is None else event[1]
         self._running -= 1
         self._report(event)
         if self._running == 0:

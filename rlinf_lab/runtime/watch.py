@@ -3,7 +3,7 @@
 A host is quiet when none of its threads runs. All are quiet for good when two waves of questions, the second sent after the last
 answer to the first, get the same answers: everybody quiet, and as many messages heard as sent (four counters: Mattern 1987,
 termination detection). Then the hosts are asked one by one to relieve a channel (`Engine.relieve`); when nobody can, it is a
-deadlock, and the lines of all hosts say who waits for what.
+deadlock, and the waits of all hosts say who waits for whom.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
+    from rlinf_lab.runtime.waits import Wait
 
 
 class Pulse(NamedTuple):
@@ -37,7 +38,7 @@ class Watch:
         self._answers: dict[str, Pulse] = {}
         self._before: dict[str, Pulse] | None = None
         self._asking: list[str] = []
-        self._lines: list[str] = []
+        self._waits: list[Wait] = []
         self._quiet.clear()
 
     @property
@@ -84,17 +85,17 @@ class Watch:
         else:
             self._host.say(name, ("relieve",))
 
-    def relieved(self, name: str, did: bool, lines: Sequence[str]) -> None:
-        """A host has tried; ``lines``: who waits there for what."""
+    def relieved(self, name: str, did: bool, waits: Sequence[Wait]) -> None:
+        """A host has tried; ``waits``: who waits there for what."""
         if not self._asking or self._asking[0] != name:
             return
-        self._lines += lines
+        self._waits += waits
         self._asking.pop(0)
         if did:
             self.reset()
         elif self._asking:
             self._ask_next()
         else:
-            lines = self._lines
+            waits = self._waits
             self.reset()
-            self._host.deadlock(lines)
+            self._host.deadlock(waits)

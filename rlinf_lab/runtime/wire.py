@@ -12,12 +12,13 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
+from rlinf_lab.runtime.waits import Wait, cycle
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.graph import DRIVER
@@ -169,9 +170,9 @@ def _on_relieve(host: Host) -> None:
     host.say(host.place[DRIVER, 0], ("relieved", host.name, did, host.waits()))
 
 
-def _on_relieved(host: Host, name: str, did: bool, lines: list[str]) -> None:
+def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
     assert host.loop is not None
-    host.loop.watch.relieved(name, did, lines)
+    host.loop.watch.relieved(name, did, waits)
 
 
 HANDLERS: dict[str, Callable[..., None]] = {
@@ -230,21 +231,9 @@ def lost(host: Host, name: str) -> None:
                 host._interrupt(process, Cancelled(str(error)))
 
 
-def waiting_line(host: Host, process: Process) -> str:
-    """In words what a process waits for; empty when it does not, or only for its next call."""
-    if not process.blocked_at or process.waits_for == "call":
-        return ""
-    names = []
-    for device in host.layout.devices(process.worker, process.rank):
-        holder = host._engine.holder(device)
-        if holder is not None and holder != process.index:
-            names.append(f"{host.layout.plan.devices[device]} is held by {host._processes[holder].label}")
-    held = f" ({', '.join(names)})" if names else ""
-    return f"{process.label} waits for {process.blocked_at}{held}"
-
-
-def deadlock(host: Host, lines: Iterable[str]) -> None:
-    error = DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in lines))
+def deadlock(host: Host, waits: Sequence[Wait]) -> None:
+    ring = " → ".join(cycle(waits))
+    error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
     host._fail(error)
     for process in host._processes:
         if process.call is not None:

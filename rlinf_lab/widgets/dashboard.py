@@ -16,7 +16,7 @@ from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
-STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message")
+STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
 
@@ -62,9 +62,9 @@ class Dashboard(PushedWidget):
         """Send what is new as one message; from any thread, at most about ten times a second.
 
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
-        ``eta_seconds``, ``message``. metrics: rows of iterations not sent before. timeline: the growing timeline; what
-        is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
-        (more than two a second are left out). final: the run has ended.
+        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does). metrics: rows of
+        iterations not sent before. timeline: the growing timeline; what is new in it is found here. counters: utilisation from 0
+        to 1 by device name, now. frame: a PNG or JPEG picture (more than two a second are left out). final: the run has ended.
         """
         with self._push_lock:
             content, parts = self._news(timeline, final).content()

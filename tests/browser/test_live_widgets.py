@@ -219,3 +219,28 @@ def test_a_failed_run_says_so_in_a_narrow_window(jupyterlab: Any, width: int) ->
     assert lab.page.get_by_role("button", name="Stop").is_disabled()
     assert "3 actions, 4 observations" in lab.page.locator(".rl-message").inner_text()
     assert cut_off(lab) == []
+
+
+STILL = (
+    DASHBOARD
+    + """
+board.push({"state": "running", "standstill": [
+    "Nothing has moved for 7 s", "simulator[0] waits for items of channel 'actions'", "policy[0] waits for its devices (cpu:0 is held by simulator[0])",
+    "driver[0] waits for the calls of this iteration", "a cycle: simulator[0] → policy[0] → simulator[0]"]})
+board
+"""
+)
+
+
+def test_a_standstill_is_explained_until_something_moves(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("still", [STILL, "board.push({'standstill': []})"]), theme="dark")
+    lab.execute("notebook:run-cell-and-select-next")
+    still = lab.page.locator(".rl-still").first
+    lab.wait_until(still.is_visible, "the explanation")
+    lab.page.locator(".rl-dashboard").evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    lab.screenshot("dashboard-standstill-dark")
+    assert still.locator(".rl-cycle").inner_text() == "a cycle: simulator[0] → policy[0] → simulator[0]"
+    assert cut_off(lab) == []
+    lab.run_all()
+    lab.wait_until(lambda: not lab.page.locator(".rl-still").first.is_visible(), "its end")

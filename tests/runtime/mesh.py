@@ -15,6 +15,7 @@ from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.ray_executor import place_hosts
 from rlinf_lab.runtime.session import Ended
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.workflow.workflow import Workflow
@@ -81,8 +82,8 @@ class MeshExecutor:
     def frames(self) -> dict[str, Any]:
         return {}
 
-    def waits(self) -> list[str]:
-        return [line for host in self.hosts.values() for line in host.waits()]
+    def waits(self) -> list[Wait]:
+        return [wait for host in self.hosts.values() for wait in host.waits()]
 
     def channels(self) -> list[dict[str, Any]]:
         return [row for host in self.hosts.values() for row in host.statistics()]

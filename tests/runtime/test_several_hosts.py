@@ -14,6 +14,7 @@ import pytest
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.runtime.waits import explained
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -39,7 +40,7 @@ def step_within(session: Session, *args: Any, seconds: float = SECONDS) -> Any:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert found, "it hangs:\n" + "\n".join(session._executor.waits())
+    assert found, "it hangs:\n" + "\n".join(explained(session._executor.waits()))
     value, error = found[0]
     if error is not None:
         raise error
@@ -206,7 +207,8 @@ def test_a_deadlock_between_hosts_names_who_waits_for_whom() -> None:
         return reader.ask(answers, questions)
 
     executor, session = opened(flow, chunks={"questions": 1, "answers": 1})
-    with pytest.raises(DeadlockError, match=r"(?s)maker\[0\] waits for items of channel 'questions'.*reader\[0\] waits for items of channel 'answers'"):
+    ring = r"(?s)more: (maker|reader)\[0\] → .* → \1\[0\]\n.*"
+    with pytest.raises(DeadlockError, match=ring + r"maker\[0\] waits for items of channel 'questions'.*reader\[0\] waits for items of channel 'answers'"):
         step_within(session, True)
     assert step_within(session, False) == 7
     assert executor.stop() == Ended()

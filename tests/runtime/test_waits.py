@@ -1,0 +1,87 @@
+"""Who waits for whom: the cycle, the words of a run that stands still, and what the dashboard is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab.runtime import run as run_module
+from rlinf_lab.runtime.run import run
+from rlinf_lab.runtime.waits import Wait, cycle, explained
+
+
+def test_the_shortest_cycle_is_named() -> None:
+    waits = [
+        Wait("driver[0]", "the calls of this iteration", ("policy[0]", "sim[1]")),
+        Wait("sim[0]", "items of channel 'actions'", ("policy",)),
+        Wait("sim[1]", "the value of learner[0]", ("learner[0]",)),
+        Wait("policy[0]", "room in channel 'batches'", ("learner",)),
+        Wait("learner[0]", "its devices (cuda:0 is held by policy[0])", ("policy[0]",)),
+    ]
+    assert cycle(waits) == ["policy[0]", "learner[0]", "policy[0]"]
+    assert explained(waits)[-1] == "a cycle: policy[0] → learner[0] → policy[0]"
+
+
+def test_waiting_for_one_who_computes_is_no_cycle() -> None:
+    assert cycle([Wait("sim[0]", "items of channel 'actions'", ("policy",)), Wait("driver[0]", "calls", ("sim[0]", "policy[0]"))]) == []
+    assert cycle([]) == []
+
+
+class Slow(Worker):
+    held = threading.Event()
+
+    def make(self, out: Outbox) -> None:
+        out.put(1)
+        self.held.wait(30)
+        out.put(2)
+
+    def take(self, inbox: Inbox) -> int:
+        return sum(sum(batch) for batch in inbox)
+
+
+@pytest.fixture
+def held() -> Any:
+    Slow.held.clear()
+    flow = Workflow("held")
+    items = flow.channel("items")
+    maker, taker = flow.worker(Slow, name="maker"), flow.worker(Slow, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.make(items)
+        return taker.take(items)
+
+    started = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, chunk=1), iterations=1)
+    yield started
+    Slow.held.set()
+    started.wait(20)
+
+
+def until(holds: Any) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "STILL_SECONDS", 0.3)
+    until(held.standstill)
+    title, *lines = held.standstill()
+    assert title.startswith("Nothing has moved for ")
+    assert "maker[0].make computes" in lines and "taker[0] waits for items of channel 'items'" in lines
+    assert not any("cycle" in line for line in lines)
+    assert {w.who: w.on for w in held.waits()}["taker[0]"] == ("maker",)
+    assert "nothing has moved for" in held.status() and "maker[0].make computes" in held.status()
+
+
+def test_a_run_that_moves_or_has_ended_says_nothing(held: Any) -> None:
+    until(lambda: held.waits())
+    assert held.standstill() == []  # three seconds have not passed
+    Slow.held.set()
+    assert held.wait(20) == [3]
+    assert held.standstill() == held.waits() == [] and "waits" not in held.status()
