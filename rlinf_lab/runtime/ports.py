@@ -58,6 +58,11 @@ class InboxPort:
     def _who(self) -> str:
         return f"{self._process.label}: channel {self._channel!r}"
 
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self._who()} is an Inbox here: it has get, get_all and take, not {name!r}. Next: annotate it lab.Outbox to write.")
+
     def __repr__(self) -> str:
         return f"Inbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
 
@@ -88,6 +93,12 @@ class OutboxPort:
             if self._host.is_fixed(self._channel, number):
                 self._queues[number] = queue
         return queue
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        who = f"{self._process.label}: channel {self._channel!r}"
+        raise AttributeError(f"{who} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to read.")
 
     def __repr__(self) -> str:
         return f"Outbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import numbers
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from rlinf_lab.errors import Cancelled, ConfigError
+from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores, devices
 from rlinf_lab.runtime.local import LocalExecutor
@@ -21,6 +22,7 @@ from rlinf_lab.runtime.session import Ended, Executor, Session
 from rlinf_lab.runtime.waits import Wait, explained
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
@@ -315,20 +317,28 @@ def run(
     for each iteration. ``executor``: ``"local"`` (threads here) or ``"ray"``. ``options`` go to the executor
     (``address`` of a Ray cluster). Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts.
     """
-    if iterations is not None and (not isinstance(iterations, int) or iterations < 1):
+    if iterations is not None and (not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1):
         raise ConfigError(f"run(iterations={iterations!r}): a whole number of at least 1, or None.")
+    if inputs is not None and not isinstance(inputs, Iterable):
+        raise ConfigError(f"run(inputs={inputs!r}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
+    if isinstance(flow, Workflow):
+        one = () if inputs is None else (None,)
+        check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
     return Run(make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options), iterations, inputs).start()
 
 
 def make_executor(name: str, flow: Workflow, plan: ExecutionPlan, **options: Any) -> Executor:
     """The executor called ``name``."""
-    if name == "local":
-        return LocalExecutor(flow, plan, **options)
+    if name not in ("local", "ray"):
+        raise ConfigError(f"executor={name!r} is not known; use 'local' (threads in this process) or 'ray'.")
+    made: Any = LocalExecutor
     if name == "ray":
-        from rlinf_lab.runtime.ray_executor import RayExecutor
-
-        return RayExecutor(flow, plan, **options)
-    raise ConfigError(f"executor={name!r} is not known; use 'local' (threads in this process) or 'ray'.")
+        from rlinf_lab.runtime.ray_executor import RayExecutor as made
+    known = list(inspect.signature(made).parameters)[2:]
+    for option in options:
+        if option not in known:
+            raise UnknownNameError.of(f"option of the {name} executor", option, known)
+    return made(flow, plan, **options)
 
 
 @contextlib.contextmanager

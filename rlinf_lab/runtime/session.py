@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +16,7 @@ from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, bind
 from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.handles import Handle, Ref
 from rlinf_lab.workflow.structure import follow, rebuilt
@@ -64,6 +66,12 @@ class Session:
         self._loop = self._host.loop
         self._flow = executor.flow
         self._body = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
+        if old := self._flow.outdated():
+            warnings.warn(
+                f"Workflow {self._flow.name!r}: the class of {', '.join(map(repr, old))} was defined anew after flow.worker(...); this run uses the "
+                f"old one. Next: run the cells that make the Workflow and declare its workers again.",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
         self._stepping: int | None = None  # the thread that executes an iteration
         self._layout = executor.layout
         self._calls: list[CallSpec] = []
@@ -84,6 +92,7 @@ class Session:
                 f"step() of workflow {self._flow.name!r} was called while iteration {self.iteration} is going on. Next: call it after that has "
                 f"returned; a second lab.session(flow, plan) can go on at the same time."
             )
+        check_iteration_call(self._flow.name, self._body, args, kwargs, "session.step(...) takes the arguments of the iteration function")
         self._stepping = threading.get_ident()
         try:
             return self._step(*args, **kwargs)

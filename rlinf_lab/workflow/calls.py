@@ -43,6 +43,9 @@ class Hole:
     def __init__(self, index: int) -> None:
         self.index = index
 
+    def __repr__(self) -> str:
+        return "<the value of another call>"
+
 
 @dataclass(frozen=True, slots=True)
 class Nested:

@@ -30,9 +30,12 @@ class ChannelSpec:
     whole: bool = False
 
     def __post_init__(self) -> None:
-        if not self.name.isidentifier():
+        if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ConfigError(f"Channel name {self.name!r} is not an identifier; use letters, digits and underscores.")
-        if self.capacity is not None and (not isinstance(self.capacity, int) or self.capacity < 1):
+        for option in ("keyed", "whole"):
+            if not isinstance(getattr(self, option), bool):
+                raise ConfigError(f"Channel {self.name!r}: {option} is {getattr(self, option)!r}; it must be True or False.")
+        if self.capacity is not None and (not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1):
             raise ConfigError(
                 f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
                 f"at least 1, or None for no bound."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,11 @@ class Declaration:
             return getattr(self.args[0], "__name__", "function")
         return self.cls.__name__
 
+    def outdated(self) -> bool:
+        """Whether another class has taken the place of this one in its module."""
+        scope = getattr(sys.modules.get(self.cls.__module__), "__dict__", {})
+        return "." not in self.cls.__qualname__ and isinstance(now := scope.get(self.cls.__name__), type) and now is not self.cls
+
     def build(self) -> Worker:
         return self.cls(*self.args, **self.kwargs)
 
@@ -35,11 +41,19 @@ class Declaration:
         if isinstance(function, (staticmethod, classmethod)):
             raise WorkflowError(f"{method!r} is a {type(function).__name__}, not a {who}. Next: make it an ordinary method, `def {method}(self, ...)`.")
         if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
-            public = [n for n, f in inspect.getmembers(self.cls, inspect.isfunction) if not n.startswith("_")]
-            raise UnknownNameError.of(who, method, public)
+            advice = "Call the worker itself, it is one function." if self.cls is FunctionWorker else ""
+            raise UnknownNameError.of(who, method, self.methods(), advice)
         if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise WorkflowError(f"{method!r}, a {who}, {would_not_run(function)}")
+        first = next(iter(inspect.signature(function).parameters.values()), None)
+        if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+            raise WorkflowError(f"{method!r}, a {who}, takes no self. Next: `def {method}(self, ...)`.")
         return function
+
+    def methods(self) -> list[str]:
+        """What a loop may call: public methods that the class does not merely inherit from `Worker`."""
+        found = inspect.getmembers(self.cls, inspect.isfunction)
+        return [n for n, f in found if not n.startswith("_") and getattr(Worker, n, None) is not f]
 
     def signature(self, method: str) -> str:
         parameters = list(inspect.signature(self.function(method)).parameters.values())[1:]
@@ -73,6 +87,19 @@ def check_constructor(cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str
         raise WorkflowError(
             f"Worker class {cls.__name__}{signature}: {error}. Next: flow.worker({cls.__name__}, ...) takes the constructor's arguments behind the class."
         ) from None
+
+
+def check_iteration_call(name: str, body: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], advice: str) -> None:
+    """Whether the iteration function of the workflow called ``name`` takes these arguments."""
+    try:
+        signature = inspect.signature(body)
+    except (TypeError, ValueError):  # written in C
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        function = getattr(body, "__name__", "iteration")
+        raise WorkflowError(f"The iteration {function}{signature} of workflow {name!r}: {error}. Next: {advice}.") from None
 
 
 def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -178,7 +178,7 @@ class WorkflowGraph:
                 )
 
     def __repr__(self) -> str:
-        lines = [f"Workflow {self.name!r}: {len(self.workers)} workers, {len(self.channels)} channels"]
+        lines = [f"Workflow {self.name!r}: {counted(len(self.workers), 'worker')}, {counted(len(self.channels), 'channel')}"]
         lines += [f"  {e.producer} --{e.channel}--> {e.consumer}" for e in self.edges]
         lines += [f"  {v.producer} ..{v.label}..> {v.consumer}" for v in self.value_edges]
         lines += [f"  cell: {' <-> '.join(c)}" for c in self.cells]
@@ -188,6 +188,11 @@ class WorkflowGraph:
         from rlinf_lab.workflow.drawing import graph_svg
 
         return graph_svg(self.nodes, self.edges, self.value_edges, self.cells)
+
+
+def counted(number: int, noun: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _names(names: Iterable[str]) -> str:

@@ -187,7 +187,14 @@ class FunctionWorker(Worker):
 
     def __call__(self, inbox: Inbox[Any], outbox: Outbox[Any]) -> None:
         for batch in inbox:
-            outbox.put_all(self.function(batch))
+            results = self.function(batch)
+            if isinstance(results, (str, bytes, dict)) or not isinstance(results, Iterable):
+                name = getattr(self.function, "__name__", repr(self.function))
+                raise WorkflowError(
+                    f"The function {name!r} returned {results!r} for a batch of {len(batch)} items. Next: return a list of results (it is given "
+                    f"a list of items): `return [f(item) for item in batch]`."
+                )
+            outbox.put_all(results)
 
 
 class Collected(list[T], Generic[T]):

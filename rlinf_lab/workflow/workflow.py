@@ -13,7 +13,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
-from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
 from rlinf_lab.workflow.handles import Dispatcher, Handle
 from rlinf_lab.workflow.trace import trace
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
@@ -32,7 +32,7 @@ class WorkerHandle:
 
     def __getattr__(self, method: str) -> Callable[..., Handle]:
         if method.startswith("_"):
-            raise AttributeError(method)
+            raise AttributeError(f"{method!r} of worker {self._declaration.name!r}: what begins with an underscore belongs to the worker alone.")
         self._declaration.function(method)  # fails here, with the nearest name, rather than on a remote machine
 
         def call(*args: Any, **kwargs: Any) -> Handle:
@@ -44,7 +44,7 @@ class WorkerHandle:
         return self._flow.dispatcher().call(self._declaration.name, "__call__", args, kwargs)
 
     def __dir__(self) -> list[str]:
-        return [n for n, _ in inspect.getmembers(self._declaration.cls, inspect.isfunction) if not n.startswith("_")]
+        return self._declaration.methods()
 
     def __repr__(self) -> str:
         return f"WorkerHandle({self._declaration.name!r}: {self._declaration.class_name})"
@@ -64,6 +64,8 @@ class Workflow:
     """
 
     def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"A workflow's name is {name!r}; it must be a text that is not empty. Next: lab.Workflow('grpo').")
         self.name = name
         self.channel_specs: dict[str, ChannelSpec] = {}
         self.workers: dict[str, Declaration] = {}
@@ -113,10 +115,13 @@ class Workflow:
         self._forget_graph()
         return WorkerHandle(self, self.workers[chosen])
 
-    def iteration(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def iteration(self, body: Callable[..., Any] | None = None) -> Callable[..., Any]:
         """Decorator: the function that is one iteration of the loop. A later one takes its place; runs keep the one they began with."""
         if not callable(body):
-            raise WorkflowError(f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration` above a `def`.")
+            raise WorkflowError(
+                f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration`, without parentheses, "
+                f"above a `def`."
+            )
         if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise WorkflowError(f"The iteration {body.__name__!r} of workflow {self.name!r} {would_not_run(body)}")
         self._body = body
@@ -142,6 +147,10 @@ class Workflow:
             raise UnknownNameError.of("worker", worker, self.workers)
         return self.workers[worker]
 
+    def outdated(self) -> list[str]:
+        """Workers whose class has been defined anew since, in its cell or by a reload; they go on with the old one."""
+        return [name for name, declaration in self.workers.items() if declaration.outdated()]
+
     # --- running (used by executors) -------------------------------------------------------------------
     def listener(self) -> Dispatcher | None:
         """As `dispatcher`; None outside a run."""
@@ -153,7 +162,8 @@ class Workflow:
         if found is None:
             raise WorkflowError(
                 f"Workflow {self.name!r}: a worker or channel was used outside a run. Calls belong into the function that "
-                f"@flow.iteration decorates (and not into threads that it starts); start it with lab.run(flow, plan=..., iterations=...)."
+                f"@flow.iteration decorates, not into threads that it starts, and not into methods of workers (those are given channels as "
+                f"arguments). Next: start it with lab.run(flow, plan=..., iterations=...)."
             )
         return found
 
@@ -171,7 +181,8 @@ class Workflow:
 
     def __repr__(self) -> str:
         if self._body is None:
-            return f"Workflow({self.name!r}: {len(self.workers)} workers, {len(self.channel_specs)} channels, no iteration yet)"
+            parts = f"{counted(len(self.workers), 'worker')}, {counted(len(self.channel_specs), 'channel')}"
+            return f"Workflow({self.name!r}: {parts}, no iteration yet)"
         return repr(self.graph)
 
     def _repr_html_(self) -> str | None:

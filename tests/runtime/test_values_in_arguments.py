@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.ray_executor import shutdown
 from rlinf_lab.runtime.run import run, session
@@ -217,3 +217,69 @@ def test_a_history_outside_the_loop_holds_what_the_run_has_put_there() -> None:
 
     assert run(flow, ExecutionPlan.temporal(flow, DEVICES), inputs=[3, 1, 4]).wait(30) == [3, 3, 4]
     assert history == [3, 1, 4]
+
+
+# --- how a run is started and stepped --------------------------------------------------------------------------------
+def one_argument() -> Workflow:
+    flow = Workflow("one")
+    maker = flow.worker(Maker, name="maker")
+
+    @flow.iteration
+    def iteration(n: int, *, twice: bool = False):
+        return maker.make(n).n
+
+    return flow
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"iterations": 1}, WorkflowError, r"iteration iteration\(n.*missing a required argument: 'n'.*inputs="),
+        ({"inputs": 5}, ConfigError, "inputs=5"),
+        ({"inputs": [1], "iterations": True}, ConfigError, "iterations=True"),
+        ({"inputs": [1], "adress": "x"}, UnknownNameError, "option of the local executor 'adress'"),
+        ({"inputs": [1], "executor": "ray", "adress": "x"}, UnknownNameError, "Did you mean 'address'"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_refused_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        run(one_argument(), None, **arguments)
+
+
+def test_a_step_with_other_arguments_is_refused() -> None:
+    flow = one_argument()
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        with pytest.raises(WorkflowError, match="missing a required argument: 'n'"):
+            s.step()
+        with pytest.raises(WorkflowError, match="too many positional"):
+            s.step(1, 2)
+        assert s.step(3, twice=True) == 3
+
+
+def test_a_class_defined_anew_in_its_cell_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = one_argument()
+    monkeypatch.setitem(globals(), "Maker", type("Maker", (Worker,), {}))
+    with pytest.warns(RuntimeWarning, match="class of 'maker' was defined anew"), session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        assert s.step(2) == 2
+
+
+class Confused(Worker):
+    def write(self, out: Outbox) -> None:
+        out.get()  # type: ignore[attr-defined]
+
+    def read(self, inbox: Inbox) -> None:
+        inbox.put(1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("method", "text"), [("write", r"w\[0\]: channel 'c' is an Outbox here.*not 'get'"), ("read", "an Inbox here.*not 'put'")])
+def test_the_wrong_end_of_a_channel_is_named(method: str, text: str) -> None:
+    flow = Workflow("ends")
+    w, channel = flow.worker(Confused, name="w"), flow.channel("c")
+
+    @flow.iteration
+    def iteration():
+        getattr(w, method)(channel)
+        channel.put(1) if method == "read" else channel.get_all()
+
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkerError, match=text):
+        s.step()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
-from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
+from rlinf_lab.workflow.worker import Collected, FunctionWorker, Inbox, Outbox, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -42,6 +42,8 @@ class Odd(Worker):
 
     def lazily(self):
         yield 1
+
+    def selfless() -> None: ...  # type: ignore[misc]
 
     @staticmethod
     def helper() -> None: ...
@@ -141,6 +143,14 @@ def test_a_channel_that_nobody_reads_is_named() -> None:
         (lambda f: f.worker(Odd, name="o").rank, UnknownNameError, "method of worker 'o'"),
         (lambda f: f.iteration(coroutine), WorkflowError, "The iteration 'coroutine'.*async function"),
         (lambda f: f.iteration(lazily), WorkflowError, "The iteration 'lazily'.*generator function"),
+        (lambda f: f.worker(Odd, name="o").selfless, WorkflowError, "'selfless'.*takes no self"),
+        (lambda f: f.worker(sorted, name="s").run, UnknownNameError, "Known: none. Call the worker itself"),
+        (lambda f: f.worker(Odd, name="o")._private, AttributeError, "begins with an underscore"),
+        (lambda f: f.channel("c", capacity=True), ConfigError, "capacity is True"),
+        (lambda f: f.channel("c", keyed="yes"), ConfigError, "keyed is 'yes'"),
+        (lambda f: f.channel(3), ConfigError, "Channel name 3"),
+        (lambda f: Workflow(3), ConfigError, "workflow's name is 3"),
+        (lambda f: f.iteration(), WorkflowError, "without parentheses"),
         (lambda f: f.iteration(7), WorkflowError, "The iteration of workflow 'w' is 7"),
         (lambda f: f.worker(Sim, 1, 2), WorkflowError, "Worker class Sim"),
         (lambda f: (f.worker(Sim), f.worker(Sim)), WorkflowError, "'sim' already"),
@@ -184,6 +194,27 @@ def test_functions_of_every_kind_that_take_a_batch_are_workers() -> None:
     for i, function in enumerate((sorted, functools.partial(map, math.sqrt), lambda b, scale=2: b, lambda *b: b, lazily, ", ".join)):
         flow.worker(function, name=f"f{i}")
     assert len(flow.workers) == 6
+
+
+@pytest.mark.parametrize(("function", "text"), [(lambda b: 3, "returned 3 for a batch of 2"), (len, "'len' returned 2"), (str, "returned '"), (dict, "{")])
+def test_a_function_that_returns_no_list_is_told_so(function, text) -> None:
+    with pytest.raises(WorkflowError, match=f"{text}.*Next: return a list"):
+        FunctionWorker(function)(Scripted([(1, 2), (3, 4)]), Collected())
+
+
+def test_a_class_that_was_defined_anew_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = Workflow("w")
+    flow.worker(Sim, name="sim")
+    flow.worker(lambda batch: batch, name="copy")
+    assert flow.outdated() == []
+    monkeypatch.setitem(globals(), "Sim", type("Sim", (Worker,), {}))
+    assert flow.outdated() == ["sim"]
+    monkeypatch.delitem(globals(), "Sim")
+    assert flow.outdated() == []
+
+
+def test_the_methods_a_loop_may_call_are_listed() -> None:
+    assert dir(Workflow("w").worker(Policy)) == ["act", "load"]
 
 
 @pytest.mark.parametrize("name", ["name", "rank", "ranks", "device", "sub_batches", "iteration", "cancelled"])
