@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from rlinf_lab.errors import PlanError, PlanNameError
+from rlinf_lab.planning.device import Device
 
 Ranks = tuple[tuple[int, ...], ...]
-DEVICE = re.compile(r"(cpu|cuda):(0|[1-9][0-9]*)")
 MOST = 2**31 - 1  # items; counts travel as 32-bit integers
 MOST_TOKENS = 65_536  # sub-batches of one rank
 
@@ -65,8 +64,8 @@ class Fields:
         if not names:
             raise PlanError(f"Plan {self.name!r} has no devices. Next: {advice}.")
         for i, device in enumerate(names):
-            if not isinstance(device, str) or not DEVICE.fullmatch(device):
-                self.refuse(f"devices[{i}]", device, "'cpu:' or 'cuda:' and a number", advice)
+            if not Device.is_name(device):
+                self.refuse(f"devices[{i}]", device, "a name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'", advice)
         if len(set(names)) != len(names):
             raise PlanError(f"Plan {self.name!r} names a device twice: devices is {list(names)}. Next: name each device once.")
         return tuple(names)
@@ -91,6 +90,12 @@ class Fields:
                         f"({some(devices)}), numbered from 0. Next: a number from 0 to {len(devices) - 1}."
                     )
                 numbers.append(number)
+            nodes = {Device.parse(devices[n]).node for n in numbers}
+            if len(nodes) > 1:
+                raise PlanError(
+                    f"Plan {self.name!r}: {where}[{r}] puts a rank on {', '.join(devices[n] for n in numbers)}, which are on different nodes; "
+                    f"a rank is one process. Next: one rank on each node."
+                )
             read.append(tuple(numbers))
             used += numbers
         if len(set(used)) != len(used):

@@ -7,16 +7,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.device import Device
 
 
-def devices(kind: str | None = None) -> list[str]:
+def devices(kind: str | None = None, address: str | None = None) -> list[str]:
     """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for each core (``"cpu"``).
+
+    ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its nodes, those of others
+    as ``node1/cuda:0`` and so on.
 
     A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides it. ``cuda:i`` is
     the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none, with the reason.
     """
     if kind not in (None, "cpu", "cuda"):
         raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
+    if address is not None:
+        from rlinf_lab.runtime.cluster import cluster_devices
+        from rlinf_lab.runtime.ray_executor import ensure_ray
+
+        ensure_ray(address)
+        return cluster_devices([*devices("cpu"), *(d for d in devices() if d.startswith("cuda"))], kind)
     found = Gpus(0) if kind == "cpu" else gpus()
     if kind == "cuda" and not found.usable:
         raise PlanError(f"devices(kind='cuda'): {found.problem}. Next: {f'{found.mend}, or ' * bool(found.mend)}devices('cpu').")
@@ -65,5 +75,5 @@ def gpus() -> Gpus:
 
 def torch_device(names: Sequence[str]) -> str:
     """torch's name of a rank's first device."""
-    first = names[0] if names else "cpu"
-    return first if first.startswith("cuda") else "cpu"
+    first = Device.parse(names[0]) if names else None
+    return first.local if first and first.kind == "cuda" else "cpu"

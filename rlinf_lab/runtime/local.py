@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
@@ -23,6 +25,9 @@ class LocalExecutor:
     def __init__(self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None) -> None:
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan)
+        elsewhere = [d for d in plan.devices if Device.parse(d).node]
+        if elsewhere:
+            raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: executor='ray'.")
         self.clock = clock or MonotonicClock()
         place = dict.fromkeys(self.layout.members, "local")
         self.recorder = Recorder("local", self.clock)

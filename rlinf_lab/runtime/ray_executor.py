@@ -10,6 +10,8 @@ host to host, so nothing central is asked once per item.
 A Ray that was already initialised here, or one named by ``address`` or ``RAY_ADDRESS``, is used and left running. Otherwise a private
 one is started; it stays warm for the next run of this process and ends with `shutdown` or with the process.
 
+A device's name says its node (`planning.device`), and the host is put there; a node that has not joined yet is waited for.
+
 A host of CPU devices asks Ray for no CPUs (it is pinned to its cores instead), so it never waits for others' logical ones. A host
 with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apart, they are not those of `nvidia-smi`.
 """
@@ -27,9 +29,11 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, WorkflowError
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
@@ -64,6 +68,7 @@ class RayExecutor:
         self._links: dict[str, Link] = {}
         self._actors: dict[str, Any] = {}
         self._pids: dict[str, int] = {}
+        self._nodes: dict[int, str] = {}
         self._offsets: dict[str, int] = {}
         self._news: list[tuple[SpanBatch, int]] = []
         self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
@@ -84,7 +89,8 @@ class RayExecutor:
 
         ensure_ray(self._address)
         try:
-            self._refuse_too_few_gpus(ray.cluster_resources().get("GPU", 0))
+            used = sorted({d for host in self.hosts for d in self._device_names(host)})
+            self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping)
             ip = "127.0.0.1" if is_private() else ray.util.get_node_ip_address()
             self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
             self._create(ray)
@@ -102,23 +108,21 @@ class RayExecutor:
             self.stop()
             raise problem
 
-    def _refuse_too_few_gpus(self, available: float) -> None:
-        """Ray would let the actors wait for ever."""
-        wanted = [d for d in self.layout.plan.devices if d.startswith("cuda") and any(d in self._device_names(h) for h in self.hosts)]
-        if len(wanted) > available:
-            raise PlanError(
-                f"Plan {self.layout.plan.name!r} uses {len(wanted)} GPUs ({', '.join(wanted)}), and this Ray has {available:g}. "
-                f"Next: rlinf-lab doctor, or a plan on devices('cpu')."
-            )
-
     def _create(self, ray: Any) -> None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
         remote = ray.remote(DeviceHost)
         payload = pack(self.layout, self.place, one_node=is_private())
         for name in self.hosts:
             self._refuse_when_stopped()
-            gpus = sum(d.startswith("cuda") for d in self._device_names(name))
+            names = self._device_names(name)
+            node = NodeAffinitySchedulingStrategy(self._nodes[Device.node_of(names)], soft=False)
+            gpus = sum(Device.parse(d).kind == "cuda" for d in names)
             # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
-            options = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}}}
+            options = {
+                "num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "scheduling_strategy": node,
+                "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}},
+            }  # fmt: skip
             self._actors[name] = remote.options(**options).remote(name, payload)
         addresses = [self._listener.address] if self._listener else []
         for name, actor in list(self._actors.items()):

@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.host import Host
@@ -22,6 +23,7 @@ from rlinf_lab.runtime.links import Address, Link, Listener
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.workflow.graph import DRIVER
 
 PUSH_SECONDS = 0.1
@@ -40,9 +42,10 @@ class DeviceHost:
         sys.path += [p for p in paths if p not in sys.path]
         layout, place, one_node = pickle.loads(packed)
         self.name, self.layout, self.place = name, layout, place
+        self.recorder = Recorder(name, MonotonicClock())
+        self._sampler = self._new_sampler()  # before it leaves the other cores
         self._gpus = see_gpus(self._device_names())
         self._pin()
-        self.recorder = Recorder(name, MonotonicClock())
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send)
         self.links: dict[str, Link] = {}
         ip = "127.0.0.1" if one_node else ray.util.get_node_ip_address()
@@ -52,6 +55,12 @@ class DeviceHost:
     def _device_names(self) -> set[str]:
         return {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
 
+    def _new_sampler(self) -> UtilisationSampler | None:
+        """On a node other than the driver's, the first host samples its load."""
+        node = Device.node_of(sorted(self._device_names()))
+        first = min(h for (w, r), h in self.place.items() if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node)
+        return UtilisationSampler(self.recorder, prefix=f"node{node}/", cores=cores()) if node and first == self.name else None
+
     def _torch_device(self, names: Sequence[str]) -> str:
         """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""
         device = torch_device(names)
@@ -59,7 +68,7 @@ class DeviceHost:
 
     def _pin(self) -> None:
         """Stay on the cores that the plan's CPU devices stand for."""
-        numbers = sorted(int(n.partition(":")[2]) for n in self._device_names() if n.startswith("cpu:"))
+        numbers = sorted(d.index for d in map(Device.parse, self._device_names()) if d.kind == "cpu")
         available = cores()
         mine = {available[i] for i in numbers if i < len(available)}
         if mine and hasattr(os, "sched_setaffinity"):
@@ -87,6 +96,8 @@ class DeviceHost:
             )
         except BaseException as error:
             return error
+        if self._sampler is not None:
+            self._sampler.start()
         self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
         self._pusher.start()
         return None
@@ -108,6 +119,8 @@ class DeviceHost:
         """End the workers; what is left of the recording is sent."""
         ended = Ended(self.host.stop(), self.host.close_errors)
         self._stop.set()
+        if self._sampler is not None:
+            self._sampler.stop()
         with contextlib.suppress(Exception):
             self.push()
             while len(self.recorder):  # what had to wait on disk comes portion by portion
@@ -134,7 +147,7 @@ def see_gpus(names: Iterable[str]) -> dict[str, str]:
     """
     import ray
 
-    mine = sorted((n for n in names if n.startswith("cuda:")), key=lambda n: int(n.partition(":")[2]))
+    mine = [d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"]
     if mine:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(sorted(ray.get_runtime_context().get_accelerator_ids()["GPU"]))
     return {name: f"cuda:{i}" for i, name in enumerate(mine)}

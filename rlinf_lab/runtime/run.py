@@ -6,6 +6,7 @@ import contextlib
 import inspect
 import logging
 import numbers
+import re
 import threading
 import time
 import warnings
@@ -16,7 +17,7 @@ import pandas as pd
 
 from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import cores, devices
+from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Ended, Executor, Session
 from rlinf_lab.runtime.waits import Wait, explained
@@ -154,9 +155,7 @@ class Run:
         samples = self.timeline.counters()
         last = samples.groupby("name")["value"].last()
         latest = {str(name): float(value) for name, value in last.items()}
-        loads = {f"cpu:{i}": latest[f"core {core} %"] / 100 for i, core in enumerate(cores()) if f"core {core} %" in latest}
-        loads |= {name[:-2]: value / 100 for name, value in latest.items() if name.startswith("cuda") and name.endswith(" %")}
-        return {**latest, **loads}
+        return {**latest, **device_loads(latest)}
 
     @property
     def elapsed_seconds(self) -> float:
@@ -366,6 +365,22 @@ def _report(ended: Ended) -> None:
 def left_behind(late: list[str]) -> str:
     """What to tell the user about ranks that did not end."""
     return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."
+
+
+def device_loads(sampled: dict[str, float]) -> dict[str, float]:
+    """Load of each device, 0 to 1, from percentages as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
+    loads: dict[str, float] = {}
+    cores: dict[str, list[tuple[int, float]]] = {}
+    for name, value in sampled.items():
+        if match := re.fullmatch(r"(node\d+/)?(?:core (\d+)|(cuda:\d+)) %", name):
+            node, core, gpu = match[1] or "", match[2], match[3]
+            if gpu:
+                loads[node + gpu] = value / 100
+            else:
+                cores.setdefault(node, []).append((int(core), value))
+    for node, found in cores.items():
+        loads |= {f"{node}cpu:{i}": value / 100 for i, (_, value) in enumerate(sorted(found))}
+    return loads
 
 
 def _numbers(result: Any) -> dict[str, float]:

@@ -7,7 +7,7 @@ curves says half of what happened, and a recorder is all that a sampler needs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from rlinf_lab.timeline.recorder import Recorder
@@ -20,12 +20,15 @@ class UtilisationSampler:
 
     ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB`` (memory
     in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem`` says why there
-    are no GPU curves, in NVML's words; "" when there are. A context manager too.
+    are no GPU curves, in NVML's words; "" when there are. ``cores``: those to sample, where the process has left some of its own.
+    ``prefix`` is put before every name: of another node, for example ``"node1/"``. A context manager too.
     """
 
-    def __init__(self, recorder: Recorder, seconds: float = 0.25) -> None:
+    def __init__(self, recorder: Recorder, seconds: float = 0.25, prefix: str = "", cores: Sequence[int] | None = None) -> None:
         self.recorder = recorder
         self.seconds = seconds
+        self.prefix = prefix
+        self._cores = cores
         self.gpu_problem = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -56,11 +59,11 @@ class UtilisationSampler:
         return f"UtilisationSampler every {self.seconds:g} s: {state}{f', no GPU: {self.gpu_problem}' * bool(self.gpu_problem)}"
 
     def _main(self) -> None:
-        processors, gpus = _processors(), self._gpus()  # made here: psutil measures since this thread's last call
+        processors, gpus = _processors(self._cores), self._gpus()  # made here: psutil measures since this thread's last call
         while not self._ended.wait(self.seconds):
             now = self.recorder.clock.now_ns()
             for name, value in [*processors(), *gpus()]:
-                self.recorder.counter(name, now, value)
+                self.recorder.counter(self.prefix + name, now, value)
 
     def _gpus(self) -> Callable[[], list[tuple[str, float]]]:
         import pynvml
@@ -86,11 +89,12 @@ class UtilisationSampler:
             self.gpu_problem = f"cuda:{index}: {error}"
 
 
-def _processors() -> Callable[[], list[tuple[str, float]]]:
+def _processors(chosen: Sequence[int] | None) -> Callable[[], list[tuple[str, float]]]:
     import psutil
 
     process = psutil.Process()
-    cores = process.cpu_affinity() if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
+    mine = process.cpu_affinity() if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
+    cores = mine if chosen is None else chosen
     psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with and returns zeros
 
     def sample() -> list[tuple[str, float]]:

@@ -1,0 +1,46 @@
+"""What a device is called: ``cpu:0`` is a core, ``cuda:0`` a GPU, of the node on which the user's loop runs; ``node1/cpu:0`` is of another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlinf_lab.errors import PlanError
+
+_NAME = re.compile(r"(?:node([1-9]\d*)/)?(cpu|cuda):(0|[1-9]\d*)")
+
+
+@dataclass(frozen=True, order=True)
+class Device:
+    """A device's name, taken apart. ``node`` 0 is the driver's, the others are numbered as they joined the cluster."""
+
+    node: int
+    kind: str
+    index: int
+
+    @classmethod
+    def parse(cls, name: str) -> Device:
+        """Raises `PlanError` for anything else."""
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise PlanError(f"{name!r} is no device. Next: a name such as 'cpu:0', 'cuda:1' or 'node2/cuda:0' (lab.devices() lists them).")
+        node, kind, index = match.groups()
+        return cls(int(node or 0), kind, int(index))
+
+    @classmethod
+    def is_name(cls, name: object) -> bool:
+        return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+    @classmethod
+    def node_of(cls, names: Sequence[str]) -> int:
+        """The node of a rank (all its devices are on one); 0 for one without devices."""
+        return cls.parse(names[0]).node if names else 0
+
+    @property
+    def local(self) -> str:
+        """Its name on its own node."""
+        return f"{self.kind}:{self.index}"
+
+    def __str__(self) -> str:
+        return f"node{self.node}/{self.local}" if self.node else self.local

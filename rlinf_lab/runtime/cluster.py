@@ -1,0 +1,72 @@
+"""The nodes of the Ray that this process uses, numbered: 0 is where the user's loop runs, the others count as they were first seen."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlinf_lab.errors import Cancelled, PlanError
+from rlinf_lab.planning.device import Device
+
+JOIN_SECONDS = 60
+_LOCK = threading.Lock()
+_SEEN: dict[str, list[str]] = {}  # cluster: ids of its nodes, in the order of their numbers
+
+
+def nodes() -> dict[int, dict[str, Any]]:
+    """What Ray says of each living node, by number. A number is never used again."""
+    import ray
+
+    context = ray.get_runtime_context()
+    living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    with _LOCK:
+        seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
+        seen += sorted(set(living) - set(seen), key=lambda n: (living[n]["NodeManagerAddress"], n))
+        return {number: living[name] for number, name in enumerate(seen) if name in living}
+
+
+def cluster_devices(here: Sequence[str], kind: str | None) -> list[str]:
+    """The devices of all nodes: those of this one (``here``), then what Ray counts on the others, GPUs only if there are any."""
+    found = [Device.parse(name) for name in here]
+    for number, node in nodes().items():
+        if number:
+            resources = node["Resources"]
+            found += [Device(number, "cuda", i) for i in range(int(resources.get("GPU", 0)))]
+            found += [Device(number, "cpu", i) for i in range(int(resources.get("CPU", 0)))]
+    best = kind or ("cuda" if any(d.kind == "cuda" for d in found) else "cpu")
+    return [str(d) for d in found if d.kind == best]
+
+
+def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS) -> dict[int, str]:
+    """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
+
+    Raises `PlanError` when they do not come in time, or have fewer GPUs than the devices say; `Cancelled` when ``stopped()``.
+    """
+    wanted = {0, *(Device.parse(name).node for name in devices)}
+    deadline = time.monotonic() + seconds
+    while missing := sorted(wanted - set(found := nodes())):
+        if stopped():
+            raise Cancelled("The run was stopped while it waited for nodes.")
+        if time.monotonic() > deadline:
+            lacking = [d for d in devices if Device.parse(d).node in missing]
+            raise PlanError(
+                f"The plan uses {', '.join(lacking)}, and this Ray has {len(found)} node{'s' * (len(found) != 1)} after waiting {seconds:g} s. "
+                f"Next: add nodes with `ray start --address=...`, or a plan on lab.devices(address='auto')."
+            )
+        time.sleep(0.1)
+    for number in sorted(wanted):
+        _refuse_too_few_gpus(number, found[number], devices)
+    return {number: found[number]["NodeID"] for number in wanted}
+
+
+def _refuse_too_few_gpus(number: int, node: dict[str, Any], devices: Sequence[str]) -> None:
+    """Ray would let the actors wait for ever."""
+    asked = [str(d) for d in map(Device.parse, devices) if (d.node, d.kind) == (number, "cuda")]
+    there = node["Resources"].get("GPU", 0)
+    if len(asked) > there:
+        raise PlanError(
+            f"The plan uses {len(asked)} GPUs ({', '.join(asked)}), and this Ray has {there:g} on that node. "
+            f"Next: rlinf-lab doctor, or a plan on devices('cpu')."
+        )

@@ -1,0 +1,155 @@
+"""Several nodes, emulated on this machine by Ray's own cluster of processes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.run import device_loads, run
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+THREE_NODES = """
+import threading, time
+import ray
+from ray.cluster_utils import Cluster
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.runtime import cluster as module
+from rlinf_lab.runtime.ray_executor import shutdown
+
+class Where(lab.Worker):
+    def make(self, out: lab.Outbox) -> str:
+        for i in range(20):
+            out.put((self.name, i))
+        time.sleep(0.5)  # long enough to be sampled
+        return ray.get_runtime_context().get_node_id()
+
+    def count(self, inbox: lab.Inbox) -> tuple:
+        return len(inbox.get_all()), ray.get_runtime_context().get_node_id()
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=3)
+
+flow = lab.Workflow("spread")
+items = flow.channel("items", capacity=2)
+a, b, c = flow.worker(Where, name="a"), flow.worker(Where, name="b"), flow.worker(Where, name="c")
+
+@flow.iteration
+def iteration():
+    made = [a.make(items), b.make(items)]
+    return made, c.count(items)
+
+here = len(lab.devices("cpu"))
+assert lab.devices(address=cluster.address) == [f"cpu:{i}" for i in range(here)] + [f"node1/cpu:{i}" for i in range(3)]
+
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0", "node2/cpu:1"], {"a": [0], "b": [1], "c": [2]})
+module.wait_for_nodes.__defaults__ = (1.0,)
+try:
+    lab.run(flow, plan, 1, executor="ray", address=cluster.address).wait(60)
+except PlanError as error:
+    print("refused:", error)
+module.wait_for_nodes.__defaults__ = (60.0,)
+
+going = lab.run(flow, plan, 2, executor="ray", address=cluster.address)
+time.sleep(1.0)
+assert going.state == "starting", going.state
+cluster.add_node(num_cpus=2)  # late
+for (at_a, at_b), (count, at_c) in going.wait(120):
+    assert count == 40 and len({at_a, at_b, at_c}) == 3, (count, at_a, at_b, at_c)
+assert at_a == ray.get_runtime_context().get_node_id()
+assert going.timeline.bubble_sum_error_ns() == 0 and set(going.timeline.devices) == set(plan.devices)
+assert {"cpu:0", "node1/cpu:0", "node2/cpu:1"} <= set(going.counters), sorted(going.counters)
+shutdown()
+assert ray.is_initialized() and len([n for n in ray.nodes() if n["Alive"]]) == 3
+ray.shutdown()
+cluster.shutdown()
+print("spread over three nodes")
+"""
+
+
+@pytest.mark.ray
+def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
+    script = tmp_path / "three_nodes.py"
+    script.write_text(THREE_NODES)
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert "spread over three nodes" in done.stdout
+    assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["cpu:0", "cuda:12", "node3/cuda:1"])
+def test_a_device_name_is_taken_apart_and_put_together(name: str) -> None:
+    assert str(Device.parse(name)) == name
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:01", "node0/cpu:0", "node1", "gpu:0", "node1/cpu:-1", "", "NODE1/cpu:0"])
+def test_what_is_no_device_is_refused(name: str) -> None:
+    assert not Device.is_name(name)
+    with pytest.raises(PlanError, match="is no device. Next"):
+        Device.parse(name)
+
+
+class One(Worker):
+    def one(self) -> int:
+        return 1
+
+
+def one_worker() -> Workflow:
+    flow = Workflow("one")
+    worker = flow.worker(One, name="w")
+
+    @flow.iteration
+    def iteration() -> object:
+        return worker.one()
+
+    return flow
+
+
+def test_a_rank_lives_on_one_node() -> None:
+    flow = one_worker()
+    with pytest.raises(PlanError, match=r"placements\['w'\]\[0\] puts a rank on cpu:0, node1/cpu:0, which are on different nodes"):
+        ExecutionPlan("wide", ("cpu:0", "node1/cpu:0"), {"w": ((0, 1),)}).validate(flow.graph)
+
+
+def test_threads_do_not_run_on_other_nodes() -> None:
+    flow = one_worker()
+    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the local executor has this process only. Next: executor='ray'"):
+        run(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}), 1)
+
+
+def test_loads_are_told_by_device_and_node() -> None:
+    sampled = {"core 3 %": 50.0, "core 1 %": 10.0, "node1/core 0 %": 100.0, "cuda:0 %": 70.0, "node2/cuda:1 %": 30.0, "host MiB": 5.0}
+    assert device_loads(sampled) == {"cpu:0": 0.1, "cpu:1": 0.5, "node1/cpu:0": 1.0, "cuda:0": 0.7, "node2/cuda:1": 0.3}
+
+
+def test_another_node_is_reached_over_tcp() -> None:
+    heard: list[object] = []
+    changed = threading.Condition()
+
+    def hear(message: tuple) -> None:
+        with changed:
+            heard.append(message[1])
+            changed.notify_all()
+
+    listener = Listener("there", hear, lambda h: None, lambda h, e: None)
+    link = Link(dataclasses.replace(listener.address, node="elsewhere"), "here")
+    assert link.transport == "tcp"
+    for size in (0, 10, 300_000):
+        link.send(("put", bytearray(size)))
+    with changed:
+        assert changed.wait_for(lambda: len(heard) == 3, 20)
+    assert [len(h) for h in heard] == [0, 10, 300_000]  # type: ignore[arg-type]
+    link.close()
+    listener.close()
