@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.execution import ranks_of
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
 from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
-from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, leaf_of
+from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.streams import stream_of
 from rlinf_lab.planning.tables import APART, Company
@@ -28,6 +30,7 @@ from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 
 DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
+ATOMS = 512  # points of a generator's stream
 ROUNDS = 64  # steps of an episode at most; longer ones are bundled
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
@@ -51,16 +54,34 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 
 def graph_of(profile: Profile) -> WorkflowGraph:
     """The workflow that a profile describes: a channel for each edge, a method for each worker."""
-    nodes, program = [], []
+    nodes, program, edges = [], [], (*profile.edges, *gates(profile))
     for name, worker in profile.workers.items():
-        reads = tuple(channel_of(e) for e in profile.edges if e.consumer == name)
-        writes = tuple(channel_of(e) for e in profile.edges if e.producer == name)
+        reads = tuple(channel_of(e) for e in edges if e.consumer == name)
+        writes = tuple(channel_of(e) for e in edges if e.producer == name)
         call = Call(METHODS[worker.kind], "()", reads, writes, not reads)
         nodes.append(Node(name, worker.kind, (call,)))
         program.append(Step(name, call, ()))
     back = {channel_of(e) for e in profile.edges if _returns(profile, e)}
-    channels = tuple(ChannelSpec(channel_of(e), None, channel_of(e) in back, e.whole) for e in profile.edges)
+    channels = tuple(ChannelSpec(channel_of(e), None, channel_of(e) in back, e.whole) for e in edges)
     return WorkflowGraph(profile.name, tuple(nodes), channels, (), tuple(program))
+
+
+def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
+    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of whole groups."""
+    found = []
+    for edge in profile.edges:
+        source = _generator_above(profile, edge.producer)
+        if edge.group > 1 and source not in (None, edge.producer) and not any((e.producer, e.consumer) == (source, edge.consumer) for e in profile.edges):
+            found.append(EdgeProfile(source, edge.consumer, edge.group))
+    return tuple(dict.fromkeys(found))
+
+
+def _generator_above(profile: Profile, name: str, seen: tuple[str, ...] = ()) -> str | None:
+    """The generator from which a worker's items come, itself included."""
+    if profile.workers[name].kind == "generation":
+        return name
+    above = (e.producer for e in profile.edges if e.consumer == name and e.producer not in seen)
+    return next((g for p in above if (g := _generator_above(profile, p, (*seen, name))) is not None), None)
 
 
 def channel_of(edge: EdgeProfile) -> str:
@@ -85,13 +106,13 @@ class _Forecast:
     def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.problem = self.setting.problem(placement.arrangement)
+        self.edges = (*self.profile.edges, *gates(self.profile))
         self.names = tuple(devices) or device_names(placement)
         self.noise, self.random = noise, np.random.default_rng(seed)
+        self.streams: dict[tuple[str, int], Stream] = {}
         chunks = max(s.chunks for s in placement.seats.values())
-        groups = math.lcm(*(s.ranks for n, s in placement.seats.items() if self._independent(n))) if self._independents() else 1
-        self.items = max(chunks, min(DETAIL, groups * max(1, DETAIL // groups))) if groups <= DETAIL else max(chunks, groups)
-        self.items = chunks * math.ceil(self.items / chunks)
-        self.weights: dict[str, np.ndarray] = {}
+        ranks = max([1, *(s.ranks for n, s in placement.seats.items() if self._independent(n))])
+        self.items = chunks * math.ceil(max(DETAIL, ranks) / chunks)
         self.taken: dict[tuple[str, int], int] = {}
 
     def run(self, iterations: int) -> Timeline:
@@ -102,10 +123,20 @@ class _Forecast:
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _independent(self, name: str) -> bool:
-        return self.profile.workers[name].kind == "generation" and len(self._mates(name)) == 1
+        """Whether a worker's ranks stream on their own: a generator whose lengths are known."""
+        return self._stream(name, 1) is not None
 
-    def _independents(self) -> list[str]:
-        return [n for n in self.placement.seats if self._independent(n)]
+    def _stream(self, name: str, group: int) -> Stream | None:
+        """When bundles of complete groups leave a generator."""
+        if self.profile.workers[name].kind != "generation" or len(self._mates(name)) > 1:
+            return None
+        key = name, group
+        if key not in self.streams:
+            made = stream_of(self.placement, leaf_of(self.placement.tree, self.setting.home[name]), ATOMS, group)
+            if made is None:
+                return None
+            self.streams[key] = made
+        return self.streams[key]
 
     def _mates(self, name: str) -> tuple[str, ...]:
         return self.setting.units[self.setting.home[name]].members
@@ -113,10 +144,8 @@ class _Forecast:
     def _plan(self) -> ExecutionPlan:
         placements = {}
         for name, seat in self.placement.seats.items():
-            size = len(seat.devices) // seat.ranks if self._independent(name) else len(seat.devices)
-            starts = seat.devices[::size] if len(seat.devices) else [0]
-            placements[name] = tuple(tuple(range(s, s + size)) for s in starts)
-        chunks = {channel_of(e): self._chunk(e) for e in self.profile.edges}
+            placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
+        chunks = {channel_of(e): self._chunk(e) for e in self.edges}
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory())
 
@@ -125,7 +154,7 @@ class _Forecast:
         units = self.setting.home[edge.producer], self.setting.home[edge.consumer]
         if units[0] == units[1]:
             return 1
-        node = _meeting(self.placement.tree, *units)
+        node = meeting(self.placement.tree, *units)
         if edge.whole or (node.kind == TEMPORAL and node.grain == 0):
             return 0
         return self.items // self.placement.seats[edge.consumer].chunks
@@ -147,37 +176,46 @@ class _Forecast:
         leaf = leaf_of(self.placement.tree, unit)
         if len(self._mates(name)) > 1:
             script = self._in_cell(name, seat, leaf)
-        elif self._independent(name) and (streamed := stream_of(self.placement, leaf, self.items, self.setting.group(name))) is not None:
-            self.weights[name] = streamed.weights if self.profile.weights == "tokens" else np.ones(self.items)
-            script = self._generator(name, streamed.times, seat)
+        elif self._independent(name):
+            script = self._generator(name, seat)
         else:
             script = self._batch(name, seat, leaf)
         return SimCall(name, call.method, script, call.reads, call.writes, (), call.starts_on_device)
 
-    def _generator(self, name: str, times: np.ndarray, seat: Seat) -> Callable[[Turn], Script]:
-        """Each rank has every so-maniest response of the whole stream."""
+    def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
+        """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when they are complete."""
         inputs, outputs = self._edges(name)
+        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if channel_of(e) in outputs]
 
         def script(turn: Turn) -> Script:
             for channel in inputs:
                 yield get(channel, ALL)
             before = 0.0
-            for at in times[turn.rank :: seat.ranks]:
-                yield run(self._noisy(float(at) - before))
-                before = float(at)
-                for channel in outputs:
-                    yield put(channel)
+            moments = sorted((float(at), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
+            for at, i in moments:
+                if at > before:
+                    yield run(self._noisy(at - before))
+                    before = at
+                if i:
+                    yield put(outputs[i - 1])
 
         return script
+
+    def _times(self, name: str, group: int) -> np.ndarray:
+        stream = self._stream(name, group)
+        assert stream is not None
+        part = np.arange(1, self.items + 1) / self.items
+        return np.interp(part, np.arange(1, ATOMS + 1) / ATOMS, stream.times)
 
     def _batch(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
         inputs, outputs = self._edges(name)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
         seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
         nominal = self.items // seat.chunks
-        whole = [channel_of(e) for e in self.profile.edges if channel_of(e) in inputs and self._chunk(e) == 0]
+        whole = [channel_of(e) for e in self.edges if channel_of(e) in inputs and self._chunk(e) == 0]
         streamed = [c for c in inputs if c not in whole]
-        source = self._generator_above(name)
+        above = _generator_above(self.profile, name)
+        source = above if above is not None and above != name and self._independent(above) else None
 
         def work(iteration: int, n: int) -> Script:
             yield run(self._noisy(seconds * n / nominal * self._weight(name, source, iteration, n)))
@@ -206,7 +244,7 @@ class _Forecast:
     def _in_cell(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
         mates = self._mates(name)
         head, after = _head(self.profile, mates), _ring(self.profile, mates)
-        inner = {e.producer: channel_of(e) for e in self.profile.edges if e.producer in mates and e.consumer in mates}
+        inner = {e.producer: channel_of(e) for e in self.edges if e.producer in mates and e.consumer in mates}
         before = next(m for m in mates if after[m] == name)
         rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
         seconds = self._member_seconds(name, seat, leaf) / rounds
@@ -247,25 +285,20 @@ class _Forecast:
     def _edges(self, name: str) -> tuple[list[str], list[str]]:
         """Channels from and to other units."""
         mates = self._mates(name)
-        inputs = [e for e in self.profile.edges if e.consumer == name and e.producer not in mates]
-        return [channel_of(e) for e in inputs], [channel_of(e) for e in self.profile.edges if e.producer == name and e.consumer not in mates]
-
-    def _generator_above(self, name: str) -> str | None:
-        """The generator whose responses a worker treats, directly or through others."""
-        for e in self.profile.edges:
-            if e.consumer == name and e.producer not in self._mates(name):
-                found = e.producer if self._independent(e.producer) else self._generator_above(e.producer)
-                if found is not None:
-                    return found
-        return None
+        inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
+        return [channel_of(e) for e in inputs], [channel_of(e) for e in self.edges if e.producer == name and e.consumer not in mates]
 
     def _weight(self, name: str, source: str | None, iteration: int, n: int) -> float:
         """Mean weight of the next n bundles: they come in the order in which they were completed."""
-        if source is None or source not in self.weights:
+        if source is None or self.profile.weights != "tokens":
             return 1.0
+        group = max([1, *(e.group for e in self.edges if e.consumer == name)])
+        stream = self._stream(source, group)
+        assert stream is not None
         first = self.taken.get((name, iteration), 0)
         self.taken[name, iteration] = first + n
-        return float(self.weights[source][first : first + n].mean())
+        ends = np.interp([first / self.items, (first + n) / self.items], np.arange(ATOMS + 1) / ATOMS, np.concatenate([[0.0], np.cumsum(stream.weights)]))
+        return float((ends[1] - ends[0]) * self.items / n / ATOMS)
 
     def _noisy(self, seconds: float) -> int:
         factor = math.exp(self.noise * self.random.standard_normal() - self.noise**2 / 2) if self.noise else 1.0
@@ -279,15 +312,6 @@ def _ns(seconds: float) -> int:
 def _parts(n: int, nominal: int) -> Iterator[int]:
     for first in range(0, n, nominal):
         yield min(nominal, n - first)
-
-
-def _meeting(tree: Tree, a: int, b: int) -> Composed:
-    """The composition that cuts two leaves apart."""
-    assert isinstance(tree, Composed)
-    for part in tree.parts():
-        if part.leaves >> a & 1 and part.leaves >> b & 1:
-            return _meeting(part, a, b)
-    return tree
 
 
 def _ring(profile: Profile, members: Sequence[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.search.problem import Counts
-from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, Tree, company
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, mode, shape
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.tables import APART, ROUNDING
 
@@ -47,6 +47,19 @@ class Placement:
         found: dict[str, Seat] = {}
         self._seat(self.tree, (0,) * len(self.setting.counts), found)
         return {name: found[name] for name in self.setting.profile.workers}
+
+    @property
+    def mode(self) -> str:
+        """``temporal``, ``spatial``, ``hybrid``; ``alone`` for a flow of one worker. A cell whose members sit apart streams inside."""
+        own = mode(self.tree)
+        apart = APART in self.arrangement.forms.of
+        return own if not apart or own == SPATIAL else SPATIAL if own == "alone" else "hybrid"
+
+    @property
+    def shape(self) -> str:
+        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time, `+` a cell in turns, step by step."""
+        forms, units = self.arrangement.forms, self.setting.units
+        return shape(self.tree, [f"({' | '.join(u.members)})" if forms[i] == APART else u.name for i, u in enumerate(units)])
 
     @cached_property
     def used(self) -> int:

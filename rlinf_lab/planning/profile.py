@@ -130,6 +130,7 @@ class EdgeProfile:
     consumer: str = rule(doc="worker that gets")
     group: int = rule(1, low=1, doc="so many items of one key are needed together (responses to one prompt)")
     whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
+    items: float | None = rule(None, above=0, doc="items of an iteration that pass, where it is not the profile's number")
 
 
 @dataclass(frozen=True)

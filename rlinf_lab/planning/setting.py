@@ -123,6 +123,11 @@ class Setting:
         return tuple(n + 1 for n in self.counts)
 
     @cached_property
+    def totals(self) -> np.ndarray:
+        """Devices of all kinds together, for each entry of such an array, flat."""
+        return np.sum(np.indices(self.shape), axis=0).ravel()
+
+    @cached_property
     def models(self) -> dict[tuple[str, str], CostModel]:
         """By worker and kind of device."""
         return {(name, kind): model for kind in self.kinds for name, model in fit(self._on_kind(kind), self.rule).items()}
@@ -166,7 +171,7 @@ class Setting:
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
             tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, self.staleness,
-            lambda unit, context: self.tables.first(unit, context, arrangement.forms),
+            lambda unit, context: self.tables.streams(unit, context, arrangement.forms),
         )  # fmt: skip
 
     def arrangements(self) -> list[Arrangement]:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
 ROUNDING = 1e-9  # GiB and items
-SAMPLED = 10  # device counts for which a stream is computed
+SAMPLED = 8  # device counts for which a stream is computed
+RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,9 @@ class Tables:
 
     setting: Setting
     _known: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
-    _first: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _streams: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
-    _lags: dict[tuple[str, str, tuple[float, ...]], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
+    _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
@@ -65,15 +66,19 @@ class Tables:
             self._known[key] = np.maximum(made, self.of(unit, 0, forms)) if staying else made
         return self._known[key]
 
-    def first(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
-        """Seconds until the first chunk of a generator has left, as a pipeline behind it feels it; shape as `of`."""
+    def streams(self, unit: int, staying: int, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
+        """(fill, period) pairs that bound the stream of a generator, as `search.problem.Problem.streams` wants them."""
         key = unit, staying, forms.seen_by(unit, staying)
-        if key not in self._first:
-            period = self.of(unit, staying, forms)
-            chunks = 2.0 ** np.arange(len(period))[:, None]
-            possible = np.isfinite(period)
-            self._first[key] = np.where(possible, np.where(possible[0], period[0], 0.0) - (chunks - 1) * np.where(possible, period, 0.0), np.inf)
-        return self._first[key]
+        if key not in self._streams:
+            seconds = self.of(unit, staying, forms)
+            total, chunks = seconds[0], 2.0 ** np.arange(len(seconds))[:, None]
+            fills, periods = [], []
+            for number, rate in enumerate(self._rates()):
+                lag = np.array([self._lag(unit, staying, forms, g)[number] for g in range(len(seconds))])
+                fills.append(np.where(np.isfinite(total), np.where(np.isfinite(total), total, 0.0) * lag, np.inf))
+                periods.append(np.where(chunks == 1, 1.0, rate) * total / chunks)
+            self._streams[key] = np.array(fills), np.array(periods)
+        return self._streams[key]
 
     def split(self, unit: int, g: int, staying: int, forms: Forms) -> Apart:
         """How a cell whose members sit apart shares devices."""
@@ -137,37 +142,65 @@ class Tables:
         n = devices[good]
         if isinstance(model, GenerationModel) and company.mates == (name,):
             cap = memory.slots(worker, n, free[good])
-            total = worker.calls * model.seconds(n, items * 2**g, cap=cap)
-            found[good] = total if g == 0 else total * (1 - self._lag(name, kind, model, n, cap, g)) / (2**g - 1)
+            found[good] = worker.calls * model.seconds(n, items * 2**g, cap=cap) / 2**g
         else:
             beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(company)]
             found[good] = worker.calls * np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
         return found
 
-    def _lag(self, name: str, kind: str, model: GenerationModel, devices: np.ndarray, cap: np.ndarray | None, g: int) -> np.ndarray:
-        """Of the seconds of a generator, the part that its chunks lag behind an even stream at most: what a consumer that is as fast
-        as the generator waits for at the beginning. Computed for some device counts and interpolated: it changes slowly."""
-        some = np.unique(np.geomspace(1, len(devices), SAMPLED).astype(int)) - 1
-        caps = None if cap is None else cap[some]
-        key = name, kind, tuple(devices[some]) + (() if caps is None else tuple(caps))
-        if key not in self._lags:
-            rows = [self._lags_of(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some]
-            self._lags[key] = np.log(devices[some]), np.array(rows)
-        at, rows_ = self._lags[key]
-        return np.interp(np.log(devices), at, rows_[:, g])
+    # --- streams ---------------------------------------------------------------------------------------------
+    def _rates(self) -> tuple[float, ...]:
+        """Periods of the bounds, relative to an even stream. With staleness iterations overlap: none can be faster than the stream as a whole."""
+        return tuple(r for r in RATES if r >= 1 or not self.setting.staleness)
 
-    def _lags_of(self, name: str, model: GenerationModel, devices: int, cap: float | None) -> np.ndarray:
-        """The lag by granularity."""
+    def _lag(self, unit: int, staying: int, forms: Forms, g: int) -> np.ndarray:
+        """Fill of each bound as a part of the stream's seconds, shape (rates, codes): chunk j has left after fill + j · period.
+
+        Computed for some device counts and interpolated, because it changes slowly.
+        """
+        key = unit, staying, forms.seen_by(unit, staying)
+        if key not in self._lags:
+            name, setting = self.setting.units[unit].members[0], self.setting
+            grid = np.ones((len(self._rates()), setting.granularities, *setting.shape))
+            for axis, kind in enumerate(setting.kinds):
+                model, devices = setting.models[name, kind], np.arange(1, setting.counts[axis] + 1)
+                if isinstance(model, GenerationModel):
+                    only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+                    grid[(slice(None), slice(None), *only)] = self._lags_on(name, kind, model, devices, Company(staying, forms, (name,)))
+                else:  # an even stream
+                    rates = np.array(self._rates())[:, None]
+                    chunks = 2.0 ** np.arange(setting.granularities)
+                    even = np.where(chunks == 1, 1.0, 1 / chunks + np.maximum(0.0, 1 - rates) * (1 - 1 / chunks))
+                    grid[:] = even.reshape(*even.shape, *(1,) * len(setting.shape))
+            self._lags[key] = grid.reshape(*grid.shape[:2], -1)
+        return self._lags[key][:, g]
+
+    def _lags_on(self, name: str, kind: str, model: GenerationModel, devices: np.ndarray, company: Company) -> np.ndarray:
+        """Shape (rates, granularities, devices)."""
+        setting, worker = self.setting, self.setting.profile.workers[name]
+        good = np.flatnonzero(allowed(worker, devices))
+        shape = len(self._rates()), setting.granularities, len(devices)
+        if not len(good):
+            return np.ones(shape)
+        some = good[np.unique(np.geomspace(1, len(good), SAMPLED).astype(int)) - 1]
+        cap = memory.slots(worker, devices, self.free(name, kind, devices, setting.profile.items, company))
+        rows = np.array([self._lags_at(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some])
+        flat = rows.reshape(len(some), -1)
+        return np.array([np.interp(np.log(devices), np.log(devices[some]), column) for column in flat.T]).reshape(shape)
+
+    def _lags_at(self, name: str, model: GenerationModel, devices: int, cap: float | None) -> np.ndarray:
+        """Shape (rates, granularities)."""
         setting, atoms = self.setting, 2 ** (self.setting.granularities - 1)
-        stream = model.stream(devices, setting.profile.items, atoms, setting.group(name), cap)
+        stream = model.stream(devices, setting.profile.items, atoms, setting.group(name), None if cap is None or cap < 1 else cap)
         total = stream.times[-1]
         weights = stream.weights if setting.profile.weights == "tokens" else np.ones(atoms)
-        found = []
-        for g in range(setting.granularities):
+        found = np.ones((len(self._rates()), setting.granularities))
+        for g in range(1, setting.granularities):
             size = atoms >> g
             before = np.concatenate([[0.0], np.cumsum(weights.reshape(2**g, size).mean(axis=1))[:-1]])
-            found.append(float(np.max(stream.times[size - 1 :: size] - before * total / 2**g)) / total)
-        return np.array(found)
+            for number, rate in enumerate(self._rates()):
+                found[number, g] = np.max(stream.times[size - 1 :: size] - rate * before * total / 2**g) / total
+        return found
 
     # --- company ---------------------------------------------------------------------------------------------
     def _kept(self, who: tuple[str, ...], kind: str, devices: np.ndarray, careful: bool) -> np.ndarray:

@@ -53,11 +53,13 @@ def random_problem(
     def seconds() -> tuple[float, ...]:
         return tuple(ticks * float(rng.choice([0, 0, 2, 5])) for _ in range(count))
 
-    def first(leaf: int, context: int) -> np.ndarray:
-        return table(leaf, context) + ticks * 2.0 ** np.arange(grains - 1, -1, -1)[:, None]
+    def streams(leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of an uneven stream: one with a longer fill, one with a longer period."""
+        rows, more = table(leaf, context), ticks * 2.0 ** np.arange(grains - 1, -1, -1)[:, None]
+        return np.array([rows + 2 * more, rows + more]), np.array([rows, rows + more])
 
     staleness = 0 if plain else rng.choice([0, 0, 1, 2])
-    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, first)
+    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, streams)
 
 
 def _leaf(rng: random.Random, most: int) -> tuple:
@@ -102,8 +104,10 @@ def every_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         found = [(np.empty(0), np.empty(0))]
         up_to = tuple(slice(0, n + 1) for n in counts)
         if leaves.bit_count() == 1:
-            rows = [r[g].reshape(problem.shape)[up_to] for r in problem.numbers(leaves.bit_length() - 1, context)]
-            found.append((rows[0][np.isfinite(rows[1])], rows[1][np.isfinite(rows[1])]))
+            options = problem.numbers(leaves.bit_length() - 1, context)
+            for fill, period in zip(options[0][:, g], options[1][:, g], strict=True):
+                fill, period = (r.reshape(problem.shape)[up_to] for r in (fill, period))
+                found.append((fill[np.isfinite(period)], period[np.isfinite(period)]))
         if g + 1 < problem.granularities:
             fill, period = values(leaves, context, g + 1, counts)
             found.append((fill + period, 2 * period))

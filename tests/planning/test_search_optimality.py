@@ -10,7 +10,7 @@ from brute_force import best, random_problem
 
 from rlinf_lab.planning.search.fronts import Front, pareto
 from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import BOTH, _Solver, solve
+from rlinf_lab.planning.search.solver import Only, _Solver, solve
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, evaluate, leaf_of, mode, nodes, shape
 
 
@@ -48,7 +48,7 @@ def test_no_plan_is_better_with_two_kinds_of_devices() -> None:
 def test_pruning_changes_nothing_on_larger_graphs() -> None:
     for seed in range(12):
         problem = random_problem(seed, leaves=(4, 6), devices=(20, 40), ticks=100)
-        unpruned = min((f.seconds for f in _Solver(problem, np.inf, BOTH).plans()), default=float("inf"))
+        unpruned = min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
@@ -88,12 +88,12 @@ def test_asynchronous_iterations_hide_the_fill() -> None:
 def test_switching_costs_both_ways_and_only_who_leaves() -> None:
     costs = {"onload": (1.0, 2.0), "offload": (4.0, 8.0)}
     problem = chain([[10, 5]] * 2, **costs)
-    turns = solve(problem, kinds=(TEMPORAL,))[0]
+    turns = solve(problem, only=Only((TEMPORAL,)))[0]
     assert turns.seconds == 10 + (4 + 2) + (8 + 1)
     staying = dataclasses.replace(problem, staying=0b11)
-    assert solve(staying, kinds=(TEMPORAL,))[0].seconds == 10
+    assert solve(staying, only=Only((TEMPORAL,)))[0].seconds == 10
     only_b = dataclasses.replace(problem, staying=0b10)
-    assert solve(only_b, kinds=(TEMPORAL,))[0].seconds == 10 + 4 + 1
+    assert solve(only_b, only=Only((TEMPORAL,)))[0].seconds == 10 + 4 + 1
 
 
 def test_who_stays_is_seen_by_who_shares_the_devices() -> None:

@@ -11,7 +11,7 @@ from random_profiles import random_profile
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms
 
@@ -107,10 +107,10 @@ def test_seats_in_space_and_in_time() -> None:
     flat = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 4.0)))
     setting = Setting.of(profile(a=flat, b=flat, c=BATCH), 8)
     arrangement = setting.arrangements()[0]
-    spatial = Placement(setting, arrangement, solve(setting.problem(arrangement), kinds=("spatial",))[0].tree).seats
+    spatial = Placement(setting, arrangement, solve(setting.problem(arrangement), only=Only(("spatial",)))[0].tree).seats
     devices = [d for s in spatial.values() for d in s.devices]
     assert sorted(devices) == list(range(8)) and list(spatial) == ["a", "b", "c"]
-    temporal = Placement(setting, arrangement, solve(setting.problem(arrangement), kinds=("temporal",))[0].tree).seats
+    temporal = Placement(setting, arrangement, solve(setting.problem(arrangement), only=Only(("temporal",)))[0].tree).seats
     assert all(s.devices == range(8) and s.chunks == 1 for s in temporal.values())
 
 
@@ -154,6 +154,6 @@ def test_a_misfit_names_worker_device_and_company() -> None:
     staying = setting.arrangements()[0]
     assert staying.staying == 0b11
     leaving = setting.arrangements()[-1]
-    tree = solve(setting.problem(leaving), kinds=("temporal",))[0].tree
+    tree = solve(setting.problem(leaving), only=Only(("temporal",)))[0].tree
     assert Placement(setting, leaving, tree).misfit() == ""
     assert Placement(setting, staying, tree).misfit() == "a needs 100 GiB on device 0 beside b, 80 are there"

@@ -13,7 +13,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast import forecast, graph_of
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.streams import follow
 from rlinf_lab.timeline.span import SpanKind
@@ -26,7 +26,7 @@ def placements(profile: Profile, devices: int = 16, chunks: int = 16, **options)
     arrangements = setting.arrangements()
     for arrangement in {arrangements[0]: 0, arrangements[-1]: 0}:
         for kinds in (("temporal",), ("spatial",), ("temporal", "spatial")):
-            plans = solve(setting.problem(arrangement), kinds=kinds)
+            plans = solve(setting.problem(arrangement), only=Only(kinds))
             found += [(Placement(setting, arrangement, p.tree), p.seconds) for p in plans[:1]]
     return found
 

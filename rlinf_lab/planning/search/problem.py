@@ -22,8 +22,9 @@ class Problem:
     ``devices``: how many there are of each kind. A count of devices is a *code*: the flat index into an array of shape ``devices + 1``.
     ``edges``: (producer, consumer) and the finest granularity at which items may cross (0: the whole batch first).
     ``granularities``: 0 to this number minus 1.
-    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds between chunks, shape (granularities, codes), inf where impossible.
-    ``first``: the same for leaves called ``once``, but seconds until the first chunk has left: a long tail is dense at first and thin at the end.
+    ``table``: (leaf, mask of leaves that stay on the same devices) to seconds of a chunk, shape (granularities, codes), inf where impossible.
+    ``streams``: the same for leaves called ``once``, whose chunks do not come evenly: (fill, period) pairs of shape (options, granularities, codes).
+    Each pair bounds the stream: chunk j has left after ``fill + j * period``. Small periods have long fills; which pair counts depends on the consumer.
     ``onload``, ``offload``: seconds of each leaf to come to its devices and to leave them.
     ``staying``: leaves that never leave their devices (they cost no switch, but the memory of whoever shares the devices).
     ``once``: leaves that are called once an iteration and stream their outputs: they take turns with others only as a whole.
@@ -40,7 +41,7 @@ class Problem:
     staying: int = 0
     once: int = 0
     staleness: int = 0
-    first: Callable[[int, int], np.ndarray] | None = field(default=None, compare=False)
+    streams: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = field(default=None, compare=False)
 
     @property
     def everyone(self) -> int:
@@ -69,11 +70,11 @@ class Problem:
         return tuple(int(n) for n in np.unravel_index(code, self.shape))
 
     def numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """(fill, period) of a leaf, each of shape (granularities, codes). Equal where each chunk is a call of its own."""
-        period = self.table(leaf, context)
-        if self.first is None or not self.once >> leaf & 1:
-            return period, period
-        return self.first(leaf, context), period
+        """(fill, period) of a leaf, each of shape (options, granularities, codes). Equal where each chunk is a call of its own."""
+        if self.streams is not None and self.once >> leaf & 1:
+            return self.streams(leaf, context)
+        seconds = self.table(leaf, context)[None]
+        return seconds, seconds
 
     def iteration(self, fill: np.ndarray | float, period: np.ndarray | float) -> np.ndarray:
         """Seconds between iterations of a plan with these numbers for a whole iteration as one chunk.

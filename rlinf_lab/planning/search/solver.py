@@ -14,7 +14,7 @@ Source: RLinf (arXiv 2509.15965), algorithm 1, which keeps one number for a set 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,17 +38,25 @@ class Found:
     tree: Tree
 
 
-def solve(problem: Problem, ceiling: float = np.inf, kinds: tuple[str, ...] = BOTH) -> list[Found]:
+@dataclass(frozen=True)
+class Only:
+    """What is looked for: ``kinds`` of composition, and the ``last`` one (its kind and the leaves before it), None: any."""
+
+    kinds: tuple[str, ...] = BOTH
+    last: tuple[str, int] | None = None
+
+
+def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
     """The best plan for every way to make the last composition, fastest first; the first one is optimal. Empty when no plan is possible.
 
-    ``ceiling``: plans that take longer are of no interest. ``kinds``: which compositions are allowed.
+    ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below it.
     """
     if problem.everyone.bit_count() > 1:
-        ceiling = min(ceiling, _first_guess(problem, ceiling, kinds))
-    return sorted(_Solver(problem, ceiling, kinds).plans(), key=lambda f: f.seconds)
+        ceiling = min(ceiling, _first_guess(problem, ceiling, only))
+    return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
 
-def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> float:
+def _first_guess(problem: Problem, ceiling: float, only: Only) -> float:
     """Seconds of a good plan: a search over few device counts, then over counts nearer and nearer to those that it chose."""
     useful = [_useful_counts(problem, v) for v in range(len(problem.names))]
     if not all(len(codes) for codes in useful):
@@ -56,7 +64,7 @@ def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> fl
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
     while max(strides) > 1:
-        plans = _Solver(_only(problem, chosen), ceiling, kinds).plans()
+        plans = _Solver(_with_counts(problem, chosen), ceiling, only).plans()
         if not plans:
             break
         best = min(plans, key=lambda f: f.seconds)
@@ -71,23 +79,26 @@ def _first_guess(problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> fl
 
 def _useful_counts(problem: Problem, leaf: int) -> np.ndarray:
     """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
-    rows = np.concatenate(problem.numbers(leaf, 0))
+    rows = np.concatenate(problem.numbers(leaf, 0)).reshape(-1, problem.codes)
     return np.unique(np.concatenate([drops(row, problem.shape) for row in rows]))
 
 
-def _only(problem: Problem, chosen: list[np.ndarray]) -> Problem:
+def _with_counts(problem: Problem, chosen: list[np.ndarray]) -> Problem:
     """The same problem with the chosen device counts of each leaf."""
 
-    def on_chosen(rows: Callable[[int, int], np.ndarray]) -> Callable[[int, int], np.ndarray]:
-        def table(leaf: int, context: int) -> np.ndarray:
-            full = rows(leaf, context)
-            some = np.full_like(full, np.inf)
-            some[:, chosen[leaf]] = full[:, chosen[leaf]]
-            return some
+    def some(leaf: int, rows: np.ndarray) -> np.ndarray:
+        found = np.full_like(rows, np.inf)
+        found[..., chosen[leaf]] = rows[..., chosen[leaf]]
+        return found
 
-        return table
+    def table(leaf: int, context: int) -> np.ndarray:
+        return some(leaf, problem.table(leaf, context))
 
-    return replace(problem, table=on_chosen(problem.table), first=None if problem.first is None else on_chosen(problem.first))
+    def streams(leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
+        fill, period = problem.numbers(leaf, context)
+        return some(leaf, fill), some(leaf, period)
+
+    return replace(problem, table=table, streams=streams)
 
 
 def _code(problem: Problem, devices: Counts) -> int:
@@ -97,8 +108,8 @@ def _code(problem: Problem, devices: Counts) -> int:
 class _Solver:
     """Fronts by (set, context), for all granularities at once."""
 
-    def __init__(self, problem: Problem, ceiling: float, kinds: tuple[str, ...]) -> None:
-        self.problem, self.ceiling, self.kinds = problem, ceiling * EXACT, kinds
+    def __init__(self, problem: Problem, ceiling: float, only: Only) -> None:
+        self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
         self.cuts = Cuts(problem)
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int], list[Front]] = {}
@@ -120,6 +131,8 @@ class _Solver:
         found = []
         for cut in self.cuts.of(everyone):
             for kind in self.kinds:
+                if self.last is not None and self.last != (kind, cut.before):
+                    continue
                 best: tuple[float, int, int, int] | None = None
                 for g in range(self._finest(kind, cut) + 1):
                     better = self._best_whole(kind, cut, g)
@@ -171,18 +184,19 @@ class _Solver:
     def _leaf(self, leaves: int, context: int) -> list[Front]:
         fills, periods = self._numbers(leaves.bit_length() - 1, context)
         found = [EMPTY]
-        for g in reversed(range(len(fills))):
-            fill, period, finer = fills[g], periods[g], found[-1]
-            code = np.union1d(drops(fill, self.problem.shape), drops(period, self.problem.shape))
-            own = Front.of(code, fill[code], period[code], LEAF, code, code)
-            made = Front.joined([own, _lifted(finer)]) if len(finer) else own
+        for g in reversed(range(self.problem.granularities)):
+            options = []
+            for number, (fill, period) in enumerate(zip(fills[:, g], periods[:, g], strict=True)):
+                code = np.union1d(drops(fill, self.problem.shape), drops(period, self.problem.shape))
+                options.append(Front.of(code, fill[code], period[code], LEAF, np.full(len(code), number), code))
+            made = Front.joined([o for o in [*options, _lifted(found[-1])] if len(o)])
             made = made.take(self._useful(leaves, g, made.code, made.fill, made.period))
             found.append(pareto(made, self.problem.shape) if len(made) else EMPTY)
         return found[:0:-1]
 
     def _call(self, leaves: int, context: int) -> list[Front]:
         """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
-        rows = self._numbers(leaves.bit_length() - 1, context)[1]
+        rows = self._numbers(leaves.bit_length() - 1, context)[1][0]
         best = np.full(rows.shape[1], np.inf)
         found: list[Front] = []
         for g in reversed(range(len(rows))):
@@ -294,7 +308,7 @@ class _Solver:
     def _busy(self, leaf: int) -> np.ndarray:
         """Least seconds that a leaf holds its devices in an iteration, shape (granularities, codes)."""
         fill, period = self._numbers(leaf, 0)
-        return np.minimum(fill, period) * 2.0 ** np.arange(self.problem.granularities)[:, None]
+        return np.min(np.minimum(fill, period), axis=0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, kind: str, cut: Cut) -> int:
@@ -341,7 +355,8 @@ class _Solver:
             front = self._front(leaves, context)[g]
         code, option = int(front.code[point]), int(front.option[point])
         if option == LEAF:
-            return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g)
+            number = int(front.left[point]) if leaves & self.problem.once else 0
+            return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g, number)
         kind, cut = self._options[option]
         left, right = int(front.left[point]), int(front.right[point])
         if kind == TEMPORAL:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
@@ -10,11 +10,12 @@ from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
 
 @dataclass(frozen=True)
 class Leaf:
-    """One leaf on ``devices`` of each kind; ``grain`` g: called with a 2^g-th of the items at once."""
+    """One leaf on ``devices`` of each kind; ``grain`` g: called with a 2^g-th of the items at once; ``option``: which bound of its stream counts."""
 
     worker: int
     devices: Counts
     grain: int
+    option: int = 0
 
     @property
     def leaves(self) -> int:
@@ -56,17 +57,28 @@ def leaf_of(tree: Tree, worker: int) -> Leaf:
     return next(n for n in nodes(tree) if isinstance(n, Leaf) and n.worker == worker)
 
 
+def meeting(tree: Tree, a: int, b: int) -> Composed:
+    """The composition that cuts two leaves apart."""
+    assert isinstance(tree, Composed)
+    for part in tree.parts():
+        if part.leaves >> a & 1 and part.leaves >> b & 1:
+            return meeting(part, a, b)
+    return tree
+
+
 def mode(tree: Tree) -> str:
     """``temporal``, ``spatial``, ``hybrid``, or ``alone`` for a single leaf."""
     kinds = {n.kind for n in nodes(tree) if isinstance(n, Composed)}
     return "hybrid" if len(kinds) > 1 else next(iter(kinds), "alone")
 
 
-def shape(tree: Tree, names: tuple[str, ...]) -> str:
+def shape(tree: Tree, names: Sequence[str]) -> str:
     """Who shares and who streams, without numbers: ``(rollout | reward) > learner``; `>` one after another, `|` at the same time."""
     if isinstance(tree, Leaf):
         return names[tree.worker]
     parts = [p for part in tree.parts() for p in _flat(part, tree.kind)]
+    if tree.kind == SPATIAL:  # at the same time: no order but that of the leaves
+        parts.sort(key=lambda p: p.leaves & -p.leaves)
     sign = " > " if tree.kind == TEMPORAL else " | "
     return sign.join(f"({shape(p, names)})" if isinstance(p, Composed) else shape(p, names) for p in parts)
 
@@ -115,7 +127,7 @@ def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], gr
 def _own(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int]) -> Numbers:
     if isinstance(tree, Leaf):
         code = sum(n * s for n, s in zip(tree.devices, _strides(problem), strict=True))
-        fill, period = (float(rows[tree.grain, code]) for rows in problem.numbers(tree.worker, beside[tree.worker]))
+        fill, period = (float(rows[tree.option, tree.grain, code]) for rows in problem.numbers(tree.worker, beside[tree.worker]))
         return Numbers(fill, period, tree.devices)
     a, b = (_lifted(part, problem, cuts, beside, tree.grain) for part in tree.parts())
     before, after = tree.before.leaves, tree.after.leaves

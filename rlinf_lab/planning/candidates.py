@@ -1,0 +1,176 @@
+"""From a setting to the plans worth looking at: the best of every way to compose the flow, followed chunk by chunk, improved a little."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.search.problem import Cuts, Problem
+from rlinf_lab.planning.search.solver import BOTH, Only, solve
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, company, evaluate, nodes
+from rlinf_lab.planning.setting import Arrangement, Setting
+from rlinf_lab.planning.streams import Streamed, follow
+from rlinf_lab.planning.tables import Forms
+
+EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
+CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
+ROUNDS = 12  # of improvement
+SAME = 1.001
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that fits: the seconds that the search gave it and those that come out when its chunks are followed."""
+
+    placement: Placement
+    searched: float
+    streamed: Streamed
+
+    @property
+    def seconds(self) -> float:
+        return self.streamed.seconds
+
+
+def candidates(setting: Setting, modes: tuple[str, ...] = BOTH) -> list[Candidate]:
+    """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible."""
+    found: dict[str, Candidate] = {}
+    by_form: dict[Forms, list[Arrangement]] = {}
+    for arrangement in setting.arrangements():
+        by_form.setdefault(arrangement.forms, []).append(arrangement)
+    for only, arrangements in itertools.product(_structures(setting, modes), by_form.values()):
+        for candidate in _best(setting, arrangements, only):
+            shape = candidate.placement.shape
+            if shape not in found or candidate.seconds < found[shape].seconds:
+                found[shape] = candidate
+    return _distinct(sorted((improved(c) for c in found.values()), key=lambda c: (c.seconds, c.placement.shape)))
+
+
+def _distinct(found: list[Candidate]) -> list[Candidate]:
+    """Without those that seat everybody as a faster one does and take about as long: they differ in name only."""
+    kept: list[Candidate] = []
+    for c in found:
+        if not any(c.placement.seats == k.placement.seats and c.seconds < SAME * k.seconds for k in kept):
+            kept.append(c)
+    return kept
+
+
+def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
+    """Everything; turns only; streams only; and each last composition by itself."""
+    yield Only(modes)
+    if len(setting.units) == 1 or len(modes) == 1:
+        return
+    yield Only((TEMPORAL,))
+    yield Only((SPATIAL,))
+    if len(setting.units) <= EVERY_CUT:
+        problem = setting.problem(setting.arrangements()[0])
+        for cut in Cuts(problem).of(problem.everyone):
+            for kind in BOTH:
+                yield Only(BOTH, (kind, cut.before))
+
+
+def _best(setting: Setting, arrangements: list[Arrangement], only: Only) -> list[Candidate]:
+    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed."""
+    best, searched = np.inf, []
+    for arrangement in arrangements:
+        for used, plan in _fitting(setting, arrangement, best * CLOSE, only):
+            best = min(best, plan.searched)
+            searched.append((used, plan))
+    return [
+        Candidate(Placement(setting, used, plan.tree), plan.searched, follow(Placement(setting, used, plan.tree)))
+        for used, plan in searched if plan.searched <= best * CLOSE
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    searched: float
+    tree: Tree
+
+
+def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> list[tuple[Arrangement, _Plan]]:
+    """The search's best plan that really fits. Counting carefully what others keep always gives one that does, if any."""
+    for used in (arrangement, replace(arrangement, forms=replace(arrangement.forms, careful=True))):
+        plans = solve(setting.problem(used), ceiling, only)
+        if not plans:
+            return []
+        tree = spread(plans[0].tree, setting.problem(used), company(plans[0].tree, used.staying))
+        if not Placement(setting, used, tree).misfit():
+            return [(used, _Plan(plans[0].seconds, tree))]
+    return []
+
+
+def spread(tree: Tree, problem: Problem, beside: dict[int, int]) -> Tree:
+    """The same plan with the devices that it leaves unused given to whoever is no slower with them, upstream first."""
+    return tree if len(problem.devices) > 1 else _spread(tree, problem, beside, problem.devices[0])
+
+
+def _spread(tree: Tree, problem: Problem, beside: dict[int, int], room: int) -> Tree:
+    if isinstance(tree, Leaf):
+        if not tree.devices[0]:
+            return tree  # works on the host
+        numbers = [rows[tree.option, tree.grain, : room + 1] for rows in problem.numbers(tree.worker, beside[tree.worker])]
+        as_good = np.all([row <= row[tree.devices[0]] * (1 + 1e-12) for row in numbers], axis=0)
+        return replace(tree, devices=(int(np.flatnonzero(as_good)[-1]),))
+    if tree.kind == TEMPORAL:
+        parts = [_spread(part, problem, beside, room) for part in tree.parts()]
+        return Composed(tree.kind, parts[0], parts[1], (max(p.devices[0] for p in parts),), tree.grain)
+    before = _spread(tree.before, problem, beside, room - tree.after.devices[0])
+    after = _spread(tree.after, problem, beside, room - before.devices[0])
+    return Composed(tree.kind, before, after, (before.devices[0] + after.devices[0],), tree.grain)
+
+
+# --- improvement ------------------------------------------------------------------------------------------------
+def improved(candidate: Candidate) -> Candidate:
+    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact."""
+    setting, best = candidate.placement.setting, candidate
+    problem = setting.problem(candidate.placement.arrangement)
+    if not problem.once:
+        return candidate  # nothing that the search approximates
+    for _ in range(ROUNDS):
+        better = best
+        for tree in _neighbours(best.placement.tree, problem, best.placement.beside):
+            placement = Placement(setting, candidate.placement.arrangement, tree)
+            streamed = follow(placement)
+            if streamed.seconds < better.seconds * (1 - 1e-9) and not placement.misfit():
+                better = Candidate(placement, evaluate(tree, problem), streamed)
+        if better is best:
+            return best
+        best = better
+    return best
+
+
+def _neighbours(tree: Tree, problem: Problem, beside: dict[int, int]) -> Iterator[Tree]:
+    """Plans in which one leaf has the next larger or smaller useful number of devices, and perhaps another one makes room or takes what is left."""
+    leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
+    if len(problem.devices) > 1:
+        return
+    useful = {n.worker: np.flatnonzero(np.isfinite(problem.table(n.worker, beside[n.worker])[n.grain])) for n in leaves}
+    for leaf in leaves:
+        for step in _steps(leaf, useful[leaf.worker]):
+            changes: list[dict[int, int]] = [{leaf.worker: step}]
+            for other in leaves:
+                left = useful[other.worker][useful[other.worker] <= other.devices[0] - (step - leaf.devices[0])]
+                if other.worker != leaf.worker and len(left):
+                    changes.append({leaf.worker: step, other.worker: int(left[-1])})
+            for change in changes:
+                changed = _resized(tree, change)
+                if changed.devices[0] <= problem.devices[0]:
+                    yield changed
+
+
+def _steps(leaf: Leaf, useful: np.ndarray) -> list[int]:
+    at = int(np.searchsorted(useful, leaf.devices[0]))
+    return [int(useful[i]) for i in (at - 1, at + 1) if 0 <= i < len(useful)]
+
+
+def _resized(tree: Tree, counts: dict[int, int]) -> Tree:
+    if isinstance(tree, Leaf):
+        return replace(tree, devices=(counts.get(tree.worker, tree.devices[0]),))
+    before, after = (_resized(part, counts) for part in tree.parts())
+    n = max(before.devices[0], after.devices[0]) if tree.kind == TEMPORAL else before.devices[0] + after.devices[0]
+    return Composed(tree.kind, before, after, (n,), tree.grain)
+

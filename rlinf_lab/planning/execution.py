@@ -1,0 +1,79 @@
+"""A plan of the search as the `ExecutionPlan` that an executor takes: ranks, chunks of every channel, who is switched out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.reading import listing
+from rlinf_lab.planning.search.trees import TEMPORAL, meeting
+from rlinf_lab.planning.tables import APART
+from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
+
+
+def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence[str], name: str) -> ExecutionPlan:
+    """``graph``: of the workflow that shall run; ``devices``: a name for each device of the placement."""
+    _same_workers(placement, graph)
+    placements = {w: ranks_of(placement, w) for w in graph.workers}
+    cells = [u.members for i, u in enumerate(placement.setting.units) if len(u.members) > 1 and placement.arrangement.forms[i] != APART]
+    fused = tuple(members for members in cells if len({placements[m] for m in members}) == 1)
+    chunks: dict[str, int] = {}
+    for edge in graph.edges:
+        if not edge.keyed and not edge.whole and DRIVER not in (edge.producer, edge.consumer):
+            chunk = _chunk(placement, edge, fused)
+            chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
+    sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
+    leaving = {w: len(_mates(placement, w)) for w, s in placement.seats.items() if not s.stays and s.devices}
+    switching = any(placement.setting.profile.workers[w].onload_s + placement.setting.profile.workers[w].offload_s for w in leaving)
+    whole = math.lcm(1, *leaving.values())
+    # Units of turns, not bytes: those who leave fill a device, so that one of them is there at a time; those who stay take nothing.
+    memory = {w: whole // m for w, m in leaving.items()} if switching else {}
+    plan = ExecutionPlan(name, tuple(devices), placements, chunks, {}, sub_batches, fused, memory, whole if switching else None)
+    plan.validate(graph)
+    return plan
+
+
+def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
+    """The devices of each rank."""
+    seat = placement.seats[worker]
+    if not len(seat.devices):
+        return ((),)
+    size = len(seat.devices) // seat.ranks
+    return tuple(tuple(range(start, start + size)) for start in seat.devices[::size])
+
+
+def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...]) -> int:
+    """Items of one batch of a rank of the consumer; 0: everything."""
+    producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
+    units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
+    if units[0] == units[1]:
+        tokens = producer.ranks * producer.sub_batches
+        return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
+    node = meeting(placement.tree, *units)
+    items = _items(placement, edge)
+    if node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1:
+        return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
+    return max(1, math.ceil(items / consumer.chunks / consumer.ranks))
+
+
+def _items(placement: Placement, edge: Edge) -> float:
+    """Items of one iteration on a channel."""
+    profile = placement.setting.profile
+    known = [e.items for e in profile.edges if (e.producer, e.consumer) == (edge.producer, edge.consumer) and e.items is not None]
+    return known[0] if known else profile.items
+
+
+def _mates(placement: Placement, worker: str) -> tuple[str, ...]:
+    return placement.setting.units[placement.setting.home[worker]].members
+
+
+def _same_workers(placement: Placement, graph: WorkflowGraph) -> None:
+    missing = [w for w in graph.workers if w not in placement.seats]
+    if missing:
+        raise PlanError(
+            f"Workflow {graph.name!r} has the workers {listing(missing)}, of which the profile knows nothing; it knows {listing(list(placement.seats))}. "
+            f"Next: lab.profile(flow), or add them to the profile."
+        )

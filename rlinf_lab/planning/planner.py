@@ -1,0 +1,281 @@
+"""Plans for a workflow: ranked, each with its predicted timeline, and every loser with its reason.
+
+>>> plans = plan(profile, devices=64)
+>>> plans.best.seconds, plans.best.shape
+>>> plans["temporal"].timeline
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.bounds import Bound, lower_bound
+from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.execution import execution_plan
+from rlinf_lab.planning.forecast import device_names, forecast, graph_of
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.reasons import reason, why_no, why_none
+from rlinf_lab.planning.search.solver import BOTH
+from rlinf_lab.planning.setting import CHUNKS, Setting
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import WorkflowGraph
+
+SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
+ITERATIONS = 2  # of a simulation: the first comes to the devices, the second is what a run settles to
+MODES = ("temporal", "spatial", "hybrid")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed chunk by chunk."""
+
+    name: str
+    candidate: Candidate
+    simulated: float | None
+    reason: str
+    graph: WorkflowGraph
+    devices: tuple[str, ...]
+
+    @property
+    def seconds(self) -> float:
+        return self.candidate.seconds if self.simulated is None else self.simulated
+
+    @property
+    def mode(self) -> str:
+        """``temporal``, ``spatial`` or ``hybrid`` (``alone`` for a flow of one worker)."""
+        return self.candidate.placement.mode
+
+    @property
+    def shape(self) -> str:
+        """Who shares and who streams: `>` one after another on the same devices, `|` at the same time on devices of their own."""
+        return self.candidate.placement.shape
+
+    @property
+    def placement(self) -> Mapping[str, dict[str, Any]]:
+        """For each worker: devices, ranks, chunks of an iteration, sub_batches, and whether it stays on its devices."""
+        return {
+            name: {"devices": len(s.devices), "ranks": s.ranks, "chunks": s.chunks, "sub_batches": s.sub_batches, "stays": s.stays}
+            for name, s in self.candidate.placement.seats.items()
+        }  # fmt: skip
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted timeline of two iterations. `PlanError` for plans with staleness, whose iterations overlap."""
+        return forecast(self.candidate.placement, ITERATIONS, self.devices)
+
+    @cached_property
+    def execution(self) -> ExecutionPlan:
+        """What `lab.run` takes."""
+        return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
+
+    def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0) -> Timeline:
+        """A longer forecast; ``noise``: relative standard deviation of every duration."""
+        return forecast(self.candidate.placement, iterations, self.devices, noise, seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        how = "followed" if self.simulated is None else "simulated"
+        return {"name": self.name, "mode": self.mode, "shape": self.shape, "seconds": self.seconds, "seconds_are": how,
+                "workers": dict(self.placement), "reason": self.reason}  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [f"{self.name}: {self.seconds:.4g} s an iteration, {self.shape}"]
+        for worker, at in self.placement.items():
+            lines.append(f"  {worker:<12} {_place(at)}")
+        return "\n".join([*lines, f"  {self.reason}"])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else self.timeline.to_svg()}</div>"
+
+
+@dataclass(frozen=True)
+class Plans(Sequence[Planned]):
+    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why."""
+
+    ranked: tuple[Planned, ...]
+    bound: Bound
+    refused: Mapping[str, str]
+    profile: Profile
+    devices: Mapping[str, int]
+
+    @property
+    def best(self) -> Planned:
+        return self.ranked[0]
+
+    def __len__(self) -> int:
+        return len(self.ranked)
+
+    def __iter__(self) -> Iterator[Planned]:
+        return iter(self.ranked)
+
+    def __getitem__(self, which: Any) -> Any:
+        """By position, or by name; a mode (``"spatial"``) gives its fastest plan."""
+        if not isinstance(which, str):
+            return self.ranked[which]
+        for plan in self.ranked:
+            if which in (plan.name, plan.mode, plan.shape):
+                return plan
+        if which in self.refused:
+            raise PlanError(f"There is no {which} plan: {self.refused[which]}")
+        raise UnknownNameError.of("plan", which, [p.name for p in self.ranked])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the figures rest on."""
+        found = [f"profile is stale: {s}" for s in self.profile.stale()]
+        setting = self.best.candidate.placement.setting
+        for name, seat in self.best.candidate.placement.seats.items():
+            calls = seat.sub_batches if self.profile.workers[name].kind == "simulator" else 1
+            estimate = setting.models[name, setting.kinds[0]].estimate(len(seat.devices), self.profile.items / calls)
+            if estimate.basis not in ("measured", "interpolated"):
+                good = 100 * (estimate.high / estimate.seconds - 1)
+                found.append(f"{name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
+        return tuple(found)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "profile": self.profile.name, "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
+            "lower_bound_s": self.bound.seconds, "plans": [p.to_dict() for p in self.ranked],
+            "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()], "notes": list(self.notes),
+        }  # fmt: skip
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
+
+    def to_pandas(self) -> Any:
+        """One row per plan: name, mode, shape, seconds, devices of each worker, reason."""
+        import pandas as pd
+
+        rows = [
+            {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, **{w: at["devices"] for w, at in p.placement.items()}, "reason": p.reason}
+            for p in self.ranked
+        ]
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        width = max(len(p.name) for p in self.ranked)
+        least = f"none can take less than {self.bound.seconds:.4g} s ({self.bound.why})"
+        lines = [f"{len(self.ranked)} plans for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
+        for plan in self.ranked:
+            places = ", ".join(f"{w} {at['devices']}" for w, at in plan.placement.items())
+            lines.append(f"  {plan.name:<{width}}  {plan.seconds:9.4g} s  {plan.shape}  [{places}]  {plan.reason}")
+        lines += [f"  {mode:<{width}}  no plan: {why}" for mode, why in self.refused.items()]
+        return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        fastest = self.best.seconds
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{p.seconds:.4g}</td>"
+            f"<td><span style='display:inline-block;height:.7em;background:#1e69b4;width:{90 * fastest / p.seconds:.0f}px'></span></td>"
+            f"<td style='text-align:left'>{escape(p.shape)}</td>"
+            f"<td style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
+            f"<td style='text-align:left'>{escape(p.reason)}</td></tr>"
+            for p in self.ranked
+        )
+        rows += "".join(
+            f"<tr><td style='text-align:left'>{escape(m)}</td><td>–</td><td></td><td colspan=3 style='text-align:left'>{escape(w)}</td></tr>"
+            for m, w in self.refused.items()
+        )
+        head = "".join(f"<th style='text-align:left'>{h}</th>" for h in ("plan", "seconds", "speed", "shape", "devices", "why"))
+        notes = "".join(f"<br><small>{escape(n)}</small>" for n in self.notes)
+        return (
+            f"<div><b>{len(self.ranked)} plans</b> for {escape(self.profile.name)} on {escape(_budget(self.devices))}; none can take less than "
+            f"{self.bound.seconds:.4g} s ({escape(self.bound.why)})<table><tr>{head}</tr>{rows}</table>{notes}</div>"
+        )
+
+
+def plan(
+    profile: Profile,
+    devices: int | Mapping[str, int] | Sequence[str],
+    *,
+    memory_gib: float | None = None,
+    staleness: int = 0,
+    chunks: int = CHUNKS,
+    rule: str = "fitted",
+    modes: Sequence[str] = MODES,
+    simulate: bool = True,
+    graph: WorkflowGraph | None = None,
+) -> Plans:
+    """Search for plans and rank them.
+
+    ``devices``: how many, how many of each kind, or their names. ``memory_gib`` of one device (default: the profile's). ``staleness``: how many
+    iterations old a rollout's weights may be. ``chunks``: most chunks of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
+    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``graph``: of the
+    workflow that shall run; its workers are the profile's.
+
+    Raises `PlanError` when a worker fits nowhere, naming it, its limit and the nearest thing that would work.
+    """
+    names, counts = _devices(profile, devices)
+    for given in modes:
+        if given not in MODES:
+            raise UnknownNameError.of("mode", given, MODES)
+    if memory_gib is not None:
+        profile = profile.replace(device_memory_gib=memory_gib, kinds=tuple(replace(k, memory_gib=None) for k in profile.kinds))
+    setting = Setting.of(profile, counts, chunks, rule, staleness)
+    found = _of_modes(setting, tuple(modes))
+    if not found:
+        raise PlanError(f"No plan for {profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting)}")
+    return _ranked(setting, found, simulate and not staleness, graph or graph_of(profile), names, tuple(modes))
+
+
+def _devices(profile: Profile, devices: int | Mapping[str, int] | Sequence[str]) -> tuple[tuple[str, ...], int | Mapping[str, int]]:
+    if isinstance(devices, int | Mapping):
+        return (), devices
+    names = tuple(devices)
+    if not names or not all(isinstance(n, str) for n in names):
+        raise PlanError(f"devices is {devices!r}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'].")
+    return names, len(names)
+
+
+def _of_modes(setting: Setting, modes: tuple[str, ...]) -> list[Candidate]:
+    found = candidates(setting, BOTH if "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers) else (modes[0],))
+    return [c for c in found if c.placement.mode in (*modes, "alone")]
+
+
+def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
+    devices = names or device_names(found[0].placement)
+    timelines: dict[int, Timeline] = {}
+    seconds: dict[int, float] = {}
+    for i, candidate in enumerate(found[:SIMULATED] if simulate else []):
+        timelines[i] = forecast(candidate.placement, ITERATIONS, devices)
+        seconds[i] = float(timelines[i].iterations()["seconds"].iloc[-1])
+    # Simulated ones first: a followed figure is not compared with a simulated one that may be a little longer.
+    order = sorted(range(len(found)), key=lambda i: (i not in seconds, seconds.get(i, found[i].seconds)))
+    best = order[0]
+    bound = lower_bound(setting, seconds.get(best, found[best].seconds))
+    ranked: list[Planned] = []
+    for i in order:
+        own = seconds.get(i, found[i].seconds)
+        why = reason(found[i], own, seconds.get(best, found[best].seconds), timelines.get(i), None if i != best else bound)
+        made = Planned(_name(found[i], ranked), found[i], seconds.get(i), why, graph, devices)
+        if i in timelines:
+            made.__dict__["timeline"] = timelines[i]
+        ranked.append(made)
+    missing = [m for m in modes if not any(p.mode in (m, "alone") for p in ranked)]
+    return Plans(tuple(ranked), bound, {m: why_no(setting, m) for m in missing}, setting.profile, setting.devices)
+
+
+def _name(candidate: Candidate, before: list[Planned]) -> str:
+    kind = candidate.placement.mode
+    same = sum(p.mode == kind for p in before)
+    return kind if not same else f"{kind} {same + 1}"
+
+
+def _place(at: Mapping[str, Any]) -> str:
+    where = f"{at['devices']} device{'s' * (at['devices'] != 1)}" if at["devices"] else "host"
+    ranks = f", {at['ranks']} ranks" if at["ranks"] not in (at["devices"], 1) else ""
+    chunks = f", {at['chunks']} chunks" if at["chunks"] > 1 else ""
+    return where + ranks + chunks + f", {at['sub_batches']} sub-batches" * (at["sub_batches"] > 1)
+
+
+def _budget(devices: Mapping[str, int]) -> str:
+    return " + ".join(f"{n} {kind or 'devices'}" for kind, n in devices.items())

@@ -1,0 +1,81 @@
+"""Why a plan won or lost, in a line: from the followed chunks and the simulated timeline."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf_lab.planning.bounds import Bound, busy_seconds
+from rlinf_lab.planning.candidates import Candidate
+from rlinf_lab.planning.search.trees import TEMPORAL
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.timeline.timeline import Timeline
+
+SHOWN = 0.02  # share of a bubble's cause that is worth a word
+
+
+def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:
+    """Why a plan is where it is: how much slower, and where its devices' time goes. ``bound``: given for the best one."""
+    if bound is not None:
+        above = seconds / bound.seconds - 1 if bound.seconds else 0.0
+        return f"fastest; {100 * above:.0f} % above the lower bound" + _idle(candidate, timeline)
+    return f"{100 * (seconds / best - 1):.1f} % slower" + _idle(candidate, timeline)
+
+
+def _idle(candidate: Candidate, timeline: Timeline | None) -> str:
+    """Where the devices' time goes: turns one after another, who waits most, causes."""
+    said = _turns(candidate) or _waiting(candidate)
+    if timeline is None:
+        return said
+    bubbles = timeline.bubbles()
+    worst = [f"{cause} {100 * share:.0f} %" for cause, share in zip(bubbles["cause"], bubbles["share"], strict=True) if share >= SHOWN][:2]
+    return said + (f"; idle: {', '.join(worst)}" if worst else "")
+
+
+def _turns(candidate: Candidate) -> str:
+    if candidate.placement.mode != TEMPORAL:
+        return ""
+    units = candidate.placement.setting.units
+    parts = [f"{units[u].name} {w.busy:.4g} s" for u, w in sorted(candidate.streamed.work.items(), key=lambda item: item[1].starts[0])]
+    other = candidate.seconds - sum(w.busy for w in candidate.streamed.work.values())
+    return f"; turns: {', '.join(parts)}" + (f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else "")
+
+
+def _waiting(candidate: Candidate) -> str:
+    """The unit with devices of its own that wastes most of them."""
+    placement, seconds, found = candidate.placement, candidate.seconds, []
+    for unit, work in candidate.streamed.work.items():
+        names = placement.setting.units[unit].members
+        devices = {d for m in names for d in placement.seats[m].devices}
+        shared = any(devices & set(s.devices) for m, s in placement.seats.items() if m not in names)
+        if devices and not shared:
+            idle = 1 - work.busy / seconds
+            found.append((idle * len(devices), idle, placement.setting.units[unit].name, len(devices)))
+    if not found:
+        return ""
+    _, idle, name, count = max(found)
+    return f"; {name}'s {count} devices wait {100 * idle:.0f} % of the time"
+
+
+def why_no(setting: Setting, kind: str) -> str:
+    """Why there is no plan of a mode."""
+    if len(setting.units) == 1:
+        return "the flow has one worker to place."
+    if kind == "spatial":
+        fewest = {u.name: int(_fewest(setting, i)) for i, u in enumerate(setting.units)}
+        needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
+        if sum(fewest.values()) > setting.totals[-1]:
+            return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
+    if kind == "hybrid":
+        return "no mixture was found that is different from the others."
+    return "who stays on the devices leaves too little memory for the others: " + why_none(setting)
+
+
+def why_none(setting: Setting) -> str:
+    """What stands against every plan: memory and who cannot leave."""
+    stay = [m for u in setting.units for m in u.members if not setting.profile.workers[m].offloadable]
+    gib = {n: w.memory.resident_gib for n, w in setting.profile.workers.items()}
+    return f"resident GiB {gib}, {', '.join(stay) or 'nobody'} cannot leave, {setting.profile.device_memory_gib} GiB a device."
+
+
+def _fewest(setting: Setting, unit: int) -> float:
+    return float(setting.totals[np.isfinite(busy_seconds(setting, unit))].min())

@@ -1,0 +1,191 @@
+"""Ranked plans: order, names, reasons, bounds, JSON, what is refused, and plans that an executor takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+from random_profiles import random_profile
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.bounds import lower_bound
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
+STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
+
+
+def chain(**workers: WorkerProfile) -> Profile:
+    names = list(workers)
+    return Profile(64, workers, tuple(EdgeProfile(p, names[i + 1]) for i, p in enumerate(names[:-1])), "chain")
+
+
+def test_plans_are_ranked_and_explained() -> None:
+    plans = plan(chain(a=FLAT, b=FLAT), 8)
+    assert [p.mode for p in plans] == ["spatial", "temporal"] and plans.best is plans[0] and len(plans) == 2
+    assert plans.best.seconds < plans["temporal"].seconds == pytest.approx(12)
+    assert plans["temporal"].reason == f"{100 * (plans['temporal'].seconds / plans.best.seconds - 1):.1f} % slower; turns: a 6 s, b 6 s"
+    assert plans.best.reason.startswith("fastest;") and plans.bound.seconds <= plans.best.seconds
+    assert plans.refused == {"hybrid": "no mixture was found that is different from the others."}
+    assert "spatial" in repr(plans) and "<table" in plans._repr_html_() and "a | b" in repr(plans.best)
+    frame = plans.to_pandas()
+    assert frame["seconds"].is_monotonic_increasing and frame["a"].tolist() == [at.placement["a"]["devices"] for at in plans]
+    with pytest.raises(UnknownNameError, match="temporal"):
+        plans["tempral"]
+    with pytest.raises(PlanError, match="no hybrid plan"):
+        plans["hybrid"]
+
+
+def test_a_plan_comes_with_its_timeline() -> None:
+    best = plan(chain(a=FLAT, b=STEEP), 8).best
+    assert best.simulated == pytest.approx(best.timeline.iterations()["seconds"].iloc[-1]) == best.seconds
+    assert len(best.simulate(4).iterations()) == 4 and best.timeline.bubble_sum_error_ns() == 0
+    assert "<svg" in best._repr_html_()
+
+
+def test_json_of_plans() -> None:
+    data = json.loads(plan(chain(a=FLAT, b=STEEP), 8).to_json())
+    assert set(data) == {"profile", "devices", "lower_bound_s", "plans", "refused", "notes"} and data["devices"] == 8
+    first = data["plans"][0]
+    assert set(first) == {"name", "mode", "shape", "seconds", "seconds_are", "workers", "reason"}
+    assert set(first["workers"]["a"]) == {"devices", "ranks", "chunks", "sub_batches", "stays"} and first["seconds_are"] == "simulated"
+
+
+def test_modes_can_be_left_out() -> None:
+    assert {p.mode for p in plan(chain(a=FLAT, b=FLAT, c=FLAT), 8, modes=("temporal",))} == {"temporal"}
+    assert {p.mode for p in plan(chain(a=FLAT, b=FLAT, c=FLAT), 8, modes=("spatial", "hybrid"))} == {"spatial", "hybrid"}
+    with pytest.raises(UnknownNameError, match="Did you mean 'spatial'"):
+        plan(chain(a=FLAT), 8, modes=("spatia",))
+
+
+def test_who_does_not_fit_side_by_side() -> None:
+    wide = dataclasses.replace(STEEP, ranks=RankRule(6))
+    plans = plan(chain(a=wide, b=wide), 8)
+    assert plans.refused["spatial"] == "devices of their own for all need 6 a + 6 b = 12 devices, 8 are there."
+    bound = dataclasses.replace(STEEP, offloadable=False, memory=Memory(50))
+    profile = chain(a=bound, b=bound)
+    assert "who stays on the devices leaves too little memory" in plan(profile, 8, memory_gib=64).refused["temporal"]
+    with pytest.raises(PlanError, match="No plan for 'chain' on 8 devices among temporal: resident GiB .* a, b cannot leave, 64 GiB"):
+        plan(profile, 8, memory_gib=64, modes=("temporal",))
+    with pytest.raises(PlanError, match="'a' needs 50 GiB"):
+        plan(profile, 8, memory_gib=40)
+
+
+def test_unused_devices_go_to_who_is_no_slower_with_them() -> None:
+    pairs = dataclasses.replace(STEEP, ranks=RankRule(4))
+    flat = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 8.0)))
+    host = WorkerProfile((Sample(0, 64.0, 1.0),), resource="host")
+    plans = plan(chain(a=flat, b=host, c=pairs), 7, simulate=False)
+    assert [at["devices"] for at in plans["spatial"].placement.values()] == [3, 0, 4]
+    assert [at["devices"] for at in plans["temporal"].placement.values()] == [7, 0, 4]
+
+
+def test_budgets() -> None:
+    profile = chain(a=FLAT, b=FLAT)
+    assert plan(profile, ["cpu:0", "cpu:1"]).best.execution.devices == ("cpu:0", "cpu:1")
+    kinds = profile.replace(kinds=(DeviceKind("h100"), DeviceKind("cpu", 0.2)))
+    assert plan(kinds, {"h100": 2, "cpu": 2}).best.execution.devices == ("cuda:0", "cuda:1", "cpu:0", "cpu:1")
+    for wrong in ([], [1, 2], ()):
+        with pytest.raises(PlanError, match="devices is"):
+            plan(profile, wrong)
+
+
+def test_asynchronous_plans_are_followed_not_simulated() -> None:
+    plans = plan(chain(a=FLAT, b=FLAT), 8, staleness=1)
+    assert all(p.simulated is None for p in plans) and plans.best.seconds < plan(chain(a=FLAT, b=FLAT), 8).best.seconds
+    assert json.loads(plans.to_json())["plans"][0]["seconds_are"] == "followed"
+
+
+def test_nothing_beats_the_lower_bound() -> None:
+    checked = 0
+    for seed in range(40):
+        try:
+            profile = random_profile(seed)
+            plans = plan(profile, 8, simulate=False, chunks=8)
+        except PlanError:
+            continue
+        checked += 1
+        assert all(plans.bound.seconds <= p.candidate.searched * (1 + 1e-9) for p in plans), seed
+        assert lower_bound(Setting.of(profile, 8, 8)).seconds <= plans.bound.seconds * (1 + 1e-9)
+    assert checked > 25
+
+
+def test_notes_say_what_the_figures_rest_on() -> None:
+    notes = plan(chain(a=dataclasses.replace(STEEP, exponent=None), b=FLAT), 4).notes
+    assert any(n.startswith("a: assumed") and "scaling with devices assumed perfect" in n for n in notes)
+    assert not any(n.startswith("b:") for n in notes)
+
+
+# --- what an executor takes -------------------------------------------------------------------------------
+class Stage(Worker):
+    def produce(self, out: Outbox) -> None: ...
+    def convert(self, inbox: Inbox, out: Outbox) -> None: ...
+    def consume(self, inbox: Inbox) -> None: ...
+
+
+class Env(Worker):
+    def collect(self, actions: Inbox, out: Outbox, results: Outbox) -> None: ...
+    def act(self, inbox: Inbox, out: Outbox) -> None: ...
+    def train(self, results: Inbox) -> None: ...
+
+
+def flow(*names: str) -> Workflow:
+    made = Workflow("stages")
+    first, second = made.channel("first"), made.channel("second")
+    a, b, c = (made.worker(Stage, name=n) for n in names)
+
+    @made.iteration
+    def iteration() -> None:
+        a.produce(first)
+        b.convert(first, second)
+        c.consume(second)
+
+    return made
+
+
+def test_execution_plans_fit_the_workflow() -> None:
+    sampler = WorkerProfile((Sample(4, 64.0, 8.0),), "generation", lengths=Lengths(500.0, mean_tokens=100.0), exponent=0.5, ranks=RankRule(2))
+    heavy = dataclasses.replace(STEEP, memory=Memory(50), onload_s=1.0)
+    profile = chain(a=sampler, b=heavy, c=heavy).replace(device_memory_gib=60)
+    graph = flow("a", "b", "c").graph
+    for one in plan(profile, 8, graph=graph):
+        execution = one.execution
+        execution.validate(graph)
+        assert ExecutionPlan.from_json(execution.to_json()) == execution
+        assert {w: len(r) for w, r in execution.placements.items()} == {w: at["ranks"] for w, at in one.placement.items()}
+        assert all(len(r) == (2 if w == "a" else 1) for w, ranks in execution.placements.items() for r in ranks)
+        switched = {w for w, at in one.placement.items() if not at["stays"] and w != "a"}  # coming and going costs a nothing
+        assert switched <= set(execution.memory) and (execution.device_memory is None) == (not switched)
+    temporal = plan(profile, 8, graph=graph)["temporal"].execution
+    assert temporal.chunks == {"first": 8, "second": 8}  # a share of everything for each of eight ranks
+    with pytest.raises(PlanError, match=r"has the workers x, of which the profile knows nothing; it knows a, b, c"):
+        _ = plan(profile, 8, graph=flow("a", "b", "x").graph).best.execution
+
+
+def test_execution_plans_of_cells() -> None:
+    made = Workflow("cell")
+    obs, results, actions = made.channel("obs"), made.channel("results", whole=True), made.channel("actions", keyed=True)
+    env, policy, learner = (made.worker(Env, name=n) for n in ("env", "policy", "learner"))
+
+    @made.iteration
+    def iteration() -> None:
+        env.collect(actions, obs, results)
+        policy.act(obs, actions)
+        learner.train(results)
+
+    step = WorkerProfile((Sample(1, 4.0, 1.0), Sample(1, 16.0, 1.2)), "simulator", 10, ranks=RankRule(divides=64))
+    edges = (EdgeProfile("env", "policy"), EdgeProfile("policy", "env"), EdgeProfile("env", "learner", whole=True))
+    plans = plan(Profile(64, {"env": step, "policy": step, "learner": STEEP}, edges), 8, graph=made.graph)
+    together, apart = plans["env+policy > learner"].execution, plans["(env | policy) > learner"].execution
+    assert together.fused == (("env", "policy"),) and together.chunks == {"obs": 1} and not together.sub_batches
+    assert apart.fused == () and apart.sub_batches == {"env": 2, "policy": 2}
+    ranks = {w: len(r) for w, r in apart.placements.items()}
+    assert apart.chunks == {"obs": ranks["env"] * 2 // ranks["policy"] // 2}
+    for execution in (together, apart):
+        execution.validate(made.graph)
