@@ -101,12 +101,24 @@ class RayExecutor:
             if stopped and isinstance(error, ray.exceptions.RayError):
                 raise Cancelled("The run was stopped while its processes were being set up.") from error
             if isinstance(error, ray.exceptions.RayError):
-                raise ExecutorError(f"Ray could not set up the device hosts: {error}") from error
+                raise ExecutorError(self._why_no_start(error)) from error
             raise
         problem = failed(answers)
         if problem is not None:
             self.stop()
             raise problem
+
+    def _why_no_start(self, error: Exception) -> str:
+        """Ray names actors by numbers; the user knows workers."""
+        actor = getattr(error, "actor_id", None)
+        for name, handle in self._actors.items():
+            if actor is not None and handle._actor_id.hex() == actor:
+                members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == name)
+                return (
+                    f"Host {name!r} died while its workers were being set up (killed, crashed, or out of memory); {members} lived there. "
+                    f"Next: try the worker's setup() under executor='local'. Ray says: {error}"
+                )
+        return f"Ray could not set up the device hosts: {error}"
 
     def _create(self, ray: Any) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

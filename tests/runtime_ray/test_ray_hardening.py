@@ -342,3 +342,23 @@ class SlowSetup(Worker):
 
     def go(self) -> int:
         return 1
+
+
+class DiesInSetup(Worker):
+    def setup(self) -> None:
+        os._exit(3)
+
+    def go(self) -> int:
+        return 1
+
+
+def test_a_process_that_dies_in_setup_is_told_by_worker() -> None:
+    flow = Workflow("dies")
+    worker = flow.worker(DiesInSetup, name="w")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return worker.go()
+
+    with pytest.raises(ExecutorError, match=r"Host 'host0' died while its workers were being set up .*; w\[0\] lived there"):
+        run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray").wait(60)
