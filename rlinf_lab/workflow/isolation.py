@@ -1,8 +1,8 @@
 """The iteration function with variables of its own: a dry run must leave no trace in the notebook's lists and counters.
 
 ``history.append(loss)``, ``state["step"] += 1`` or ``nonlocal best`` in the loop would otherwise collect symbols before the first
-iteration has run. What the function's globals and closure hold in plain containers is copied; everything else (workers, channels, models)
-is shared, so methods of the user's own objects that change those objects do run on them.
+iteration has run, and ``print(loss)`` would print them. What the function's globals and closure hold in plain containers is copied, and it
+shows nothing; everything else (workers, channels, models) is shared, so methods of the user's own objects that change those do run on them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 _CONTAINERS = (list, dict, set, bytearray, collections.deque, collections.defaultdict, collections.Counter, collections.OrderedDict)
+_SHOWN = ("print", "display")
 _LARGEST = 10_000  # a data set is not copied, nor is what it holds
 
 
@@ -29,10 +30,15 @@ def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     mine = {n: _copied(v, memo) for n, v in held.items()}
     inside = [(_copied(c[0], memo),) if c else () for c in cells]
     closure = tuple(types.CellType(*c) for c in inside)
-    made = types.FunctionType(code, {**function.__globals__, **mine}, function.__name__, function.__defaults__, closure)
+    quiet = dict.fromkeys((n for n in _SHOWN if n not in function.__globals__), _nothing)
+    made = types.FunctionType(code, {**function.__globals__, **mine, **quiet}, function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
     return made, bool(memo) or _rebinds(code)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What print and display do in a dry run."""
 
 
 def _content(cell: types.CellType) -> tuple[Any, ...]:

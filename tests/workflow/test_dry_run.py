@@ -327,6 +327,20 @@ def test_the_dry_run_leaves_lists_counters_and_variables_alone() -> None:
     assert (losses, inner, best, count, shared) == ([], {"losses": [], "best": [1.0]}, None, 0, {"step": 0, "history": []})
 
 
+def test_the_dry_run_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert methods(lambda w: print(f"loss {w.step().wait():.3f}")) == ["step"]  # a helper prints, the loop does not
+    assert "<w.step()>" in capsys.readouterr().out
+    flow = Workflow("w")
+    w = flow.worker(Any_, name="w")
+
+    @flow.iteration
+    def iteration():
+        print(w.step().wait())
+        [print(v) for v in range(3)]
+
+    assert len(flow.graph.program) == 1 and capsys.readouterr().out == ""
+
+
 def test_what_only_later_iterations_do_is_seen() -> None:
     flow = Workflow("w")
     first, later, handed = (flow.worker(Any_, name=n) for n in ("first", "later", "handed"))
