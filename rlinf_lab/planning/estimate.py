@@ -73,6 +73,14 @@ class Estimate:
         """Measured seconds over simulated seconds of the measured plan."""
         return self.measured_seconds / (self.simulate(self.measured, SIMULATED).elapsed_ns / SIMULATED / 1e9)
 
+    def __repr__(self) -> str:
+        head = f"Estimate of workflow {self.graph.name!r} from a run under plan {self.measured.name!r}: {self.measured_seconds:.4g} s an iteration"
+        lines = [
+            f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank"
+            for i, step in enumerate(self.graph.program)
+        ]
+        return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
+
     def sim_calls(self, layout: Layout) -> list[SimCall]:
         found = []
         for number, step in enumerate(self.graph.program):
@@ -270,6 +278,10 @@ def _affine(recorded: list[Recorded]) -> tuple[float, float, int]:
         if each >= 0 and fixed >= 0:
             return float(fixed), float(each), rest_ns
     return statistics.fmean(durations) if durations else 0.0, 0.0, rest_ns
+
+
+def _busy_seconds(recorded: list[Recorded]) -> float:
+    return statistics.fmean(r.runs() for r in recorded) / 1e9 if recorded else 0.0
 
 
 def _puts(r: Recorded, channel: str) -> int:

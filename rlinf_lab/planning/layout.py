@@ -87,6 +87,13 @@ class Layout:
     def new_engine(self) -> Engine:
         return Engine(len(self.plan.devices), self.plan.device_memory)
 
+    def __repr__(self) -> str:
+        rooms = [f"{c} ≤ {n}" if (n := self.capacity(c)) is not None else c for c in self.graph_channels()]
+        return (
+            f"Layout(workflow {self.graph.name!r} under plan {self.plan.name!r}: {len(self.members) - 1} ranks on {len(self.plan.devices)} devices; "
+            f"channels {', '.join(rooms) or 'none'})"
+        )
+
     def _share_a_device(self, a: str, b: str) -> bool:
         used = [{d for r in range(self.ranks(w)) for d in self.devices(w, r)} for w in (a, b)]
         return bool(used[0] & used[1])

@@ -10,13 +10,16 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
-from rlinf_lab.workflow.graph import WorkflowGraph
+from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
+
+COLUMNS = 16  # devices that are shown side by side
 
 
 @dataclass(frozen=True)
@@ -225,27 +228,34 @@ class ExecutionPlan:
 
     def __repr__(self) -> str:
         lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {some(self.devices)}"]
-        for worker, ranks in self.placements.items():
-            where = ", ".join("+".join(self.devices[d] for d in r) or "nowhere" for r in ranks)
+        for worker in self.placements:
             tokens = f", {self.tokens(worker)} sub-batches" if self.tokens(worker) > 1 else ""
-            lines.append(f"  {worker:<12} {len(ranks)} rank{'s' * (len(ranks) > 1)} on {where}{tokens}")
+            lines.append(f"  {worker:<12} {counted(self.ranks(worker), 'rank')} on {self._where(worker)}{tokens}")
         if self.chunks:
             lines.append("  chunks       " + ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))
         lines += [f"  fused        {' + '.join(g)}" for g in self.fused]
         return "\n".join(lines)
 
-    def _repr_html_(self) -> str:
-        from html import escape
+    def _where(self, worker: str) -> str:
+        return some(["+".join(self.device_names(worker, r)) or "nowhere" for r in range(self.ranks(worker))])
 
-        head = "".join(f"<th style='text-align:center'>{escape(d)}</th>" for d in self.devices)
+    def _repr_html_(self) -> str:
+        """A row for each worker, with a column for each device where that is readable."""
+        left, middle = "style='text-align:left'", "style='text-align:center'"
+        if len(self.devices) <= COLUMNS:
+            head = "".join(f"<th {middle}>{escape(d)}</th>" for d in self.devices)
+        else:
+            head = f"<th {left}>{len(self.devices)} devices: {escape(some(self.devices))}</th>"
         rows = []
         for worker, ranks in self.placements.items():
-            cells = "".join(
-                "<td style='text-align:center'>" + ", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) + "</td>"
-                for d in range(len(self.devices))
-            )
-            rows.append(f"<tr><th style='text-align:left'>{escape(worker)}</th>{cells}</tr>")
+            if len(self.devices) <= COLUMNS:
+                held = [", ".join(f"rank {r}" for r, ds in enumerate(ranks) if d in ds) for d in range(len(self.devices))]
+                cells = "".join(f"<td {middle}>{text}</td>" for text in held)
+            else:
+                cells = f"<td {left}>{counted(len(ranks), 'rank')} on {escape(self._where(worker))}</td>"
+            rows.append(f"<tr><th {left}>{escape(worker)}</th>{cells}</tr>")
         notes = [f"chunk of {escape(c)}: {n or 'all'}" for c, n in self.chunks.items()]
+        notes += [f"{escape(w)} in {n} sub-batches" for w, n in self.sub_batches.items() if n > 1]
         notes += [f"fused: {escape(' + '.join(g))}" for g in self.fused]
         return (
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"

@@ -67,3 +67,7 @@ class SimCall:
     writes: tuple[str, ...] = ()
     after: tuple[int, ...] = ()
     starts_on_device: bool = True
+
+    def __repr__(self) -> str:
+        ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
+        return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"

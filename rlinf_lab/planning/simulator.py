@@ -47,5 +47,8 @@ class Simulator:
         self.relieved = host.relieved
         return timeline
 
+    def __repr__(self) -> str:
+        return f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, {len(self.layout.plan.devices)} devices)"
+
 
 __all__ = ["ALL", "DRIVER", "Op", "Script", "SimCall", "Simulator", "Turn", "get", "put", "run"]

@@ -35,6 +35,9 @@ class LocalExecutor:
         self._ended: Ended | None = None
         self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
 
+    def __repr__(self) -> str:
+        return f"LocalExecutor({self.flow.name!r}, plan {self.layout.plan.name!r}, {len(self.layout.members) - 1} ranks)"
+
     def start(self) -> None:
         self.driver_host.start(self.flow.workers, torch_device)
 

@@ -17,7 +17,7 @@ from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, bind
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.declaration import check_iteration_call
-from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.graph import DRIVER, counted
 from rlinf_lab.workflow.handles import Handle, Ref
 from rlinf_lab.workflow.structure import follow, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
@@ -145,6 +145,10 @@ class Session:
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
         return rebuilt(result, lambda leaf: leaf.wait() if isinstance(leaf, (Handle, Ref)) else leaf)
+
+    def __repr__(self) -> str:
+        now = f"in iteration {self.iteration}" if self._stepping is not None else f"{counted(self.iteration, 'iteration')} done"
+        return f"Session({self._flow.name!r}, plan {self._layout.plan.name!r}: {now})"
 
     # --- dispatcher (see workflow.handles.Dispatcher) ----------------------------------------------------
     def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:

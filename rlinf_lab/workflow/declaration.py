@@ -56,14 +56,34 @@ class Declaration:
         return [n for n, f in found if not n.startswith("_") and getattr(Worker, n, None) is not f]
 
     def signature(self, method: str) -> str:
+        """The method's parameters as written, without self."""
         parameters = list(inspect.signature(self.function(method)).parameters.values())[1:]
-        return f"({', '.join(str(p) for p in parameters)})"
+        return f"({', '.join(str(p.replace(annotation=_as_written(p.annotation))) for p in parameters)})"
+
+    def __repr__(self) -> str:
+        arguments = [*map(repr, self.args), *(f"{k}={v!r}" for k, v in self.kwargs.items())]
+        text = ", ".join(arguments)
+        return f"Declaration({self.name!r}: {self.class_name}({text if len(text) <= 60 else text[:57] + '...'}))"
 
     def starts_on_device(self, method: str) -> bool:
         """Whether the method computes before it first reads from an inbox."""
         if method not in self._starts:
             self._starts[method] = _starts_on_device(self.function(method))
         return self._starts[method]
+
+
+class _Written:
+    """An annotation that is text (postponed evaluation): `inspect` would put it in quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _as_written(annotation: Any) -> Any:
+    return _Written(annotation) if isinstance(annotation, str) else annotation
 
 
 def would_not_run(function: Callable[..., Any]) -> str:

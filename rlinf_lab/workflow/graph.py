@@ -25,6 +25,10 @@ class Call:
     writes: tuple[str, ...]
     starts_on_device: bool
 
+    def __repr__(self) -> str:
+        ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
+        return f"Call({self.method}{self.signature}{ends})"
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -33,6 +37,9 @@ class Node:
     name: str
     class_name: str
     calls: tuple[Call, ...]
+
+    def __repr__(self) -> str:
+        return f"Node({self.name!r}: {self.class_name}, calls {', '.join(dict.fromkeys(c.method for c in self.calls)) or 'nothing'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,9 @@ class Edge:
     whole: bool
     capacity: int | None
 
+    def __repr__(self) -> str:
+        return f"Edge({self.producer} --{self.channel}--> {self.consumer})"
+
 
 @dataclass(frozen=True, slots=True)
 class ValueEdge:
@@ -55,6 +65,9 @@ class ValueEdge:
     consumer: str
     label: str
 
+    def __repr__(self) -> str:
+        return f"ValueEdge({self.producer} ..{self.label}..> {self.consumer})"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -63,6 +76,9 @@ class Step:
     worker: str
     call: Call
     after: tuple[int, ...]
+
+    def __repr__(self) -> str:
+        return f"Step({self.worker}.{self.call.method}{f', after {list(self.after)}' if self.after else ''})"
 
 
 @dataclass(frozen=True)

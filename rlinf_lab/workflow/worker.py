@@ -178,6 +178,11 @@ class Worker:
         """True once the run was asked to stop; long loops without a channel should look at it."""
         return self._context.cancelled()
 
+    def __repr__(self) -> str:
+        context = self._context
+        where = f" {context.name}[{context.rank}] on {context.device}" if context.name else ", by hand"
+        return f"<{type(self).__name__}{where}>"
+
 
 class FunctionWorker(Worker):
     """A pure function on batches as a worker: one list of items in, one list of results out."""
@@ -231,6 +236,9 @@ class Scripted(Generic[T]):
 
     def get_all(self) -> list[T]:
         return self.get(len(self._items) or None)
+
+    def __repr__(self) -> str:
+        return f"Scripted({len(self._items)} items left{f', in batches of {self._chunk}' if self._chunk else ''})"
 
     def take(self, *, key: int | None = None) -> T:
         if not self._items:

@@ -47,7 +47,8 @@ class WorkerHandle:
         return self._declaration.methods()
 
     def __repr__(self) -> str:
-        return f"WorkerHandle({self._declaration.name!r}: {self._declaration.class_name})"
+        methods = "".join(f", {m}{self._declaration.signature(m)}" for m in self._declaration.methods()[:6])
+        return f"WorkerHandle({self._declaration.name!r}: {self._declaration.class_name}{methods})"
 
 
 class Workflow:

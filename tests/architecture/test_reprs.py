@@ -1,0 +1,171 @@
+"""Every public object says in a line or two what it is; where there is a rich form, it is well formed."""
+
+from __future__ import annotations
+
+import html.parser
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.simulator import SimCall
+from rlinf_lab.runtime.run import run
+from rlinf_lab.workflow.trace import Tracer
+from rlinf_lab.workflow.worker import FunctionWorker, Inbox, Outbox
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+from flows import DEVICES, Policy, Sim, cell_flow, cell_plans
+
+
+class Objects:
+    """One of each, made when asked for."""
+
+    def __init__(self) -> None:
+        self.flow = cell_flow()
+        self.plan = cell_plans(self.flow)[0]
+        self.graph = self.flow.graph
+        self.run = run(self.flow, self.plan, 2)
+        self.run.wait(60)
+        self.many = [f"cuda:{i}" for i in range(1024)]
+        self.seen: list[Any] = []
+
+    def handle(self) -> Any:
+        flow = lab.Workflow("w")
+        worker = flow.worker(Sim, 3, name="sim")
+        with flow.dispatching(Tracer(flow)):
+            return worker.collect(flow.channel("act"), flow.channel("obs"), flow.channel("traj"))
+
+    def ports(self) -> list[Any]:
+        """What a worker's method is given, while it runs."""
+        flow, seen = lab.Workflow("ports"), []
+
+        class Looks(lab.Worker):
+            def look(self, inbox: Inbox, out: Outbox) -> None:
+                seen.extend([inbox, out, self, repr(inbox), repr(out), repr(self)])
+                out.put_all(inbox.get_all())
+
+        looks, a, b = flow.worker(Looks, name="looks"), flow.channel("a"), flow.channel("b")
+
+        @flow.iteration
+        def iteration() -> list:
+            a.put(1)
+            looks.look(a, b)
+            return b.get_all()
+
+        with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+            s.step()
+            seen.append(s)
+        return seen
+
+
+@pytest.fixture(scope="module")
+def objects() -> Objects:
+    return Objects()
+
+
+def _many(o: Objects) -> Any:
+    flow = cell_flow()
+    return lab.ExecutionPlan.temporal(flow, o.many, {"sim": 1000, "policy": 1000, "learner": 1000})
+
+
+SAMPLE = {"devices": 1, "items": 4, "seconds": 2.0}
+MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
+    "Workflow": (lambda o: o.flow, "Workflow 'cell': 3 workers, 3 channels\n  sim --obs--> policy"),
+    "Workflow without iteration": (lambda o: lab.Workflow("w"), "Workflow('w': 0 workers, 0 channels, no iteration yet)"),
+    "WorkerHandle": (lambda o: lab.Workflow("w").worker(Policy), "WorkerHandle('policy': Policy, act(observations: Inbox, actions: Outbox), load_weights("),
+    "Declaration": (lambda o: o.flow.declaration("sim"), "Declaration('sim': Sim(6))"),
+    "Channel": (lambda o: lab.Workflow("w").channel("c", keyed=True), "Channel('c', capacity=64, keyed)"),
+    "Handle": (lambda o: o.handle(), "Handle(sim.collect, iteration 0)"),
+    "Ref": (lambda o: o.handle().metrics["loss"], "Ref(Handle(sim.collect, iteration 0).metrics['loss'])"),
+    "Symbol": (lambda o: Tracer(o.flow).wait(o.handle()._call, (), None), "<value of sim.collect(), known at run time>"),
+    "WorkflowGraph": (lambda o: o.graph, "Workflow 'cell'"),
+    "Node": (lambda o: o.graph.nodes[0], "Node('sim': Sim, calls collect)"),
+    "Call": (lambda o: o.graph.nodes[0].calls[0], "Call(collect(actions: Inbox, observations: Outbox, trajectories: Outbox), reads act"),
+    "Edge": (lambda o: o.graph.edges[0], "Edge(sim --obs--> policy)"),
+    "ValueEdge": (lambda o: o.graph.value_edges[0], "ValueEdge(learner ..weights..> policy)"),
+    "Step": (lambda o: o.graph.program[3], "Step(policy.load_weights, after [2])"),
+    "ChannelSpec": (lambda o: o.graph.channels[0], "ChannelSpec(name='obs'"),
+    "ExecutionPlan": (lambda o: o.plan, "ExecutionPlan 'temporal' on 2 devices: cpu:0, cpu:1\n  sim          2 ranks on cpu:0, cpu:1"),
+    "ExecutionPlan of a thousand": (_many, "ExecutionPlan 'temporal' on 1024 devices: cuda:0, cuda:1, cuda:2, …, cuda:1023\n  sim          1000 ranks"),
+    "Layout": (lambda o: Layout(o.graph, o.plan), "Layout(workflow 'cell' under plan 'temporal': 4 ranks on 2 devices; channels obs"),
+    "Simulator": (lambda o: lab.Simulator(o.graph, o.plan), "Simulator(workflow 'cell' under plan 'temporal', 2 devices)"),
+    "SimCall": (lambda o: SimCall("sim", "collect", lambda turn: iter(()), ("act",), ("obs",), (0,)), "SimCall(sim.collect, reads act, writes obs, after [0])"),
+    "Run": (lambda o: o.run, "Run('cell', plan 'temporal': finished, iteration 2/2"),
+    "Session": (lambda o: o.ports()[-1], "Session('ports', plan 'temporal': 1 iteration done)"),
+    "Inbox": (lambda o: o.ports()[3], "\"Inbox('a' of looks[0], iteration 0)\""),
+    "Outbox": (lambda o: o.ports()[4], "\"Outbox('b' of looks[0], iteration 0)\""),
+    "Worker": (lambda o: o.ports()[5], "'<Looks looks[0] on cpu>'"),
+    "Worker by hand": (lambda o: Sim(3), "<Sim, by hand>"),
+    "Collected": (lambda o: lab.Collected(), "[]"),
+    "Scripted": (lambda o: lab.Scripted([1, 2, 3], chunk=2), "Scripted(3 items left, in batches of 2)"),
+    "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),
+    "TimelineView": (lambda o: lab.TimelineView(o.run.timeline), "TimelineView("),
+    "Recorder": (lambda o: lab.Recorder("here", _Clock()), "Recorder on here"),
+    "estimate": (lambda o: lab.estimate(o.graph, o.plan, o.run.timeline), "Estimate of workflow 'cell' from a run under plan 'temporal'"),
+    "Profile": (lambda o: Profile.from_dict({"items": 4, "workers": {"a": {"samples": [SAMPLE]}}}), "Profile 'profile': 4 items"),
+    "make_vec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2), "numpy/ReachArm-v0 × 2"),
+    "EnvSpec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
+    "devices": (lambda o: lab.devices("cpu"), "['cpu:0'"),
+    "WorkerError": (lambda o: lab.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
+    "doctor": (lambda o: lab.doctor(), "rlinf_lab"),
+}  # fmt: skip
+RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "doctor"}
+# Functions that give one of the above, nothing, or a text; and protocols.
+ELSEWHERE = {"session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv"}
+
+
+class _Clock:
+    def now_ns(self) -> int:
+        return 0
+
+
+class _Balanced(html.parser.HTMLParser):
+    """Every tag that is opened is closed, in order."""
+
+    VOID = frozenset({"br", "hr", "img", "input", "meta", "link", "col"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open += [tag] if tag not in self.VOID else []
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_public_object_says_what_it_is(name: str, objects: Objects) -> None:
+    make, start = MAKERS[name]
+    made = make(objects)
+    text = repr(made)
+    assert text.startswith(start)
+    assert " object at 0x" not in text
+    assert len(text) < 2500 and max(map(len, text.splitlines())) < 240
+    if name in RICH:
+        rich = made._repr_html_()
+        checked = _Balanced()
+        checked.feed(rich)
+        assert not checked.open and len(rich) < 200_000
+
+
+def test_no_public_name_is_left_out() -> None:
+    assert set(lab.__dir__()) - {"__version__"} <= {*MAKERS, *ELSEWHERE}
+
+
+def test_names_in_rich_forms_are_escaped() -> None:
+    flow = cell_flow()
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES, name="<b>bold</b>")
+    assert "<b>bold" not in plan._repr_html_() and "&lt;b&gt;bold" in plan._repr_html_()
+
+
+def test_a_function_as_worker_shows_its_name() -> None:
+    flow = lab.Workflow("w")
+    assert repr(flow.worker(sorted)) == "WorkerHandle('sorted': sorted)"
+    assert repr(FunctionWorker(sorted)) == "<FunctionWorker, by hand>"
