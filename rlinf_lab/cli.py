@@ -1,16 +1,21 @@
-"""The shell's way in: ``rlinf-lab demo``, ``rlinf-lab doctor``."""
+"""The shell's way in: ``rlinf-lab demo``, ``rlinf-lab doctor``, ``rlinf-lab trace``."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from rlinf_lab.demo import DemoConfig
-from rlinf_lab.errors import RlinfLabError
+from rlinf_lab.errors import RlinfLabError, UnknownNameError
+
+if TYPE_CHECKING:
+    from rlinf_lab.timeline import Timeline
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,26 @@ class Demo(DemoConfig):
     """Train a robot arm under two plans (one on a single core) with a live view; leaves runs/demo-<time>/."""
 
 
-Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+@dataclass(frozen=True)
+class Trace:
+    """Where the time of a run went, from its file: ours (Parquet), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """a file, or the folder of a recorder that was killed"""
+
+    summary: bool = True
+    """print lanes, busy devices, bubbles by cause and the critical path"""
+
+    json: bool = False
+    """print the summary as JSON"""
+
+    to: tuple[Path, ...] = ()
+    """also write it as .html (interactive, needs no kernel), .pftrace (Perfetto), .json (Chrome), .parquet or .svg"""
+
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Doctor, tyro.conf.subcommand("doctor")] | Annotated[Trace, tyro.conf.subcommand("trace")]
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
     try:
-        return demo(command) if isinstance(command, Demo) else doctor(command)
+        return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
         print(f"rlinf-lab: {error}", file=sys.stderr)
         return 2
@@ -53,6 +77,31 @@ def demo(command: Demo) -> int:
     finally:
         shutdown()
     return 0
+
+
+def trace(command: Trace) -> int:
+    from rlinf_lab.timeline import Timeline
+
+    timeline = Timeline.open(command.file)
+    for path in command.to:
+        write_timeline(timeline, path)
+    if command.summary:
+        summary = timeline.summary()
+        print(summary.to_json() if command.json else summary)
+    return 0
+
+
+def write_timeline(timeline: Timeline, path: Path) -> None:
+    """In the format that the ending names."""
+    from rlinf_lab.widgets import timeline_html
+
+    writers: dict[str, Callable[[Path], object]] = {
+        ".html": lambda p: timeline_html(timeline, p, p.stem), ".pftrace": timeline.to_perfetto, ".json": timeline.to_chrome,
+        ".parquet": timeline.to_parquet, ".svg": timeline.to_svg,
+    }  # fmt: skip
+    if path.suffix not in writers:
+        raise UnknownNameError.of("ending of a timeline's file", path.suffix, writers)
+    writers[path.suffix](path)
 
 
 def doctor(command: Doctor) -> int:

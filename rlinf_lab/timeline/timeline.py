@@ -7,12 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline.accounting import Accounting, Ledger
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from rlinf_lab.timeline.summary import Summary
 
 
 class Timeline(SpanStore):
@@ -87,6 +90,22 @@ class Timeline(SpanStore):
 
         return bubbles.bubbles(self, self.accounting(), by)
 
+    def critical_path(self, by: str | Sequence[str] | None = ("worker", "name", "kind")) -> pd.DataFrame:
+        """What the run's length consisted of, walking back from its end over every wait to who was waited for; largest first.
+
+        ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times. All ns sum to the
+        elapsed time. The rule is in `rlinf_lab.timeline.critical`.
+        """
+        from rlinf_lab.timeline import critical
+
+        return critical.critical_path(self.snapshot(), by)
+
+    def summary(self) -> Summary:
+        """Lanes, busy devices, bubbles by cause and the critical path, printable and as JSON."""
+        from rlinf_lab.timeline.summary import summary
+
+        return summary(self.snapshot(), self.accounting())
+
     def bubble_sum_error_ns(self) -> int:
         """The largest ``|busy + bubbles - elapsed|`` of any device. Always 0."""
         return self.accounting().sum_error_ns()
@@ -111,11 +130,35 @@ class Timeline(SpanStore):
         return parquet.to_parquet(self.snapshot(), path)
 
     @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """A timeline from a file or a folder: Parquet of `to_parquet`, Chrome trace JSON of any tool, or what recorders left on disk."""
+        path = Path(path)
+        if not path.exists():
+            raise TimelineError(f"There is no {str(path)!r}. Next: look at {str(path.parent)!r}.")
+        if path.is_dir():
+            return cls.from_spill(path)
+        with path.open("rb") as file:
+            return cls.from_parquet(path) if file.read(4) == b"PAR1" else cls.from_chrome(path)
+
+    @classmethod
     def from_parquet(cls, path: str | Path) -> Self:
         """A timeline equal to the one that `to_parquet` wrote. Raises `TimelineError` for another file."""
         from rlinf_lab.timeline import parquet
 
         devices, content = parquet.read_parquet(path)
+        timeline = cls(devices)
+        timeline._restore(**content)
+        return timeline
+
+    @classmethod
+    def from_chrome(cls, path: str | Path) -> Self:
+        """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of `to_chrome`: then it is equal.
+
+        Raises `TimelineError` for a file that holds no trace.
+        """
+        from rlinf_lab.timeline import chrome_import
+
+        devices, content = chrome_import.read_chrome(path)
         timeline = cls(devices)
         timeline._restore(**content)
         return timeline

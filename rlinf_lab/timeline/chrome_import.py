@@ -1,0 +1,247 @@
+"""Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
+
+Read are the phases X, B and E, b and e (joined by id), C and the names in M; an array, an object with ``traceEvents``, or one event a
+line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
+is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. Our own export comes back as it was.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.timeline.store import ITERATION
+
+Event = dict[str, Any]
+
+#: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around them.
+_KINDS = {
+    "gpu_memcpy": SpanKind.TRANSFER, "gpu_memset": SpanKind.TRANSFER, "gpu_user_annotation": SpanKind.LABEL, "user_annotation": SpanKind.LABEL,
+    "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
+    "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
+}  # fmt: skip
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beginning is enough
+
+
+def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
+    """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
+    events, other = _load(Path(path))
+    reader = _OwnReader(other) if "start_ns" in other and "devices" in other else _Reader()
+    reader.read(events)
+    return reader.devices(), reader.content()
+
+
+def _load(path: Path) -> tuple[list[Event], Event]:
+    """The events, and what the file says beside them."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", errors="replace").strip()
+    found = next((parsed for parsed in (_whole(text), _lines(text), _whole(text.rstrip(",") + "]")) if parsed is not None), None)
+    if found is None:
+        raise TimelineError(
+            f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
+            " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_chrome."
+        )
+    return found
+
+
+def _whole(text: str) -> tuple[list[Event], Event] | None:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return None
+    if isinstance(parsed, dict) and isinstance(parsed.get("traceEvents"), list):
+        return parsed["traceEvents"], parsed.get("otherData") or {}
+    return (parsed, {}) if isinstance(parsed, list) and all(isinstance(e, dict) for e in parsed) else None
+
+
+def _lines(text: str) -> tuple[list[Event], Event] | None:
+    """One event a line; a last line that was cut off is left out."""
+    lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip() not in ("", "[", "]")]
+    events = []
+    for number, line in enumerate(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            if number and number == len(lines) - 1:
+                break
+            return None
+        if not isinstance(event, dict) or "ph" not in event:
+            return None
+        events.append(event)
+    return (events, {}) if events else None
+
+
+class _Reader:
+    """Collects rows of `SPAN_DTYPE` and the tables that their numbers refer to."""
+
+    def __init__(self) -> None:
+        self._processes: dict[Any, str] = {}
+        self._threads: dict[tuple[Any, Any], str] = {}
+        self._tracks: dict[Track, int] = {}
+        self._lanes: dict[tuple[Any, ...], int] = {}
+        self._ranks: defaultdict[str, int] = defaultdict(int)
+        self._names: dict[str, int] = {}
+        self._rows: list[tuple] = []
+        self._samples: list[tuple[int, int, float]] = []
+
+    def read(self, events: Iterable[Event]) -> None:
+        kept = [event for event in events if "ph" in event]
+        for event in kept:
+            if event["ph"] == "M":
+                self._describe(event)
+        for event in self._complete(kept):
+            self._add(event)
+        for event in kept:
+            if event["ph"] == "C":
+                self._sample(event)
+
+    # --- names -----------------------------------------------------------------------------------------
+    def _describe(self, event: Event) -> None:
+        text = str((event.get("args") or {}).get("name", ""))
+        if event.get("name") == "process_name":
+            self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
+        elif event.get("name") == "thread_name":
+            self._threads[event.get("pid"), event.get("tid")] = _LONG_ID.sub(r"\1", text)
+
+    def _name(self, text: str) -> int:
+        return self._names.setdefault(text, len(self._names))
+
+    def _track(self, event: Event) -> int:
+        """The lane of an event: its thread, a stream of a GPU, or what is joined by ids within a category."""
+        pid, tid, args, category = event.get("pid"), event.get("tid"), event.get("args") or {}, event.get("cat", "")
+        stream, joined = category in _GPU, event["ph"] == "b"
+        key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
+        if stream:
+            key = ("gpu", args.get("device", pid), args.get("stream", tid))
+        if key not in self._lanes:
+            if stream:
+                track = Track("stream", _number(key[2]), (f"cuda:{key[1]}",))
+            else:
+                process = self._processes.get(pid) or f"process {pid}"
+                thread = f"{category} (async)" if joined else self._threads.get((pid, tid)) or f"thread {tid}"
+                worker = thread if len(self._processes) < 2 else f"{process}: {thread}"
+                track = Track(worker, self._ranks[worker], (process,))
+                self._ranks[worker] += 1
+            self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
+        return self._lanes[key]
+
+    # --- rows ------------------------------------------------------------------------------------------
+    def _add(self, event: Event) -> None:
+        name, category = str(event.get("name", "")), event.get("cat", "")
+        start, end = _ns(event["ts"]), _ns(event["ts"]) + max(0, _ns(event.get("dur", 0)))
+        step = _STEP.fullmatch(name)
+        if step:
+            if category != "gpu_user_annotation":
+                self._row(self._track(event), SpanKind.MARK, ITERATION, start, end, int(step[1]))
+            return
+        kind = SpanKind.LABEL if category.startswith("task::") else _KINDS.get(category, SpanKind.RUN)
+        self._row(self._track(event), kind, name, start, end)
+
+    def _row(self, track: int, kind: int, name: str, start: int, end: int, iteration: int = -1) -> None:
+        self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
+
+    def _sample(self, event: Event) -> None:
+        values = {k: v for k, v in (event.get("args") or {}).items() if isinstance(v, int | float)}
+        for key, value in values.items():
+            text = str(event.get("name", ""))
+            self._samples.append((self._name(text if len(values) == 1 else f"{text} {key}"), _ns(event["ts"]), float(value)))
+
+    def _complete(self, events: list[Event]) -> Iterator[Event]:
+        """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
+        begun: defaultdict[tuple, list[Event]] = defaultdict(list)
+        lost = 0
+        for event in sorted((e for e in events if e["ph"] in "XBEbe"), key=lambda e: (e["ts"], e["ph"] in "Bb")):
+            phase = event["ph"]
+            if phase == "X":
+                yield event
+                continue
+            asynchronous = phase in "be"
+            identity = event.get("id", json.dumps(event.get("id2"))) if asynchronous else event.get("tid")
+            stack = begun[phase.lower() == phase, event.get("pid"), event.get("cat") if asynchronous else "", identity]
+            if phase in "Bb":
+                stack.append(event)
+                continue
+            same = [i for i, e in enumerate(stack) if e.get("name") == event.get("name")] or range(len(stack))
+            if same:
+                first = stack.pop(same[-1])
+                yield {**event, **first, "dur": event["ts"] - first["ts"], "args": {**(event.get("args") or {}), **(first.get("args") or {})}}
+            else:
+                lost += 1
+        lost += sum(map(len, begun.values()))
+        if lost:
+            warnings.warn(f"{lost} events of this trace begin without an end or end without a beginning; they are left out.", stacklevel=5)
+
+    # --- the result ------------------------------------------------------------------------------------
+    def devices(self) -> list[str]:
+        return sorted({d for track in self._tracks for d in track.devices}, key=lambda d: (not d.startswith("cuda:"), d))
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "spans": np.array(self._rows, SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._names),
+            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": 0,
+        }  # fmt: skip
+
+
+class _OwnReader(_Reader):
+    """What `rlinf_lab.timeline.chrome` wrote: exact, from the arguments of its events."""
+
+    def __init__(self, other: Event) -> None:
+        super().__init__()
+        self._other = other
+
+    def _track(self, event: Event) -> int:
+        key = (event.get("pid"), event.get("tid"))
+        if key not in self._lanes:
+            host, _, devices = self._processes[key[0]].partition(": ")
+            worker, _, rank = self._threads[key].rpartition("[")
+            track = Track(worker, int(rank.rstrip("]")), () if devices == "no device" else tuple(devices.split(", ")), host)
+            self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
+        return self._lanes[key]
+
+    def _describe(self, event: Event) -> None:
+        super()._describe(event)
+        if event.get("name") == "thread_name":
+            self._track(event)  # those without spans, too, in their order
+
+    def _add(self, event: Event) -> None:
+        zero, args = self._other["start_ns"], event["args"]
+        start = zero + _ns(event["ts"])
+        channel = self._name(args["channel"]) if args["channel"] else -1
+        self._rows.append((
+            start, start + _ns(event["dur"]), args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
+            args["iteration"], args["items"], SpanKind[event["cat"].upper()],
+        ))  # fmt: skip
+
+    def _sample(self, event: Event) -> None:
+        value = event["args"]["value"]
+        self._samples.append((self._name(event["name"]), self._other["start_ns"] + _ns(event["ts"]), float("nan") if value is None else float(value)))
+
+    def devices(self) -> list[str]:
+        return list(self._other["devices"])
+
+    def content(self) -> dict[str, Any]:
+        return super().content() | {"dropped": self._other.get("dropped_spans", 0)}
+
+
+def _ns(us: float) -> int:
+    """Microseconds, also large ones with decimals, as whole nanoseconds."""
+    whole = int(us // 1)
+    return whole * 1000 + round((us - whole) * 1000)
+
+
+def _number(value: Any) -> int:
+    """Of a stream: Kineto writes a number, others a text."""
+    return int(found[0]) if (found := re.findall(r"\d+", str(value))) else 0

@@ -1,0 +1,104 @@
+"""A timeline in a screenful: its lanes, how busy the devices were, bubbles by cause, the critical path. For people and for scripts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rlinf_lab.timeline import bubbles, critical
+from rlinf_lab.timeline.accounting import Accounting
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.store import SpanStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SHOWN = 12  # rows of a table in the text
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Tables as `Timeline.busy`, `Timeline.bubbles` and `Timeline.critical_path` give them, and ``lanes``: one row per worker rank.
+
+    Printing it gives text, `to_json` everything.
+    """
+
+    about: dict[str, Any]
+    lanes: pd.DataFrame
+    devices: pd.DataFrame
+    bubbles: pd.DataFrame
+    critical_path: pd.DataFrame
+
+    def to_dict(self) -> dict[str, Any]:
+        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all devices: bubbles)."""
+        frames = {"lanes": self.lanes, "devices": self.devices, "bubbles": self.bubbles, "critical_path": self.critical_path}
+        return self.about | {name: frame.to_dict("records") for name, frame in frames.items()}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, default=str)
+
+    def __repr__(self) -> str:
+        a = self.about
+        lines = [f"{a['spans']:,} spans of {a['lanes_count']} lanes on {a['devices_count']} devices, {a['seconds']:.4g} s, {a['iterations']} iterations"]
+        if a["dropped"]:
+            lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
+        for title, frame, columns in (
+            ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
+            ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
+        ):  # fmt: skip
+            if len(frame):
+                lines += ["", title, *_aligned(frame, columns)]
+        return "\n".join(lines)
+
+
+def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
+    rows = []
+    for row in frame.head(_SHOWN).to_dict("records"):
+        words = [f"{row[c]:,} spans" if c == "spans" else str(row[c]) for c in columns]
+        rows.append([*words, f"{row['seconds']:.4g} s", f"{100 * row['share']:.1f} %"])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    left = len(columns) - ("spans" in columns)
+    lines = ["  " + "  ".join(t.ljust(w) if i < left else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))) for row in rows]
+    return lines + ([f"  … and {len(frame) - _SHOWN} more"] if len(frame) > _SHOWN else [])
+
+
+def summary(store: SpanStore, accounting: Accounting) -> Summary:
+    about = {
+        "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
+        "iterations": len(store.marks()), "dropped": store.dropped,
+    }  # fmt: skip
+    busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
+    return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store))
+
+
+def lanes(store: SpanStore) -> pd.DataFrame:
+    """One row per track: lane, devices, host, spans, ns and seconds in which a RUN span covered it, share; busiest first."""
+    import pandas as pd
+
+    spans = store.spans
+    counts = np.bincount(spans["track"], minlength=len(store.tracks)) if len(spans) else np.zeros(len(store.tracks), np.int64)
+    runs = spans[spans["kind"] == SpanKind.RUN]
+    ns = [_covered(runs[runs["track"] == number]) for number in range(len(store.tracks))]
+    frame = pd.DataFrame(
+        {
+            "lane": [f"{t.worker}[{t.rank}]" for t in store.tracks],
+            "devices": [", ".join(t.devices) for t in store.tracks],
+            "host": [t.host for t in store.tracks],
+            "spans": counts,
+            "ns": np.array(ns, np.int64),
+        }
+    )
+    frame["seconds"], frame["share"] = frame["ns"] / 1e9, frame["ns"] / max(store.elapsed_ns, 1)
+    return frame.sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+
+
+def _covered(rows: np.ndarray) -> int:
+    """Nanoseconds that the rows cover together."""
+    if not len(rows):
+        return 0
+    rows = rows[np.argsort(rows["start"], kind="stable")]
+    reach = np.maximum.accumulate(rows["end"])
+    return int(np.sum(np.maximum(0, reach - np.maximum(rows["start"], np.append(rows["start"][:1], reach[:-1])))))

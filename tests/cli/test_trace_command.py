@@ -1,0 +1,64 @@
+"""``rlinf-lab trace``: a summary for people and for scripts, other formats, and errors of one line."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.cli import main
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+K = SpanKind
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
+    a, b, driver = recorder.track("maker", 0, ("cpu:0",)), recorder.track("taker", 0, ("cpu:1",)), recorder.track("driver", 0)
+    make, take, channel = recorder.name("make"), recorder.name("take"), recorder.channel("items")
+    recorder.add(a, K.RUN, make, 0, 60_000_000, 0)
+    recorder.add(a, K.RUN, make, 10_000_000, 30_000_000, 0)  # within the other: not counted twice
+    recorder.add(a, K.PUT, make, 60_000_000, 60_000_000, 0, 1, 0, channel, 0)
+    recorder.add(b, K.GET, take, 0, 60_000_000, 0, 1, 0, channel, 0)
+    recorder.add(b, K.RUN, take, 60_000_000, 100_000_000, 0)
+    recorder.add(driver, K.MARK, recorder.name("iteration"), 0, 100_000_000, 0)
+    timeline.extend(recorder.drain())
+    return timeline.to_parquet(tmp_path / "run.parquet")
+
+
+def test_the_summary_says_where_the_time_went(parquet: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["trace", str(parquet), "--summary"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("6 spans of 3 lanes on 2 devices, 0.1 s, 1 iterations")
+    assert "cpu:0  0.06 s  60.0 %" in said and "fill" in said
+    assert re.search(r"maker\[0\] +cpu:0 +3 spans +0.06 s +60.0 %", said)
+    assert "maker  make  run  0.06 s  60.0 %" in said and "taker  take  run  0.04 s  40.0 %" in said
+
+
+def test_the_summary_as_json(parquet: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["trace", str(parquet), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["spans"], found["seconds"], found["iterations"], found["dropped"]) == (6, 0.1, 1, 0)
+    busy, idle = sum(d["ns"] for d in found["devices"]), sum(b["ns"] for b in found["bubbles"])
+    assert busy + idle == 2 * 100_000_000 and sum(s["ns"] for s in found["critical_path"]) == 100_000_000
+    assert {lane["lane"]: lane["ns"] for lane in found["lanes"]} == {"maker[0]": 60_000_000, "taker[0]": 40_000_000, "driver[0]": 0}
+
+
+def test_every_format_is_written_and_chrome_comes_back(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    paths = [tmp_path / f"out{ending}" for ending in (".html", ".pftrace", ".json", ".parquet", ".svg")]
+    assert main(["trace", str(parquet), "--no-summary", "--to", *map(str, paths)]) == 0
+    assert capsys.readouterr().out == "" and all(path.stat().st_size > 100 for path in paths)
+    assert Timeline.open(paths[2]).diff(Timeline.open(parquet)) == ""
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["nothing.json"], "There is no 'nothing.json'"), (["{file}", "--to", "x.pdff"], "'.pdff'"), (["{other}"], "holds no Chrome trace"),
+])  # fmt: skip
+def test_errors_are_one_line(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture, arguments: list[str], words: str) -> None:
+    (tmp_path / "other").write_text("hello")
+    assert main(["trace", *(a.format(file=parquet, other=tmp_path / "other") for a in arguments)]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said

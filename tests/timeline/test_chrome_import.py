@@ -1,0 +1,137 @@
+"""Traces of other tools become timelines: files that the tools themselves write, and pieces in the format of those that need a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+K = SpanKind
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def x(name: str, ts: float, dur: float, pid: Any = 1, tid: Any = 1, cat: str = "", **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "name": name, "cat": cat, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}
+
+
+def test_our_own_export_comes_back_equal(tmp_path: Path) -> None:
+    recorder, timeline = Recorder("box"), Timeline(["cpu:0", "cpu:1", "cuda:7"])
+    a, b = recorder.track("a", 0, ("cpu:0", "cpu:1")), recorder.track("b[x]", 12)
+    unused = recorder.track("never", 3, ("cuda:7",))
+    act, obs = recorder.name("act"), recorder.channel("obs")
+    for i in range(300):
+        start = 10**15 + 12_345_678 * i
+        recorder.add(a, K.RUN, act, start, start + 999_999, i, 7)
+        recorder.add(b, (K.GET, K.PUT, K.LABEL, K.SETUP)[i % 4], act, start, start + i, i, 1, 1 << 40, obs if i % 2 else -1, i)
+    recorder.counter("cpu:0 %", 10**15 + 7, 12.5)
+    timeline.extend(recorder.drain())
+    again = Timeline.from_chrome(timeline.to_chrome(tmp_path / "t.json"))
+    assert again.diff(timeline) == "" and unused == 2
+    assert (again.tracks, again.devices, again.start_ns) == (timeline.tracks, timeline.devices, timeline.start_ns)
+    assert again.counters().to_dict("list") == timeline.counters().to_dict("list")
+    assert sorted(again.spans["nbytes"]) == sorted(timeline.spans["nbytes"])
+
+
+def test_a_profile_of_torch_on_the_cpu(tmp_path: Path) -> None:
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    path = tmp_path / "torch.json"
+    plan = schedule(wait=0, warmup=1, active=3, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan, on_trace_ready=lambda p: p.export_chrome_trace(str(path))) as prof:
+        for _ in range(4):
+            with record_function("mine"):
+                torch.ones(64, 64) @ torch.ones(64, 64)
+            prof.step()
+    timeline = Timeline.from_chrome(path)
+    frame = timeline.to_pandas()
+    assert len(timeline.iterations()) == 3
+    assert (frame[frame["name"] == "mine"]["kind"] == "label").sum() >= 3
+    assert {"aten::matmul", "aten::mm"} <= set(frame["name"])
+    assert timeline.bubble_sum_error_ns() == 0 and 0 < timeline.utilisation().max() <= 1
+
+
+def test_kernels_are_on_their_gpu_and_copies_are_no_work(tmp_path: Path) -> None:
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 77, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},
+        x("aten::mm", 1_700_000_000_000_000.5, 20, 77, 77, "cpu_op"),
+        x("Memcpy HtoD", 1_700_000_000_000_005, 10, 0, 7, "gpu_memcpy", device=0, stream=7),
+        x("gemm", 1_700_000_000_000_015, 30, 0, 7, "kernel", device=0, stream=7),
+        x("ProfilerStep#4", 1_700_000_000_000_000, 50, 77, 77, "user_annotation"),
+        x("ProfilerStep#4", 1_700_000_000_000_005, 40, 0, 7, "gpu_user_annotation", device=0, stream=7),
+        {"ph": "i", "name": "instant", "pid": 77, "tid": 77, "ts": 3},
+    ]
+    path = tmp_path / "torch.json.gz"
+    path.write_bytes(gzip.compress(json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()))
+    timeline = Timeline.from_chrome(path)
+    assert timeline.devices == ["cuda:0", "python"]
+    assert timeline.busy().set_index("device").loc["cuda:0", "ns"] == 30_000
+    assert timeline.iterations()["iteration"].tolist() == [4]
+    assert timeline.elapsed_ns == 50_000
+    (op,) = [s for s in timeline.rows() if s.name == "aten::mm"]
+    assert op.start_ns == 1_700_000_000_000_000_500
+
+
+def test_the_timeline_of_ray(tmp_path: Path) -> None:
+    from ray._private.profiling import chrome_tracing_dump  # what `ray timeline` calls
+
+    def task(worker: str, begin: float) -> dict[str, Any]:
+        parts = [("task::step", 0, 10), ("task:deserialize_arguments", 0, 1), ("task:execute", 1, 9), ("task:store_outputs", 9, 10)]
+        events = [{"event_name": n, "start_time": begin + a, "end_time": begin + b, "extra_data": {}} for n, a, b in parts]
+        data = {"node_ip_address": "10.0.0.1", "component_type": "worker", "component_id": worker, "events": events}
+        return {"task_id": "t", "job_id": "j", "attempt_number": 0, "func_or_class_name": "step", "actor_id": None, "profiling_data": data}
+
+    trace = chrome_tracing_dump([task("0123456789abcdef" * 3, 1.7e12), task("fedcba9876543210" * 3, 1.7e12 + 5)])
+    timeline = Timeline.from_chrome(write(tmp_path / "ray.json", trace))
+    assert [t.worker for t in timeline.tracks] == ["worker:01234567", "worker:fedcba98"] and timeline.devices == ["Node 10.0.0.1"]
+    kinds = timeline.to_pandas()["kind"].value_counts()
+    assert (kinds["run"], kinds["transfer"], kinds["label"]) == (2, 4, 2)
+    assert timeline.busy()["ns"].tolist() == [13_000_000]  # two executions of 8 ms that overlap by 3
+
+
+def test_one_event_a_line_with_overlapping_begins(tmp_path: Path) -> None:
+    """As RLinf's tracer writes it: asynchronous calls end in any order."""
+    lines = [
+        {"ph": "M", "name": "process_name", "pid": "rollout", "args": {"name": "rollout:0"}},
+        {"ph": "B", "name": "generate", "pid": "rollout", "tid": "main", "ts": 10, "args": {"n": 1}},
+        {"ph": "B", "name": "sync", "pid": "rollout", "tid": "main", "ts": 20},
+        {"ph": "E", "name": "generate", "pid": "rollout", "tid": "main", "ts": 50},
+        {"ph": "E", "name": "sync", "pid": "rollout", "tid": "main", "ts": 60},
+        {"ph": "C", "name": "depth", "pid": "rollout", "ts": 30, "args": {"depth": 3}},
+        {"ph": "E", "name": "never begun", "pid": "rollout", "tid": "main", "ts": 70},
+    ]
+    path = write(tmp_path / "trace.jsonl", "\n".join(map(json.dumps, lines)) + '\n{"ph": "B", "na')
+    with pytest.warns(UserWarning, match="1 events of this trace"):
+        timeline = Timeline.from_chrome(path)
+    assert [(s.name, s.start_ns, s.end_ns) for s in timeline.rows()] == [("generate", 10_000, 50_000), ("sync", 20_000, 60_000)]
+    assert timeline.counters()["value"].tolist() == [3.0] and timeline.devices == ["rollout:0"]
+
+
+def test_what_is_joined_by_ids_overlaps_on_one_lane(tmp_path: Path) -> None:
+    moments = [("b", 1, 0), ("b", 2, 5), ("e", 1, 10), ("e", 2, 15)]
+    events = [{"ph": p, "cat": "send", "name": "Send", "id": i, "pid": 1, "tid": i, "ts": t} for p, i, t in moments]
+    timeline = Timeline.from_chrome(write(tmp_path / "t.json", events))
+    assert [(s.track.worker, s.start_ns, s.end_ns) for s in timeline.rows()] == [("send (async)", 0, 10_000), ("send (async)", 5_000, 15_000)]
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_an_array_that_was_not_closed_is_read(tmp_path: Path, cut: int) -> None:
+    text = json.dumps([x("a", 0, 1), x("b", 2, 1)])
+    assert len(Timeline.from_chrome(write(tmp_path / "t.json", text[:-1] + ",\n" * (cut - 1)))) == 2
+
+
+@pytest.mark.parametrize("content", ["", "hello", '{"x": 1}', "[1, 2]", "[]x"])
+def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
+    with pytest.raises(TimelineError, match="no Chrome trace.*Next: export"):
+        Timeline.from_chrome(write(tmp_path / "t.json", content))
