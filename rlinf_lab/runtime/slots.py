@@ -134,8 +134,17 @@ class SlotViews:
         return array
 
     def _give_back(self, number: int) -> None:
+        """May be called by any thread at any time, within itself too: each number is taken out before it is sent, so it goes back once."""
         self._done.append(number)
-        with contextlib.suppress(BlockingIOError, OSError, IndexError):  # it is read before the next slot is made
-            while self._done:
-                self._connection.send(_NUMBER.pack(self._done[0]), socket.MSG_DONTWAIT)
-                self._done.popleft()
+        while self._done:
+            try:
+                number = self._done.popleft()
+            except IndexError:  # another thread has sent it
+                return
+            try:
+                self._connection.send(_NUMBER.pack(number), socket.MSG_DONTWAIT)
+            except BlockingIOError:  # the sender reads them before it makes its next slot
+                self._done.appendleft(number)
+                return
+            except OSError:  # it is gone
+                return
