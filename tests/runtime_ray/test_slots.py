@@ -66,12 +66,17 @@ def test_an_array_that_is_kept_is_not_written_over(ends: Ends) -> None:
     assert (part == 3).all() and all((a == v).all() for a, v in zip(kept, [0, 1, 2, 4, 5, 6, 7, 8, 9], strict=True))
 
 
+def drop_together(gate: threading.Barrier, arrays: list[Any]) -> None:
+    gate.wait()
+    arrays.clear()
+
+
 def test_slots_that_several_threads_give_back_are_each_used_once(ends: Ends) -> None:
     """Otherwise two arrays would share a slot."""
     for _ in range(30):
         kept = [[ends.send(np.full(10_000, 8 * k + j)) for j in range(8)] for k in range(4)]
         gate = threading.Barrier(len(kept))
-        threads = [threading.Thread(target=lambda mine: (gate.wait(), mine.clear()), args=(mine,)) for mine in kept]
+        threads = [threading.Thread(target=drop_together, args=(gate, mine)) for mine in kept]
         for thread in threads:
             thread.start()
         for thread in threads:
