@@ -45,7 +45,7 @@ class Trace:
     """print the summary as JSON"""
 
     to: tuple[Path, ...] = ()
-    """also write it as .html (interactive, needs no kernel), .pftrace (Perfetto), .json (Chrome), .parquet or .svg"""
+    """also write it as .html (interactive, needs no kernel), .pftrace (Perfetto), .json (Chrome), .parquet, .svg or .png"""
 
 
 Command = (
@@ -97,7 +97,7 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
 
     writers: dict[str, Callable[[Path], object]] = {
         ".html": lambda p: timeline_html(timeline, p, p.stem), ".pftrace": timeline.to_perfetto, ".json": timeline.to_chrome,
-        ".parquet": timeline.to_parquet, ".svg": timeline.to_svg,
+        ".parquet": timeline.to_parquet, ".svg": timeline.to_svg, ".png": timeline.to_png,
     }  # fmt: skip
     if path.suffix not in writers:
         raise UnknownNameError.of("ending of a timeline's file", path.suffix, writers)

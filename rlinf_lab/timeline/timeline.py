@@ -15,6 +15,7 @@ from rlinf_lab.timeline.store import SpanStore
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlinf_lab.timeline.picture import Scene
     from rlinf_lab.timeline.summary import Summary
 
 
@@ -185,14 +186,28 @@ class Timeline(SpanStore):
 
         return packed.pack_bubbles(self.accounting())
 
-    def to_svg(self, path: str | Path | None = None, width: int = 960) -> str:
-        """The static picture as SVG text; also written to ``path`` if there is one."""
-        from rlinf_lab.timeline import svg
+    def to_svg(self, path: str | Path | None = None, width: int = 960, *, lanes: str = "device", theme: str = "auto") -> str:
+        """The static picture as SVG text; also written to ``path`` if there is one.
 
-        text = svg.to_svg(self.snapshot(), self.accounting(), width)
+        ``lanes``: "device" or "worker" (a lane for each rank); ``theme``: "light" or "dark" for a paper or slides, "auto" for a page.
+        """
+        from rlinf_lab.timeline.svg import to_svg
+
+        text = to_svg(self._scene(width, lanes), theme)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
         return text
+
+    def to_png(self, path: str | Path, width: int = 960, *, lanes: str = "device", theme: str = "light", scale: float = 3.0) -> Path:
+        """The static picture as PNG, ``width * scale`` pixels wide; arguments as of `to_svg`. Returns the path."""
+        from rlinf_lab.timeline.png import to_png
+
+        return to_png(self._scene(width, lanes), path, theme, scale)
+
+    def _scene(self, width: int, lanes: str) -> Scene:
+        from rlinf_lab.timeline.picture import scene
+
+        return scene(self.snapshot(), self.accounting(), width, lanes)
 
     def _repr_html_(self) -> str:
         return self._repr_mimebundle_()["text/html"]

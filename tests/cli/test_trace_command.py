@@ -48,7 +48,7 @@ def test_the_summary_as_json(parquet: Path, capsys: pytest.CaptureFixture) -> No
 
 
 def test_every_format_is_written_and_chrome_comes_back(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    paths = [tmp_path / f"out{ending}" for ending in (".html", ".pftrace", ".json", ".parquet", ".svg")]
+    paths = [tmp_path / f"out{ending}" for ending in (".html", ".pftrace", ".json", ".parquet", ".svg", ".png")]
     assert main(["trace", str(parquet), "--no-summary", "--to", *map(str, paths)]) == 0
     assert capsys.readouterr().out == "" and all(path.stat().st_size > 100 for path in paths)
     assert Timeline.open(paths[2]).diff(Timeline.open(parquet)) == ""

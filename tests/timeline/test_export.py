@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.flows import arrows
 
@@ -149,7 +150,7 @@ def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline
     text = timeline.to_svg()
     root = ET.fromstring(text)
     words = {e.text for e in root.iter() if e.tag.endswith("text")}
-    assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "it 0"} <= words
+    assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "iteration", "1"} <= words
     assert "off" not in words
     bundle = timeline._repr_mimebundle_()
     assert bundle["text/plain"] == repr(timeline) and "<svg" in bundle["text/html"]
@@ -170,3 +171,31 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     assert json.loads(timeline.to_chrome(tmp_path / "t.json").read_text())["traceEvents"] == []
     timeline.to_perfetto(tmp_path / "t.pftrace")
     assert timeline.packed()[1] == b""
+
+
+def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline):
+    root = ET.fromstring(timeline.to_svg(lanes="worker", theme="light"))
+    words = {e.text for e in root.iter() if e.tag.endswith("text")}
+    assert {"a[0]", 'b"<[0]', "starved"} <= words and "fill" not in words and "cpu:0" not in words
+    with pytest.raises(UnknownNameError, match="'workers'.*worker"):
+        timeline.to_svg(lanes="workers")
+
+
+def test_a_fixed_theme_needs_no_page(timeline: Timeline):
+    light, dark, page = (timeline.to_svg(theme=theme) for theme in ("light", "dark", "auto"))
+    assert "#1e69b4" in light and "#4b96ff" not in light and "media" not in light
+    assert "#4b96ff" in dark and "#1e69b4" not in dark
+    assert "#1e69b4" in page and "#4b96ff" in page and "prefers-color-scheme" in page
+
+
+@pytest.mark.parametrize(("theme", "ground", "first"), [("light", (255, 255, 255), (30, 105, 180)), ("dark", (17, 17, 17), (75, 150, 255))])
+def test_the_png_shows_the_same_bars_in_the_same_colours(timeline: Timeline, tmp_path: Path, theme: str, ground: tuple, first: tuple):
+    image = Image.open(timeline.to_png(tmp_path / "t.png", 600, theme=theme, scale=2)).convert("RGB")
+    pixels = np.asarray(image)
+    assert image.width == 1200 and tuple(pixels[-1, -1]) == ground
+    shown = (pixels == first).all(axis=2).sum()
+    bars = [e for e in ET.fromstring(timeline.to_svg(width=600, theme=theme)).iter() if e.tag.endswith("rect") and (e.get("class") or "").endswith("-w0")]
+    area = 4 * sum(float(e.get("width")) * float(e.get("height")) for e in bars)
+    assert 0.98 * area < shown <= area  # the line of the iteration lies over them
+    with pytest.raises(UnknownNameError, match="theme"):
+        timeline.to_png(tmp_path / "t.png", theme="bright")

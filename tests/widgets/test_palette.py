@@ -7,6 +7,8 @@ import re
 import numpy as np
 import pytest
 
+from rlinf_lab.timeline import palette
+from rlinf_lab.timeline.accounting import CAUSES
 from rlinf_lab.widgets.assets import STATIC
 
 VISION = {
@@ -29,6 +31,12 @@ def colours(table: str, mode: str) -> list[str]:
     block = text[text.index(f"const {table} ") :]
     line = next(row for row in block.splitlines() if row.strip().startswith(f"{mode}:"))
     return re.findall(r"#[0-9a-f]{6}", line)
+
+
+@pytest.mark.parametrize("mode", ["light", "dark"])
+def test_static_pictures_have_the_widgets_colours(mode: str) -> None:
+    assert colours("WORKERS", mode) == list(palette.WORKERS[mode])
+    assert colours("CAUSE_COLOURS", mode) == [palette.CAUSE_COLOURS[mode][cause] for cause in CAUSES]
 
 
 def nearest(rgb: np.ndarray, vision: str) -> float:

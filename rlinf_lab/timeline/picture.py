@@ -1,0 +1,203 @@
+"""The static picture of a timeline as bars, words and lines, whatever they are drawn with: a lane per device or per worker rank.
+
+Every pixel column of a lane shows what took most of its time, so the picture's size does not grow with the spans. Idle time is hatched by
+its cause, so that a print in grey tells causes apart, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.timeline.accounting import CAUSES, Accounting
+from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.span import Cause, SpanKind
+from rlinf_lab.timeline.store import SpanStore
+
+LANES = ("device", "worker")
+_TOP, _LANE, _GAP, _TEXT = 22, 22, 4, 6.6  # px; the last: width of a letter
+#: What a waiting span of a worker's own lane is hatched as.
+_WAITS = {
+    SpanKind.GET: Cause.STARVED, SpanKind.WAIT: Cause.STARVED, SpanKind.TRANSFER: Cause.STARVED, SpanKind.PUT: Cause.BLOCKED,
+    SpanKind.LOCK: Cause.LOCK, SpanKind.ONLOAD: Cause.SWITCH, SpanKind.OFFLOAD: Cause.SWITCH, SpanKind.SETUP: Cause.SETUP,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """``fill``: the name of a worker, or a `Cause`."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str | Cause
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """``y``: of the base line; ``anchor``: start, middle or end."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str = "start"
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    x0: float
+    y0: float
+    x1: float
+    y1: float
+    width: float = 1.0
+    opacity: float = 1.0
+
+
+@dataclass
+class Scene:
+    """What is drawn, in CSS pixels. ``workers``: in the order of their colours."""
+
+    width: int
+    height: int
+    title: str
+    workers: list[str]
+    bars: list[Bar] = field(default_factory=list)
+    words: list[Word] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+
+
+def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = 32) -> Scene:
+    """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn, and it says so."""
+    if lanes not in LANES:
+        raise UnknownNameError.of("kind of lane", lanes, LANES)
+    workers = list(dict.fromkeys(t.worker for t in store.tracks if t.devices or lanes == "worker"))
+    rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
+    shown = rows[:max_lanes]
+    left = int(min(230, max(70, 16 + _TEXT * max((len(label) for label, _ in shown), default=0))))
+    columns = max(width - left - 10, 10)
+    bottom = _TOP + len(shown) * (_LANE + _GAP)
+    made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers)
+    edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
+    for i, (label, parts) in enumerate(shown):
+        y = _TOP + i * (_LANE + _GAP)
+        made.words.append(Word(left - 8, y + 15, label, "end"))
+        made.bars += _bars(parts, accounting.start_ns, edges, left, y)
+    _mark_iterations(made, store, accounting, left, columns, bottom)
+    _add_axis(made, accounting, left, columns, bottom)
+    y = _add_legend(made, left, bottom + 34)
+    if len(rows) > max_lanes:
+        y += 16
+        made.words.append(Word(left, y, f"… and {len(rows) - max_lanes} more {lanes}s"))
+    made.height = y + 10
+    return made
+
+
+Parts = dict[str | Cause, SpanArray]
+
+
+def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -> Iterator[tuple[str, Parts]]:
+    """(label, intervals by fill) of each device: who ran, and the bubbles."""
+    runs, bubbles = store.spans[store.spans["kind"] == SpanKind.RUN], accounting.bubbles
+    for number, name in enumerate(accounting.devices):
+        # The number of each track's worker, or -1 where the track is not on this device.
+        worker = np.array([workers.index(t.worker) if name in t.devices else -1 for t in store.tracks] or [-1])
+        owner, mine = worker[runs["track"]], bubbles[bubbles["device"] == number]
+        parts: Parts = {label: runs[owner == i] for i, label in enumerate(workers) if i in worker}
+        yield name, parts | {cause: mine[mine["cause"] == i] for i, cause in enumerate(CAUSES)}
+
+
+def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[tuple[str, Parts]]:
+    """(label, intervals by fill) of each rank: when it ran and what it waited for."""
+    spans = store.spans
+    counts = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
+    for number in sorted(range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)):
+        own, track = counts[counts["track"] == number], store.tracks[number]
+        if len(own):
+            kinds = {kind: own[own["kind"] == kind] for kind in (SpanKind.RUN, *_WAITS)}
+            parts: Parts = {track.worker: kinds[SpanKind.RUN]}
+            for cause in dict.fromkeys(_WAITS.values()):
+                parts[cause] = np.concatenate([kinds[kind] for kind, of in _WAITS.items() if of is cause])
+            yield f"{track.worker}[{track.rank}]", parts
+
+
+def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[Bar]:
+    """Rectangles of one lane: equal neighbours joined; off is left empty."""
+    labels = list(parts)
+    shares = np.array([_cover(rows, zero, edges) for rows in parts.values()])
+    winner = shares.argmax(axis=0)
+    cuts = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), winner.size]
+    found = []
+    for at, until in itertools.pairwise(cuts):
+        label = labels[winner[at]]
+        filled = np.flatnonzero(shares[winner[at], at:until] > 0)
+        if label is not Cause.OFF and filled.size:
+            for part in np.split(filled, np.flatnonzero(np.diff(filled) > 1) + 1):
+                found.append(Bar(left + at + int(part[0]), y, int(part[-1] - part[0]) + 1, _LANE, label))
+    return found
+
+
+def _cover(rows: SpanArray, zero: int, edges: NDArray) -> NDArray:
+    """How much of each interval between edges the rows cover. Overlapping rows are cut where the next begins."""
+    if not len(rows):
+        return np.zeros(len(edges) - 1)
+    rows = rows[np.argsort(rows["start"], kind="stable")]
+    start = (rows["start"] - zero).astype(float)
+    end = (np.maximum.accumulate(rows["end"]) - zero).astype(float)
+    end[:-1] = np.minimum(end[:-1], start[1:])
+    times = np.stack([start, end], axis=1).ravel()
+    total = np.repeat(np.concatenate([[0.0], np.cumsum(end - start)]), 2)[1:-1]
+    return np.diff(np.interp(edges, times, total))
+
+
+def _add_legend(made: Scene, left: int, y: int) -> int:
+    """Swatches of what was drawn, wrapped to the width; returns the y below them."""
+    used = {bar.fill for bar in made.bars}
+    x: float = left
+    for label in [*made.workers, *CAUSES]:
+        if label not in used:
+            continue
+        step = 30 + _TEXT * len(label)
+        if x + step > made.width and x > left:
+            x, y = left, y + 18
+        made.bars.append(Bar(x, y - 10, 12, 12, label))
+        made.words.append(Word(x + 17, y, str(label)))
+        x += step
+    return y
+
+
+def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
+    """A line where each iteration begins, at most one every 3 px; numbers (from 1) where there is room for them."""
+    scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
+    line, label, marks = -3.0, -40.0, store.marks()
+    if len(marks):
+        made.words.append(Word(left - 8, _TOP - 8, "iteration", "end"))
+    for mark in marks:
+        x = left + float(mark["start"] - accounting.start_ns) * scale
+        if x - line >= 3:
+            made.lines.append(Line(x, _TOP - 4, x, bottom, 0.6, 0.6))
+            line = x
+        if x - label >= 40:
+            made.words.append(Word(x + 2, _TOP - 8, str(mark["iteration"] + 1)))
+            label = x
+
+
+def _add_axis(made: Scene, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
+    """Ticks at round times, in s, ms, µs or ns."""
+    elapsed = accounting.end_ns - accounting.start_ns
+    unit, ns = next((u, n) for u, n in (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1)) if elapsed >= n or n == 1)
+    made.lines.append(Line(left, bottom, left + columns, bottom))
+    if not elapsed:
+        return
+    rough = elapsed / ns / max(2, min(8, columns / 90))
+    power = 10.0 ** np.floor(np.log10(rough))
+    step = power * next(f for f in (1, 2, 5, 10) if f * power >= rough)
+    for value in np.arange(0, elapsed / ns + step / 1e6, step):
+        x = left + value * ns / elapsed * columns
+        made.lines.append(Line(x, bottom, x, bottom + 4))
+        made.words.append(Word(x, bottom + 16, f"{value:.6g} {unit}", "end" if x > left + columns - 20 else "middle"))
