@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 from harness import Case
 
+from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.widgets.feed import TimelineFeed
 
 
 def nanoseconds_per_span(count: int) -> float:
@@ -32,6 +38,47 @@ def nanoseconds_per_loop(count: int) -> float:
     return (time.perf_counter_ns() - start) / count
 
 
+def batches(count: int, each: int = 10_000) -> Iterator[bytes]:
+    """Spans of 64 ranks as they come from another host, ten portions a second."""
+    recorder = Recorder("host", limit=4 * each)
+    tracks = [recorder.track(f"worker{r % 6}", r, (f"cuda:{r % 8}",)) for r in range(64)]
+    name, channel = recorder.name("step"), recorder.channel("obs")
+    for i in range(count):
+        kind = (SpanKind.RUN, SpanKind.RUN, SpanKind.GET, SpanKind.PUT)[i & 3]
+        recorder.add(tracks[i & 63], kind, name, 1000 * i, 1000 * i + 900, i // 10_000, 1, 64, channel, i % 10_000)
+        if i % each == each - 1:
+            yield recorder.drain().to_bytes()
+
+
+def ingest(count: int, kept: list[list[float]]) -> float:
+    """Spans a second from a host's bytes to a message for the browser; ``kept``: spans so far, their rate, MiB of memory that is not mapped from disk."""
+    timeline = Timeline()
+    feed, spent, seen = TimelineFeed(timeline), 0.0, 0
+    kept.clear()
+    for number, data in enumerate(batches(count), 1):
+        start = time.perf_counter()
+        batch = SpanBatch.from_bytes(data)
+        timeline.extend(batch)
+        feed.take().content()
+        spent += time.perf_counter() - start
+        seen += len(batch)
+        if number % max(1, count // 50_000) == 0:
+            kept.append([float(seen), seen / spent, own_memory_mib()])
+    return seen / spent
+
+
+def own_memory_mib() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon"))
+    return int(line.split()[1]) / 1024
+
+
+def perfetto_seconds(timeline: Timeline) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        timeline.to_perfetto(Path(folder) / "t.pftrace")
+        return time.perf_counter() - start
+
+
 def bubble_seconds(count: int) -> float:
     recorder = Recorder(limit=2 * count + 2)  # nothing goes to disk
     tracks = [recorder.track("worker", r, (f"cpu:{r}",)) for r in range(2)]
@@ -45,7 +92,16 @@ def bubble_seconds(count: int) -> float:
     return time.perf_counter() - start
 
 
+@cache
+def pipeline_timeline(count: int) -> Timeline:
+    timeline = Timeline()
+    for data in batches(count):
+        timeline.extend(SpanBatch.from_bytes(data))
+    return timeline
+
+
 def cases(smoke: bool) -> list[Case]:
+    kept: list[list[float]] = []
     count = 1_000 if smoke else 300_000
     sizes = (1_000, 3_000) if smoke else (10_000, 100_000, 1_000_000)
     return [
@@ -53,5 +109,13 @@ def cases(smoke: bool) -> list[Case]:
         Case(
             "bubble_table", "s", lambda: bubble_seconds(sizes[-1]), target="<= 1", target_of="value", runs=3,
             curve=lambda: [[n, bubble_seconds(n)] for n in sizes], note="curve: spans, s",
+        ),
+        Case(
+            "ingest", "spans/s", lambda: ingest(20_000 if smoke else 3_000_000, kept), target=">= 100000", target_of="value", runs=3,
+            curve=lambda: kept, note="bytes of another host to a message for the browser; curve: spans so far, spans/s, MiB that is not mapped from disk",
+        ),
+        Case(
+            "export_perfetto", "s", lambda: perfetto_seconds(pipeline_timeline(20_000 if smoke else 1_000_000)), target="<= 10", target_of="value",
+            runs=3, note="1,000,000 spans, half of them joined by arrows",
         ),
     ]  # fmt: skip
