@@ -7,11 +7,16 @@ others take a lane of their own above (downstream) or below (upstream) the boxes
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-WIDTH, HEIGHT, COLUMN_GAP, ROW_GAP, LANE, MARGIN, PORT = 156, 54, 132, 44, 26, 26, 20
+from rlinf_lab.workflow.channel import DEFAULT_CAPACITY
+from rlinf_lab.workflow.shapes import Arrow, Box, Curve, fitting, path, room_around, short, text_width
+
+HEIGHT, ROW_GAP, LANE, MARGIN, PORT = 54, 40, 26, 26, 18
+NARROWEST, WIDEST = 104, 250  # of a box
+SMALLEST_GAP, LARGEST_GAP = 84, 260  # between columns
+READABLE = 0.7  # a wide graph is shrunk to the page, but not below this; then it scrolls
 _STYLE = """
 .rl-graph{--rl-g-ink:var(--jp-ui-font-color1,#1f2328);--rl-g-soft:var(--jp-ui-font-color2,#656d76);
 --rl-g-paper:var(--jp-layout-color0,#fff);--rl-g-line:var(--jp-border-color1,#b4bac2);--rl-g-edge:#1e69b4;max-width:100%;height:auto;
@@ -27,20 +32,10 @@ body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 .rl-graph .edge{fill:none;stroke:var(--rl-g-edge);stroke-width:1.5}
 .rl-graph .value{fill:none;stroke:var(--rl-g-soft);stroke-width:1.5;stroke-dasharray:2 4;stroke-linecap:round}
 .rl-graph .tip{fill:var(--rl-g-edge)} .rl-graph .vtip{fill:var(--rl-g-soft)}
-.rl-graph .label{font-size:11px;text-anchor:middle;paint-order:stroke;stroke:var(--rl-g-paper);stroke-width:6px;stroke-linejoin:round}
+.rl-graph .label{font-size:11px;text-anchor:middle}
+.rl-graph .under{fill:var(--rl-g-paper)}
 .rl-graph .name{font-weight:600}
 """.replace("\n", "")
-
-
-@dataclass(frozen=True)
-class _Arrow:
-    """One arrow. ``kind``: "edge" (a channel) or "value"."""
-
-    source: str
-    target: str
-    label: str
-    title: str
-    kind: str
 
 
 def graph_svg(
@@ -50,16 +45,18 @@ def graph_svg(
 
     ``ranks``: worker name to its number of ranks under a plan, shown in the box when given.
     """
-    arrows = [_Arrow(e.producer, e.consumer, _channel_label(e), _channel_title(e), "edge") for e in edges]
-    arrows += [_Arrow(v.producer, v.consumer, v.label, f"value {v.label}: once per iteration", "value") for v in value_edges]
+    arrows = [Arrow(e.producer, e.consumer, _channel_label(e), _channel_title(e), "edge") for e in edges]
+    arrows += [Arrow(v.producer, v.consumer, short(v.label, 30), f"value {v.label}: once per iteration", "value") for v in value_edges]
     used = {a.source for a in arrows} | {a.target for a in arrows}
     shown = [n for n in nodes if n.calls or n.name in used]
     return _Drawing(shown, arrows, list(cells), ranks or {}).svg()
 
 
 def _channel_label(edge: Any) -> str:
-    notes = (["keyed"] if edge.keyed else []) + ([f"≤ {edge.capacity}"] if edge.capacity else [])
-    return edge.channel + (f" ({', '.join(notes)})" if notes else "")
+    """Its name; what is not as by default behind it."""
+    bound = [f"≤ {edge.capacity}"] if edge.capacity and edge.capacity != DEFAULT_CAPACITY else []
+    notes = ["keyed"] * edge.keyed + ["whole"] * edge.whole + bound
+    return short(edge.channel, 26) + (f" ({', '.join(notes)})" if notes else "")
 
 
 def _channel_title(edge: Any) -> str:
@@ -68,130 +65,191 @@ def _channel_title(edge: Any) -> str:
 
 
 class _Drawing:
-    def __init__(self, nodes: list[Any], arrows: list[_Arrow], cells: list[Sequence[str]], ranks: dict[str, int]) -> None:
+    def __init__(self, nodes: list[Any], arrows: list[Arrow], cells: list[Sequence[str]], ranks: dict[str, int]) -> None:
         self.nodes, self.arrows, self.cells, self.ranks = nodes, arrows, cells, ranks
         self.column = _columns([n.name for n in nodes], arrows, cells)
-        self.straight = [a for a in arrows if abs(self.column[a.source] - self.column[a.target]) == 1]
+        self.straight = [a for a in arrows if abs(self._span(a)) == 1]
         others = [a for a in arrows if a not in self.straight]
-        self.over = [a for a in others if self.column[a.target] > self.column[a.source]]
-        self.under = [a for a in others if a not in self.over]
-        self.at = self._place()
+        # Long ways outside, short ones near the boxes: fewer crossings.
+        self.over = sorted((a for a in others if self._span(a) > 0), key=lambda a: -self._span(a))
+        self.under = sorted((a for a in others if self._span(a) <= 0), key=lambda a: -self._span(a))
+        self.box = self._place()
+        self.ways = self._curves()
+        self.labels: list[tuple[Box, str]] = []
 
-    def _place(self) -> dict[str, tuple[float, float]]:
-        """Top left corner of every box; columns are centred on the tallest one."""
+    def _span(self, a: Arrow) -> int:
+        return self.column[a.target] - self.column[a.source]
+
+    def _place(self) -> dict[str, Box]:
+        """Every box; those of a column are equally wide, and columns are centred on the tallest one."""
         columns: dict[int, list[str]] = {}
         for node in self.nodes:
             columns.setdefault(self.column[node.name], []).append(node.name)
-        tallest = max((len(c) for c in columns.values()), default=1)
+        texts = {n.name: max(text_width(self._title(n), 12, bold=True), text_width(self._subtitle(n), 11)) for n in self.nodes}
+        heights = {n.name: self._height(n.name) for n in self.nodes}
+        tall = {c: sum(heights[n] for n in names) + (len(names) - 1) * ROW_GAP for c, names in columns.items()}
         self.top = MARGIN + LANE * len(self.over)
-        self.bottom = self.top + tallest * HEIGHT + (tallest - 1) * ROW_GAP
-        at: dict[str, tuple[float, float]] = {}
-        for number, names in columns.items():
-            free = (tallest - len(names)) * (HEIGHT + ROW_GAP) / 2
-            for row, name in enumerate(self._sorted(names, at)):
-                at[name] = (MARGIN + number * (WIDTH + COLUMN_GAP), self.top + free + row * (HEIGHT + ROW_GAP))
-        self.width = 2 * MARGIN + max(columns, default=0) * (WIDTH + COLUMN_GAP) + WIDTH
+        self.bottom = self.top + max(tall.values(), default=HEIGHT)
+        box: dict[str, Box] = {}
+        x = float(MARGIN)
+        for number in sorted(columns):
+            width = min(WIDEST, max(NARROWEST, 24 + max(texts[n] for n in columns[number])))
+            y = (self.top + self.bottom - tall[number]) / 2
+            for name in self._sorted(columns[number], box):
+                box[name] = Box(x, y, width, heights[name])
+                y += heights[name] + ROW_GAP
+            x += width + self._gap(number)
+        self.width = x - (self._gap(max(columns)) if columns else 0) + MARGIN
         self.height = self.bottom + MARGIN + LANE * len(self.under)
-        return at
+        return box
 
-    def _sorted(self, names: list[str], at: dict[str, tuple[float, float]]) -> list[str]:
+    def _height(self, name: str) -> float:
+        """Room for the arrows of its busier side."""
+        right = sum(self.column[a.target if a.source == name else a.source] > self.column[name] for a in self.straight if name in (a.source, a.target))
+        left = sum(name in (a.source, a.target) for a in self.straight) - right
+        return max(HEIGHT, PORT * max(left, right) + 8)
+
+    def _gap(self, column: int) -> float:
+        """Between a column and the next: room for the labels of the arrows there, and for their heads."""
+        labels = [text_width(a.label, 11) for a in self.straight if min(self.column[a.source], self.column[a.target]) == column]
+        return min(LARGEST_GAP, max(SMALLEST_GAP, 48 + max(labels, default=0)))
+
+    def _sorted(self, names: list[str], box: dict[str, Box]) -> list[str]:
         """By the mean height of the neighbours that are placed already: fewer crossings."""
 
         def height(name: str) -> float:
-            near = [at[o][1] for a in self.straight for o in (a.source, a.target) if name in (a.source, a.target) and o in at]
+            near = [box[o].y for a in self.straight for o in (a.source, a.target) if name in (a.source, a.target) and o in box]
             return sum(near) / len(near) if near else 0.0
 
         return sorted(names, key=height)
 
     def svg(self) -> str:
         parts = [f'<svg xmlns="http://www.w3.org/2000/svg" class="rl-graph" role="img" aria-label="workflow graph" '
-                 f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}">', f"<style>{_STYLE}</style>"]  # fmt: skip
+                 f'viewBox="0 0 {self.width:g} {self.height:g}" width="{self.width:g}" style="min-width:{READABLE * self.width:.0f}px">',
+                 f"<style>{_STYLE}</style>"]  # fmt: skip
         parts += [self._cell(c) for c in self.cells]
-        labels: list[str] = []
-        for arrow, y_from, y_to in self._ports():
-            parts.append(self._straight(arrow, y_from, y_to, labels))
-        for number, arrow in enumerate(self.over):
-            parts.append(self._around(arrow, MARGIN / 2 + LANE * number + 6, True, number, labels))
-        for number, arrow in enumerate(self.under):
-            parts.append(self._around(arrow, self.bottom + MARGIN / 2 + LANE * (number + 0.5), False, number, labels))
-        parts += [self._box(n) for n in self.nodes] + labels
+        parts += [self._straight(curve) for curve in self.ways]
+        parts += [self._around(a, MARGIN / 2 + LANE * i + 6, True, i) for i, a in enumerate(self.over)]
+        parts += [self._around(a, self.bottom + MARGIN / 2 + LANE * (i + 0.5), False, i) for i, a in enumerate(self.under)]
+        parts += [self._shown(n) for n in self.nodes] + [text for _, text in self.labels]
         return "".join([*parts, "</svg>"])
 
-    def _box(self, node: Any) -> str:
-        x, y = self.at[node.name]
-        lines = [f"{node.name}: {node.class_name}"] + [c.signature for c in node.calls]
+    def _title(self, node: Any) -> str:
         ranks = f" × {self.ranks[node.name]}" if node.name in self.ranks else ""
+        return fitting(node.name, 12, True, WIDEST - 24 - text_width(ranks, 12, bold=True)) + ranks
+
+    def _subtitle(self, node: Any) -> str:
         methods = ", ".join(dict.fromkeys(c.method for c in node.calls))
-        below = node.class_name if node.class_name and node.class_name != node.name else methods
+        return fitting(node.class_name if node.class_name and node.class_name != node.name else methods, 11, False, WIDEST - 24)
+
+    def _shown(self, node: Any) -> str:
+        b = self.box[node.name]
+        lines = [f"{node.name}: {node.class_name}"] + [f"{c.method}{c.signature}" for c in node.calls]
         return (
             f"<g><title>{escape(chr(10).join(lines))}</title>"
-            f'<rect class="box" x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="7"/>'
-            f'<text class="name" x="{x + 12:g}" y="{y + 23:g}">{escape(_short(node.name + ranks, 21))}</text>'
-            f'<text class="soft" x="{x + 12:g}" y="{y + 41:g}">{escape(_short(below, 24))}</text></g>'
+            f'<rect class="box" x="{b.x:g}" y="{b.y:g}" width="{b.w:g}" height="{b.h:g}" rx="7"/>'
+            f'<text class="name" x="{b.x + 12:g}" y="{b.y + b.h / 2 - 4:g}">{escape(self._title(node))}</text>'
+            f'<text class="soft" x="{b.x + 12:g}" y="{b.y + b.h / 2 + 14:g}">{escape(self._subtitle(node))}</text></g>'
         )
 
     def _cell(self, members: Sequence[str]) -> str:
-        places = [self.at[m] for m in members if m in self.at]
-        if not places:
+        inside = [self.box[m] for m in members if m in self.box]
+        if not inside:
             return ""
-        x0, y0 = min(x for x, _ in places) - 12, min(y for _, y in places) - 12
-        x1, y1 = max(x for x, _ in places) + WIDTH + 12, max(y for _, y in places) + HEIGHT + 12
+        x0, y0 = min(b.x for b in inside) - 12, min(b.y for b in inside) - 12
+        x1, y1 = max(b.x + b.w for b in inside) + 12, max(b.y + b.h for b in inside) + 12
         title = f"cell: {' and '.join(members)} wait for each other's answers"
         return f'<g><title>{escape(title)}</title><rect class="cell" x="{x0:g}" y="{y0:g}" width="{x1 - x0:g}" height="{y1 - y0:g}" rx="12"/></g>'
 
-    def _ports(self) -> list[tuple[_Arrow, float, float]]:
-        """Heights at which each straight arrow leaves and arrives: those on one side of a box share it evenly."""
+    def _ports(self) -> list[tuple[Arrow, float, float, float]]:
+        """Heights at which each straight arrow leaves and arrives: those on one side of a box share it evenly.
+
+        The last number says where the label is clearest: near the end that has fewer arrows.
+        """
         sides: dict[tuple[str, bool], list[tuple[float, int]]] = {}
         for i, a in enumerate(self.straight):
-            right = self.column[a.target] > self.column[a.source]
-            sides.setdefault((a.source, right), []).append((self.at[a.target][1], i))
-            sides.setdefault((a.target, not right), []).append((self.at[a.source][1], i))
+            right = self._span(a) > 0
+            sides.setdefault((a.source, right), []).append((self.box[a.target].y, i))
+            sides.setdefault((a.target, not right), []).append((self.box[a.source].y, i))
         height: dict[tuple[str, int], float] = {}
+        crowd: dict[tuple[str, int], int] = {}
         for (name, _), members in sides.items():
             members.sort()
-            gap = min(PORT, (HEIGHT - 12) / max(1, len(members) - 1))
+            b = self.box[name]
+            gap = min(PORT + 2, (b.h - 12) / max(1, len(members) - 1))
             for k, (_, i) in enumerate(members):
-                height[name, i] = self.at[name][1] + HEIGHT / 2 + (k - (len(members) - 1) / 2) * gap
-        return [(a, height[a.source, i], height[a.target, i]) for i, a in enumerate(self.straight)]
+                height[name, i] = b.y + b.h / 2 + (k - (len(members) - 1) / 2) * gap
+                crowd[name, i] = len(members)
+        found = []
+        for i, a in enumerate(self.straight):
+            more = crowd[a.source, i] - crowd[a.target, i]
+            found.append((a, height[a.source, i], height[a.target, i], 0.5 if abs(more) < 2 else 0.64 if more > 0 else 0.36))
+        return found
 
-    def _straight(self, a: _Arrow, y0: float, y1: float, labels: list[str]) -> str:
-        right = self.column[a.target] > self.column[a.source]
-        x0 = self.at[a.source][0] + (WIDTH if right else 0)
-        x1 = self.at[a.target][0] + (0 if right else WIDTH)
-        tip = 8 if right else -8
-        mid = (x0 + x1) / 2
-        labels.append(_label(a, mid, (y0 + y1) / 2))
-        return _path(a, f"M{x0:g} {y0:g}C{mid:g} {y0:g} {mid:g} {y1:g} {x1 - tip:g} {y1:g}", x1, y1, (-tip, 0))
+    def _curves(self) -> list[Curve]:
+        found = []
+        for a, y0, y1, best in self._ports():
+            source, target = self.box[a.source], self.box[a.target]
+            right = self._span(a) > 0
+            found.append(Curve(a, source.x + (source.w if right else 0), y0, target.x + (0 if right else target.w), y1, best))
+        return found
 
-    def _around(self, a: _Arrow, lane: float, over: bool, number: int, labels: list[str]) -> str:
+    def _straight(self, curve: Curve) -> str:
+        others = [point for other in self.ways if other is not curve for point in other.points]
+        self._label(curve.arrow, [curve.at(t) for t in (curve.best, 0.5, 0.36, 0.64, 0.43, 0.57, 0.28, 0.72)], others)
+        tip = 8 if curve.x1 > curve.x0 else -8
+        middle = (curve.x0 + curve.x1) / 2
+        way = f"M{curve.x0:g} {curve.y0:g}C{middle:g} {curve.y0:g} {middle:g} {curve.y1:g} {curve.x1 - tip:g} {curve.y1:g}"
+        return path(curve.arrow, way, curve.x1, curve.y1, (-tip, 0))
+
+    def _around(self, a: Arrow, lane: float, over: bool, number: int) -> str:
         """Along a lane above or below the boxes; a box that has others between itself and the lane is left and met sideways."""
-        (xs, ys), (xt, yt) = self.at[a.source], self.at[a.target]
+        source, target = self.box[a.source], self.box[a.target]
         shift = (number % 4 - 1.5) * 10
-        own = 14 if a.source == a.target else 0
+        own = min(source.w / 2 - 12, text_width(a.label, 11) / 2 + 26) if a.source == a.target else 0
+        shift = 0 if own else shift
         turn = 8 if over else -8
-        edge = 10 if over else HEIGHT - 10
+        edge = 10 if over else -10
         if self._shut_in(a.source, over):
-            x0 = xs + WIDTH + 14 + shift / 4
-            way = f"M{xs + WIDTH:g} {ys + edge:g}H{x0:g}V{lane + turn:g}"
+            x0 = source.x + source.w + 14 + shift / 4
+            leaves = source.y + (0 if over else source.h) + edge
+            way = f"M{source.x + source.w:g} {leaves:g}H{x0:g}V{lane + turn:g}"
         else:
-            x0 = xs + WIDTH / 2 + shift + own
-            way = f"M{x0:g} {ys + (0 if over else HEIGHT):g}V{lane + turn:g}"
+            x0 = source.x + source.w / 2 + shift + own
+            way = f"M{x0:g} {source.y + (0 if over else source.h):g}V{lane + turn:g}"
         aside = self._shut_in(a.target, over)
-        x1 = xt - 20 + shift / 4 if aside else xt + WIDTH / 2 + shift - own
+        x1 = target.x - 20 + shift / 4 if aside else target.x + target.w / 2 + shift - own
         step = 8 if x1 > x0 else -8
         way += f"Q{x0:g} {lane:g} {x0 + step:g} {lane:g}H{x1 - step:g}Q{x1:g} {lane:g} {x1:g} {lane + turn:g}"
-        labels.append(_label(a, (x0 + x1) / 2, lane))
+        self._label(a, [(x0 + (x1 - x0) * t, lane) for t in (0.5, 0.4, 0.6, 0.3, 0.7)], [])
         if aside:
-            return _path(a, f"{way}V{yt + edge:g}H{xt - 8:g}", xt, yt + edge, (-8, 0))
-        y1 = yt if over else yt + HEIGHT
-        return _path(a, f"{way}V{y1 - turn:g}", x1, y1, (0, -turn))
+            arrives = target.y + (0 if over else target.h) + edge
+            return path(a, f"{way}V{arrives:g}H{target.x - 8:g}", target.x, arrives, (-8, 0))
+        y1 = target.y + (0 if over else target.h)
+        return path(a, f"{way}V{y1 - turn:g}", x1, y1, (0, -turn))
 
     def _shut_in(self, name: str, over: bool) -> bool:
-        x, y = self.at[name]
-        return any(ox == x and (oy < y if over else oy > y) for ox, oy in self.at.values())
+        b = self.box[name]
+        return any(o.x == b.x and (o.y < b.y if over else o.y > b.y) for o in self.box.values())
+
+    def _label(self, a: Arrow, places: list[tuple[float, float]], lines: list[tuple[float, float]]) -> None:
+        """At the first of the places where it hides no box, no other label and the least of other ``lines``, with paper under it."""
+        width = text_width(a.label, 11)
+
+        def hidden(place: tuple[float, float]) -> int:
+            room = room_around(place, width)
+            taken = [*self.box.values(), *(label for label, _ in self.labels)]
+            return 1000 * any(map(room.meets, taken)) + sum(room.holds(point) for point in lines)
+
+        x, y = min(places, key=hidden)
+        room = room_around((x, y), width)
+        self.labels.append((room, (
+            f'<g><title>{escape(a.title)}</title><rect class="under" x="{room.x:g}" y="{room.y:g}" width="{room.w:g}" height="{room.h:g}" rx="3"/>'
+            f'<text class="label" x="{x:g}" y="{y + 4:g}">{escape(a.label)}</text></g>'
+        )))  # fmt: skip
 
 
-def _columns(names: list[str], arrows: list[_Arrow], cells: list[Sequence[str]]) -> dict[str, int]:
+def _columns(names: list[str], arrows: list[Arrow], cells: list[Sequence[str]]) -> dict[str, int]:
     """Longest path over the arrows that go forward in program order (the others point back).
 
     What a cell feeds stands to the right of all its members, so that its outline encloses nobody else.
@@ -206,20 +264,3 @@ def _columns(names: list[str], arrows: list[_Arrow], cells: list[Sequence[str]])
             if source == name and order[target] > order[name]:
                 column[target] = max(column[target], column[name] + 1)
     return column
-
-
-def _path(a: _Arrow, way: str, x: float, y: float, back: tuple[float, float]) -> str:
-    """A line with its arrow head, whose tip is at (x, y); ``back`` points from the tip to the head's base."""
-    bx, by = x + back[0], y + back[1]
-    ox, oy = (0.0, 4.0) if back[0] else (4.0, 0.0)
-    head = f"M{x:g} {y:g}L{bx + ox:g} {by + oy:g}L{bx - ox:g} {by - oy:g}Z"
-    tip = "tip" if a.kind == "edge" else "vtip"
-    return f'<g><title>{escape(a.title)}</title><path class="{a.kind}" d="{way}"/><path class="{tip}" d="{head}"/></g>'
-
-
-def _label(a: _Arrow, x: float, y: float) -> str:
-    return f'<text class="label" x="{x:g}" y="{y + 4:g}">{escape(_short(a.label, 22))}<title>{escape(a.title)}</title></text>'
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
