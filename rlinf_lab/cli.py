@@ -1,4 +1,4 @@
-"""The shell's way in: ``rlinf-lab demo``, ``rlinf-lab doctor``, ``rlinf-lab trace``."""
+"""The shell's way in: ``rlinf-lab demo``, ``doctor``, ``plan``, ``simulate``, ``trace``."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tyro
 
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import RlinfLabError, UnknownNameError
+from rlinf_lab.planning_commands import PlanCommand, SimulateCommand
 
 if TYPE_CHECKING:
     from rlinf_lab.timeline import Timeline
@@ -49,7 +50,11 @@ class Trace:
 
 
 Command = (
-    Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Doctor, tyro.conf.subcommand("doctor")] | Annotated[Trace, tyro.conf.subcommand("trace")]
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+    | Annotated[Trace, tyro.conf.subcommand("trace")]
+    | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
+    | Annotated[SimulateCommand, tyro.conf.subcommand("simulate")]
 )
 
 
@@ -58,6 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
     try:
+        if isinstance(command, PlanCommand):
+            return command.run(write_timeline)
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
         print(f"rlinf-lab: {error}", file=sys.stderr)

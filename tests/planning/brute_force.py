@@ -96,8 +96,11 @@ def switch(problem: Problem, leaving: int, coming: int) -> float:
     return _ends(problem, leaving, problem.offload, 0) + _ends(problem, coming, problem.onload, 1)
 
 
-def every_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """(fills, periods) of the whole iteration as one chunk on at most all devices: every pair that some plan attains."""
+def every_value(problem: Problem, dominance: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """(fills, periods) of the whole iteration as one chunk on at most all devices: every pair that some plan attains.
+
+    ``dominance``: without pairs that another one on the same devices is as good as in both, for graphs that are too large otherwise.
+    """
 
     @cache
     def values(leaves: int, context: int, g: int, counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -122,7 +125,8 @@ def every_value(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
             for part in itertools.product(*(range(n + 1) for n in counts)):
                 rest = tuple(n - k for n, k in zip(counts, part, strict=True))
                 found.append(_streamed(values(a, context, g, part), values(b, context, g, rest), linked))
-        return _distinct(np.concatenate([f for f, _ in found]), np.concatenate([p for _, p in found]))
+        distinct = _distinct(np.concatenate([f for f, _ in found]), np.concatenate([p for _, p in found]))
+        return _undominated(*distinct) if dominance else distinct
 
     return values(problem.everyone, 0, 0, problem.devices)
 
@@ -133,12 +137,19 @@ def _streamed(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
 
 
 def _distinct(fill: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds are whole numbers below 2^20: a pair is one integer."""
-    both = np.unique((fill.astype(np.int64) << 20) + period.astype(np.int64))
-    return (both >> 20).astype(float), (both & (1 << 20) - 1).astype(float)
+    """Seconds are whole numbers below 2^30: a pair is one integer."""
+    both = np.unique((fill.astype(np.int64) << 30) + period.astype(np.int64))
+    return (both >> 30).astype(float), (both & (1 << 30) - 1).astype(float)
 
 
-def best(problem: Problem) -> float:
+def _undominated(fill: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """In order of fill: only those with a shorter period than all before."""
+    least = np.minimum.accumulate(period)
+    kept = np.r_[True, period[1:] < least[:-1]][: len(fill)]
+    return fill[kept], period[kept]
+
+
+def best(problem: Problem, dominance: bool = False) -> float:
     """Seconds between iterations of the best plan; inf when there is none."""
-    fill, period = every_value(problem)
+    fill, period = every_value(problem, dominance)
     return float(np.min(np.maximum(period, fill / (1 + problem.staleness)), initial=np.inf))

@@ -1,0 +1,90 @@
+"""The plan search: is it optimal under its cost model, how long does it take, over which profile errors does a choice stand.
+
+Optimality is checked against every value that any plan attains (`tests/planning/brute_force.py`, no dominance, no bounds, one device count at a time); on
+graphs that are too large for that, against the same with dominance and against the solver without pruning.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from harness import Case
+
+from rlinf_lab.planning.search.problem import Problem
+from rlinf_lab.planning.search.solver import Only, _Solver, solve
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planning"))
+from brute_force import best, random_problem
+
+WORK, EXPONENTS = (591.3, 102.3, 367.7), (0.66, 0.875, 0.86)  # seconds of 7B GRPO on 64 devices and how they fall with devices: RLinf, Fig. 9
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PLAIN_DOMINANCE = 40  # of the large graphs: it takes ten seconds for each
+
+
+def seconds(problem: Problem) -> float:
+    return min((f.seconds for f in solve(problem)), default=float("inf"))
+
+
+def gap(found: float, truth: float) -> float:
+    return 0.0 if found == truth else found / truth - 1
+
+
+def small(graphs: int) -> float:
+    """Largest relative gap over random branching graphs of at most 5 leaves and 16 devices."""
+    return max(gap(seconds(p), best(p)) for p in (random_problem(seed, (2, 5), (2, 16)) for seed in range(graphs)))
+
+
+@cache
+def large(graphs: int, checked: int) -> tuple[float, list[float]]:
+    """(largest relative gap, CPU seconds of each search) over random graphs of 5 to 8 leaves and 17 to 64 devices, a thousandth of a second fine."""
+    gaps, took = [0.0], []
+    for seed in range(graphs):
+        problem = random_problem(seed, (5, 8), (17, 64), ticks=1000)
+        start = time.process_time()
+        found = seconds(problem)
+        took.append(time.process_time() - start)
+        gaps.append(gap(found, min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))))
+        if seed < checked:
+            gaps.append(gap(found, best(problem, dominance=True)))
+    return max(gaps), took
+
+
+def chain(devices: int, granularities: int = 7) -> Problem:
+    """Three leaves, every device count valid (the worst case), switches of five seconds."""
+    n = np.arange(devices + 1, dtype=float)
+    with np.errstate(divide="ignore"):
+        tables = [np.array([w * (64 / n) ** p / 2**g for g in range(granularities)]) for w, p in zip(WORK, EXPONENTS, strict=True)]
+    edges = {(0, 1): granularities - 1, (1, 2): granularities - 1}
+    return Problem(("a", "b", "c"), edges, (devices,), granularities, lambda leaf, _: tables[leaf], (5.0,) * 3, (5.0,) * 3)
+
+
+def milliseconds(devices: int) -> float:
+    problem = chain(devices)
+    start = time.process_time()
+    solve(problem)
+    return 1e3 * (time.process_time() - start)
+
+
+def cases(smoke: bool) -> list[Case]:
+    graphs, checked = (2, 0) if smoke else (200, PLAIN_DOMINANCE)
+    note = "CPU ms of one core; 64 chunks at the finest, every device count valid, power-law seconds, switch costs"
+    return [
+        Case("planner_optimality_small", "largest relative gap", lambda: small(5 if smoke else 1_000), target="<= 0", target_of="value", runs=1,
+             note="1,000 random branching graphs, V <= 5, N <= 16, with stays, streams, whole batches, staleness; every value enumerated"),
+        Case("planner_optimality_large", "largest relative gap", lambda: large(graphs, checked)[0], target="<= 0", target_of="value", runs=1,
+             note=f"200 graphs, V 5-8, N 17-64; all against the search without pruning, {PLAIN_DOMINANCE} against plain dominance"),
+        Case("planner_optimality_large_seconds", "s, median", lambda: statistics.median(large(graphs, checked)[1]), target="<= 1", target_of="value", runs=1,
+             curve=lambda: [[q, float(np.quantile(large(graphs, checked)[1], q))] for q in (0.5, 0.9, 0.95, 1.0)],
+             note="CPU s of one core for the same graphs; curve: quantile, s"),
+        *[
+            Case("planner_search_time" if n == 64 else f"planner_search_time_{n}", "ms", lambda n=n: milliseconds(n), target=f"<= {most}", target_of="value",
+                 runs=3 if smoke else 15, curve=(lambda: [[k, milliseconds(k)] for k in SIZES]) if n == 64 and not smoke else None,
+                 note=f"chain of three on {n} devices; {note}")
+            for n, most in ((64, 10), (1024, 100), (4096, 1000))
+        ],
+    ]  # fmt: skip

@@ -1,0 +1,107 @@
+"""``rlinf-lab plan`` and ``rlinf-lab simulate``: what they take, and what they print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.planning.planner import Planned, Plans, plan
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.timeline.timeline import Timeline
+
+Writer = Callable[[Timeline, Path], None]
+
+
+@dataclass(frozen=True)
+class PlanCommand:
+    """Search for plans from a profile: which placement for so many devices, will it fit, where will the time go."""
+
+    profile: Path
+    """profile as JSON (docs/profile.md)"""
+    devices: str
+    """how many devices: 64, or of several kinds h100=32,a100=16"""
+    memory_gib: float | None = None
+    """GiB of one device (default: the profile's)"""
+    staleness: int = 0
+    """how many iterations old a rollout's weights may be; 0: synchronous"""
+    chunks: int = 64
+    """most chunks of an iteration"""
+    rule: str = "fitted"
+    """cost rule: fitted, or rlinf (the public placement tool's formulas)"""
+    modes: str = "temporal,spatial,hybrid"
+    """which modes to consider"""
+    json: bool = False
+    """print JSON instead of a table"""
+
+    def plans(self) -> Plans:
+        return plan(
+            Profile.load(self.profile), counts(self.devices), memory_gib=self.memory_gib, staleness=self.staleness, chunks=self.chunks,
+            rule=self.rule, modes=tuple(m.strip() for m in self.modes.split(",")),
+        )  # fmt: skip
+
+    def run(self, write: Writer) -> int:
+        """Print the ranked plans; the exit status. ``write``: of a timeline to a file."""
+        plans = self.plans()
+        print(plans.to_json() if self.json else plans)
+        return 0
+
+
+@dataclass(frozen=True)
+class SimulateCommand(PlanCommand):
+    """Run a plan through the scheduler in virtual time: seconds of each iteration, what the devices do, the timeline as a file."""
+
+    plan: str = ""
+    """name, mode or shape of the plan (default: the fastest)"""
+    iterations: int = 3
+    """how many; the first one includes coming to the devices"""
+    noise: float = 0.0
+    """relative standard deviation of every duration"""
+    seed: int = 0
+    """of the noise"""
+    out: Path | None = None
+    """write the timeline: .html (interactive), .json (Chrome), .pftrace (Perfetto), .parquet, .svg or .png"""
+
+    def run(self, write: Writer) -> int:
+        """Print the simulation; the exit status."""
+        plans = self.plans()
+        chosen = plans[self.plan] if self.plan else plans.best
+        timeline = chosen.simulate(self.iterations, self.noise, self.seed)
+        if self.out is not None:
+            write(timeline, self.out)
+        report = simulation(chosen, timeline)
+        print(json.dumps(report, indent=1) if self.json else _text(report))
+        return 0
+
+
+def counts(text: str) -> int | Mapping[str, int]:
+    """``"64"`` or ``"h100=32,a100=16"``."""
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [part.split("=") for part in text.split(",")]
+        return {kind.strip(): int(count) for kind, count in pairs}
+    except ValueError as error:
+        raise ConfigError(f"--devices is {text!r}; give a number such as 64, or a number of each kind such as h100=32,a100=16.") from error
+
+
+def simulation(chosen: Planned, timeline: Timeline) -> dict[str, Any]:
+    """A simulated timeline in numbers."""
+    bubbles = timeline.bubbles()
+    causes = dict(zip(bubbles["cause"].astype(str), bubbles["share"].astype(float), strict=True))
+    return {
+        "plan": chosen.name, "shape": chosen.shape, "workers": dict(chosen.placement),
+        "iteration_s": [float(s) for s in timeline.iterations()["seconds"]],
+        "busy_share": float(timeline.utilisation().mean()), "idle_share": causes,
+    }  # fmt: skip
+
+
+def _text(report: Mapping[str, Any]) -> str:
+    seconds = ", ".join(f"{s:.4g}" for s in report["iteration_s"])
+    lines = [f"{report['plan']}: {report['shape']}", f"  seconds of the iterations: {seconds}", f"  devices busy {100 * report['busy_share']:.1f} %"]
+    lines += [f"  idle: {cause:<9} {100 * share:.1f} %" for cause, share in report["idle_share"].items() if share >= 0.0005]
+    return "\n".join(lines)
+
