@@ -21,6 +21,8 @@ _HOME = {
     "Workflow": "rlinf_lab.workflow.workflow",
     "ExecutionPlan": "rlinf_lab.planning.plan",
     "Simulator": "rlinf_lab.planning.simulator",
+    "Profile": "rlinf_lab.planning.profile",
+    "plan": "rlinf_lab.planning.planner",
     "estimate": "rlinf_lab.planning.estimate",
     "Run": "rlinf_lab.runtime.run",
     "session": "rlinf_lab.runtime.run",
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.estimate import estimate as estimate
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
+    from rlinf_lab.planning.planner import plan as plan
+    from rlinf_lab.planning.profile import Profile as Profile
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.devices import devices as devices
     from rlinf_lab.runtime.ray_executor import shutdown as shutdown

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.run import ENDED, Run
 from rlinf_lab.runtime.run import run as run_in_background
 from rlinf_lab.workflow.workflow import Workflow
@@ -17,7 +18,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 def run(
     flow: Workflow,
-    plan: ExecutionPlan | None = None,
+    plan: ExecutionPlan | Planned | None = None,
     iterations: int | None = None,
     executor: str = "local",
     inputs: Iterable[Any] | None = None,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.search.trees import TEMPORAL, meeting
 from rlinf_lab.planning.tables import APART
@@ -16,7 +17,7 @@ from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
 def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence[str], name: str) -> ExecutionPlan:
     """``graph``: of the workflow that shall run; ``devices``: a name for each device of the placement."""
-    _same_workers(placement, graph)
+    same_workers(placement.setting.profile, graph)
     placements = {w: ranks_of(placement, w) for w in graph.workers}
     cells = [u.members for i, u in enumerate(placement.setting.units) if len(u.members) > 1 and placement.arrangement.forms[i] != APART]
     fused = tuple(members for members in cells if len({placements[m] for m in members}) == 1)
@@ -70,10 +71,14 @@ def _mates(placement: Placement, worker: str) -> tuple[str, ...]:
     return placement.setting.units[placement.setting.home[worker]].members
 
 
-def _same_workers(placement: Placement, graph: WorkflowGraph) -> None:
-    missing = [w for w in graph.workers if w not in placement.seats]
+def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
+    """Raise `PlanError` where a profile is not of this workflow."""
+    missing = [w for w in graph.workers if w not in profile.workers]
     if missing:
         raise PlanError(
-            f"Workflow {graph.name!r} has the workers {listing(missing)}, of which the profile knows nothing; it knows {listing(list(placement.seats))}. "
+            f"Workflow {graph.name!r} has the workers {listing(missing)}, of which the profile knows nothing; it knows {listing(list(profile.workers))}. "
             f"Next: lab.profile(flow), or add them to the profile."
         )
+    more = [w for w in profile.workers if w not in graph.workers]
+    if more:
+        raise PlanError(f"The profile has the workers {listing(more)}, but workflow {graph.name!r} has {listing(graph.workers)}. Next: a profile of this flow.")

@@ -16,7 +16,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import Candidate, candidates
-from rlinf_lab.planning.execution import execution_plan
+from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
@@ -25,6 +25,7 @@ from rlinf_lab.planning.search.solver import BOTH
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
+from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
 ITERATIONS = 2  # of a simulation: the first comes to the devices, the second is what a run settles to
@@ -194,8 +195,9 @@ class Plans(Sequence[Planned]):
 
 
 def plan(
-    profile: Profile,
+    what: Profile | Workflow,
     devices: int | Mapping[str, int] | Sequence[str],
+    profile: Profile | None = None,
     *,
     memory_gib: float | None = None,
     staleness: int = 0,
@@ -203,17 +205,17 @@ def plan(
     rule: str = "fitted",
     modes: Sequence[str] = MODES,
     simulate: bool = True,
-    graph: WorkflowGraph | None = None,
 ) -> Plans:
     """Search for plans and rank them.
 
+    ``what``: a profile, or a workflow and its ``profile``; then ``plans.best`` is what `lab.run` takes.
     ``devices``: how many, how many of each kind, or their names. ``memory_gib`` of one device (default: the profile's). ``staleness``: how many
     iterations old a rollout's weights may be. ``chunks``: most chunks of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
-    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``graph``: of the
-    workflow that shall run; its workers are the profile's.
+    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that.
 
     Raises `PlanError` when a worker fits nowhere, naming it, its limit and the nearest thing that would work.
     """
+    profile, graph = _given(what, profile)
     names, counts = _devices(profile, devices)
     for given in modes:
         if given not in MODES:
@@ -224,7 +226,18 @@ def plan(
     found = _of_modes(setting, tuple(modes))
     if not found:
         raise PlanError(f"No plan for {profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting)}")
-    return _ranked(setting, found, simulate and not staleness, graph or graph_of(profile), names, tuple(modes))
+    return _ranked(setting, found, simulate and not staleness, graph, names, tuple(modes))
+
+
+def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
+    if isinstance(what, Profile) and profile is None:
+        return what, graph_of(what)
+    if not isinstance(what, Workflow):
+        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {what!r}.")
+    if not isinstance(profile, Profile):
+        raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
+    same_workers(profile, what.graph)
+    return profile, what.graph
 
 
 def _devices(profile: Profile, devices: int | Mapping[str, int] | Sequence[str]) -> tuple[tuple[str, ...], int | Mapping[str, int]]:

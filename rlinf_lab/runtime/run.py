@@ -17,6 +17,7 @@ import pandas as pd
 
 from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Ended, Executor, Session
@@ -304,7 +305,7 @@ class Run:
 
 def run(
     flow: Workflow,
-    plan: ExecutionPlan | None = None,
+    plan: ExecutionPlan | Planned | None = None,
     iterations: int | None = None,
     executor: str = "local",
     inputs: Iterable[Any] | None = None,
@@ -326,8 +327,8 @@ def run(
     return Run(make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options), iterations, inputs).start()
 
 
-def make_executor(name: str, flow: Workflow, plan: ExecutionPlan, **options: Any) -> Executor:
-    """The executor called ``name``."""
+def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned, **options: Any) -> Executor:
+    """The executor called ``name``. ``plan``: also one of those that `lab.plan` gave."""
     if name not in ("local", "ray"):
         raise ConfigError(f"executor={name!r} is not known; use 'local' (threads in this process) or 'ray'.")
     made: Any = LocalExecutor
@@ -337,11 +338,11 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan, **options: Any
     for option in options:
         if option not in known:
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
-    return made(flow, plan, **options)
+    return made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
 
 
 @contextlib.contextmanager
-def session(flow: Workflow, plan: ExecutionPlan | None = None, executor: str = "local", **options: Any) -> Iterator[Session]:
+def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executor: str = "local", **options: Any) -> Iterator[Session]:
     """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block."""
     chosen = make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options)
     made = Session(chosen)

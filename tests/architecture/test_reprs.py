@@ -74,6 +74,7 @@ def _many(o: Objects) -> Any:
 
 
 SAMPLE = {"devices": 1, "items": 4, "seconds": 2.0}
+TWO = {"name": "two", "items": 4, "workers": {"a": {"samples": [SAMPLE]}, "b": {"samples": [SAMPLE]}}, "edges": [{"producer": "a", "consumer": "b"}]}
 MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Workflow": (lambda o: o.flow, "Workflow 'cell': 3 workers, 3 channels\n  sim --obs--> policy"),
     "Workflow without iteration": (lambda o: lab.Workflow("w"), "Workflow('w': 0 workers, 0 channels, no iteration yet)"),
@@ -108,13 +109,15 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Recorder": (lambda o: lab.Recorder("here", _Clock()), "Recorder on here"),
     "estimate": (lambda o: lab.estimate(o.graph, o.plan, o.run.timeline), "Estimate of workflow 'cell' from a run under plan 'temporal'"),
     "Profile": (lambda o: Profile.from_dict({"items": 4, "workers": {"a": {"samples": [SAMPLE]}}}), "Profile 'profile': 4 items"),
+    "plan": (lambda o: lab.plan(Profile.from_dict(TWO), 2), "2 plans for 'two' on 2 devices; none can take less than 2 s (all workers"),
+    "Planned": (lambda o: lab.plan(Profile.from_dict(TWO), 2).best, "temporal: 2 s an iteration, a > b\n  a            2 devices"),
     "make_vec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2), "numpy/ReachArm-v0 × 2"),
     "EnvSpec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
     "devices": (lambda o: lab.devices("cpu"), "['cpu:0'"),
     "WorkerError": (lambda o: lab.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
     "doctor": (lambda o: lab.doctor(), "rlinf_lab"),
 }  # fmt: skip
-RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "doctor"}
+RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
 # Functions that give one of the above, nothing, or a text; and protocols.
 ELSEWHERE = {"session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv"}
 

@@ -153,8 +153,9 @@ def test_execution_plans_fit_the_workflow() -> None:
     sampler = WorkerProfile((Sample(4, 64.0, 8.0),), "generation", lengths=Lengths(500.0, mean_tokens=100.0), exponent=0.5, ranks=RankRule(2))
     heavy = dataclasses.replace(STEEP, memory=Memory(50), onload_s=1.0)
     profile = chain(a=sampler, b=heavy, c=heavy).replace(device_memory_gib=60)
-    graph = flow("a", "b", "c").graph
-    for one in plan(profile, 8, graph=graph):
+    stages = flow("a", "b", "c")
+    graph = stages.graph
+    for one in plan(stages, 8, profile):
         execution = one.execution
         execution.validate(graph)
         assert ExecutionPlan.from_json(execution.to_json()) == execution
@@ -162,10 +163,16 @@ def test_execution_plans_fit_the_workflow() -> None:
         assert all(len(r) == (2 if w == "a" else 1) for w, ranks in execution.placements.items() for r in ranks)
         switched = {w for w, at in one.placement.items() if not at["stays"] and w != "a"}  # coming and going costs a nothing
         assert switched <= set(execution.memory) and (execution.device_memory is None) == (not switched)
-    temporal = plan(profile, 8, graph=graph)["temporal"].execution
+    temporal = plan(stages, 8, profile)["temporal"].execution
     assert temporal.chunks == {"first": 8, "second": 8}  # a share of everything for each of eight ranks
     with pytest.raises(PlanError, match=r"has the workers x, of which the profile knows nothing; it knows a, b, c"):
-        _ = plan(profile, 8, graph=flow("a", "b", "x").graph).best.execution
+        plan(flow("a", "b", "x"), 8, profile)
+    with pytest.raises(PlanError, match=r"has the workers d, but workflow 'stages' has a, b, c"):
+        plan(stages, 8, chain(a=sampler, b=heavy, c=heavy, d=heavy))
+    with pytest.raises(PlanError, match=r"needs profile=\. Next: profile=lab\.profile\(flow\)"):
+        plan(stages, 8)
+    with pytest.raises(PlanError, match="takes a Profile, or a Workflow"):
+        plan("stages", 8)  # type: ignore[arg-type]
 
 
 def test_execution_plans_of_cells() -> None:
@@ -181,7 +188,8 @@ def test_execution_plans_of_cells() -> None:
 
     step = WorkerProfile((Sample(1, 4.0, 1.0), Sample(1, 16.0, 1.2)), "simulator", 10, ranks=RankRule(divides=64))
     edges = (EdgeProfile("env", "policy"), EdgeProfile("policy", "env"), EdgeProfile("env", "learner", whole=True))
-    plans = plan(Profile(64, {"env": step, "policy": step, "learner": STEEP}, edges), 8, graph=made.graph)
+    profile = Profile(64, {"env": step, "policy": step, "learner": STEEP}, edges)
+    plans = plan(made, 8, profile)
     together, apart = plans["env+policy > learner"].execution, plans["(env | policy) > learner"].execution
     assert together.fused == (("env", "policy"),) and together.chunks == {"obs": 1} and not together.sub_batches
     assert apart.fused == () and apart.sub_batches == {"env": 2, "policy": 2}

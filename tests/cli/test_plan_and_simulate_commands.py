@@ -1,0 +1,80 @@
+"""`rlinf-lab plan` and `rlinf-lab simulate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.cli import main
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.reading import schema
+
+DOCS = Path(__file__).parents[2] / "docs"
+MANISKILL = str(DOCS / "profiles" / "maniskill_openvla.json")
+
+
+def test_plan_prints_ranked_plans(capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "--profile", MANISKILL, "--devices", "16"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("4 plans for 'ManiSkill with OpenVLA' on 16 devices") and "(simulator | generator) > training" in said
+
+
+def test_plan_prints_json(capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "--profile", MANISKILL, "--devices", "16", "--memory-gib", "80", "--modes", "temporal", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [p["mode"] for p in data["plans"]] == ["temporal"] and data["plans"][0]["workers"]["training"]["devices"] == 16
+    assert data["plans"][0]["seconds"] == pytest.approx(711.7, rel=1e-3) and data["devices"] == 16
+
+
+def test_simulate_prints_and_writes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    for ending in ("html", "json", "pftrace", "parquet", "svg"):
+        out = tmp_path / f"timeline.{ending}"
+        assert main(["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "temporal", "--out", str(out), "--json"]) == 0
+        assert out.stat().st_size > 1000
+    reports = capsys.readouterr().out.replace("}\n{", "}\n\0{").split("\0")
+    report = json.loads(reports[-1])
+    assert len(reports) == 5
+    assert report["plan"] == "temporal" and len(report["iteration_s"]) == 3
+    assert report["busy_share"] + sum(report["idle_share"].values()) == pytest.approx(1)
+    assert main(["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "2", "--noise", "0.2", "--seed", "3"]) == 0
+    assert "devices busy" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["plan", "--profile", "nowhere.json", "--devices", "4"], "No profile at 'nowhere.json'"),
+        (["plan", "--profile", MANISKILL, "--devices", "four"], "--devices is 'four'; give a number such as 64"),
+        (["plan", "--profile", MANISKILL, "--devices", "0"], "devices is {'': 0}"),
+        (["plan", "--profile", MANISKILL, "--devices", "gpu=4"], "Unknown kind of device 'gpu'"),
+        (["plan", "--profile", MANISKILL, "--devices", "16", "--modes", "spacial"], "Did you mean 'spatial'"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "hybird"], "Did you mean 'hybrid'"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--out", "t.png"], "Unknown file type '.png'"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "0"], "iterations=0"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--staleness", "1"], "staleness"),
+    ],
+)
+def test_what_cannot_work_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(arguments) == 2
+    said = capsys.readouterr().err
+    assert says in said and "Traceback" not in said
+
+
+def test_a_broken_profile_names_its_field(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    data = json.loads(Path(MANISKILL).read_text())
+    data["workers"]["training"]["samples"][0]["seconds"] = -3
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    assert main(["plan", "--profile", str(tmp_path / "p.json"), "--devices", "16"]) == 2
+    assert "profile.workers.training.samples[0].seconds is -3 s; it must be at least 0 s" in capsys.readouterr().err
+
+
+def test_the_documented_schema_is_the_one_that_is_used() -> None:
+    assert json.loads((DOCS / "profile.schema.json").read_text()) == schema(Profile)
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "profiles").glob("*.json")), ids=lambda p: p.stem)
+def test_the_profiles_of_the_documentation_are_as_saved(path: Path, tmp_path: Path) -> None:
+    Profile.load(path).save(tmp_path / "again.json")
+    assert (tmp_path / "again.json").read_text() == path.read_text()
