@@ -51,7 +51,7 @@ def test_simulate_prints_and_writes(capsys: pytest.CaptureFixture, tmp_path: Pat
         (["plan", "--profile", MANISKILL, "--devices", "gpu=4"], "Unknown kind of device 'gpu'"),
         (["plan", "--profile", MANISKILL, "--devices", "16", "--modes", "spacial"], "Did you mean 'spatial'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "hybird"], "Did you mean 'hybrid'"),
-        (["simulate", "--profile", MANISKILL, "--devices", "16", "--out", "t.png"], "Unknown file type '.png'"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--out", "t.pnk"], "Unknown ending of a timeline's file '.pnk'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "0"], "iterations=0"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--staleness", "1"], "staleness"),
     ],
