@@ -103,7 +103,8 @@ class _Reader:
             if event["ph"] == "M":
                 self._describe(event)
         for event in self._complete(kept):
-            self._add(event)
+            if event.get("cat") != "Trace":  # Kineto's own: as long as the whole recording, on a process called Spans
+                self._add(event)
         for event in kept:
             if event["ph"] == "C":
                 self._sample(event)

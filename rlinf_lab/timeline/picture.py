@@ -76,7 +76,8 @@ def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str
     """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn, and it says so."""
     if lanes not in LANES:
         raise UnknownNameError.of("kind of lane", lanes, LANES)
-    workers = list(dict.fromkeys(t.worker for t in store.tracks if t.devices or lanes == "worker"))
+    # Those without a device come last, so that a worker has the colour that it has in the widget.
+    workers = list(dict.fromkeys(t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"))
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
     shown = rows[:max_lanes]
     left = int(min(230, max(70, 16 + _TEXT * max((len(label) for label, _ in shown), default=0))))
@@ -118,7 +119,7 @@ def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[tuple[str, Pa
     counts = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
     for number in sorted(range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)):
         own, track = counts[counts["track"] == number], store.tracks[number]
-        if len(own):
+        if (own["end"] > own["start"]).any():
             kinds = {kind: own[own["kind"] == kind] for kind in (SpanKind.RUN, *_WAITS)}
             parts: Parts = {track.worker: kinds[SpanKind.RUN]}
             for cause in dict.fromkeys(_WAITS.values()):

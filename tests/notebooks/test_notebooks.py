@@ -17,6 +17,7 @@ SMALL: dict[str, dict[str, Any]] = {
     },
     "10_workflows": {"population": 32},
     "30_live_timeline": {"samples": 24, "iterations": 4},
+    "31_reading_a_timeline": {"iterations": 3},
 }  # fmt: skip
 RAY = {"10_workflows"}
 

@@ -57,6 +57,7 @@ def test_a_profile_of_torch_on_the_cpu(tmp_path: Path) -> None:
     frame = timeline.to_pandas()
     assert len(timeline.iterations()) == 3
     assert (frame[frame["name"] == "mine"]["kind"] == "label").sum() >= 3
+    assert len(timeline.devices) == 1 and not frame["name"].str.contains("PyTorch Profiler").any()
     assert {"aten::matmul", "aten::mm"} <= set(frame["name"])
     assert timeline.bubble_sum_error_ns() == 0 and 0 < timeline.utilisation().max() <= 1
 

@@ -176,7 +176,7 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
 def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline):
     root = ET.fromstring(timeline.to_svg(lanes="worker", theme="light"))
     words = {e.text for e in root.iter() if e.tag.endswith("text")}
-    assert {"a[0]", 'b"<[0]', "starved"} <= words and "fill" not in words and "cpu:0" not in words
+    assert {"a[0]", 'b"<[0]', "starved"} <= words and "driver[0]" not in words and "fill" not in words and "cpu:0" not in words
     with pytest.raises(UnknownNameError, match="'workers'.*worker"):
         timeline.to_svg(lanes="workers")
 

@@ -3,7 +3,7 @@ import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
 import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
-const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 44, SUBLANE = 5;
+const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 44, SUBLANE = 5, NAMED = 14;
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
@@ -39,17 +39,24 @@ export function listRows(stores, by) {
   return rows;
 }
 
+/** [least, wished] height of a track's row, px: nested spans want lanes that their names fit into. */
+function heights(row) {
+  const { spans, labels } = row.track, deep = spans.lanes.length, labelled = labels.lanes.length > 1 ? 10 + labels.lanes.length * SUBLANE : 0;
+  const least = Math.max(row.layer ? LEAST * 0.6 : LEAST, deep > 1 ? deep * SUBLANE : 0, labelled) - 2;
+  return [least, Math.max(least, row.layer ? TALLEST * 0.6 : TALLEST, deep > 1 ? deep * NAMED : 0)];
+}
+
 /** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
 export function placeRows(rows, height) {
-  const heads = rows.filter((r) => r.kind !== "track" && !r.layer).length, tracks = rows.filter((r) => r.kind === "track");
+  const heads = rows.filter((r) => r.kind !== "track" && !r.layer).length, tracks = rows.filter((r) => r.kind === "track").map(heights);
   const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3);
-  const weight = tracks.reduce((sum, r) => sum + (r.layer ? 0.6 : 1), 0);
-  const each = Math.max(LEAST, Math.min(TALLEST, (height - fixed) / Math.max(1, weight)));
+  const least = tracks.reduce((sum, [low]) => sum + low + 2, 0), more = tracks.reduce((sum, [low, high]) => sum + high - low, 0);
+  const part = more ? Math.max(0, Math.min(1, (height - fixed - least) / more)) : 0;
   let y = RULER + 2;
   rows.forEach((row, i) => {
     if (row.kind === "track") {
-      row.h = Math.max(row.layer ? each * 0.6 - 2 : each - 2, row.track.spans.lanes.length > 1 ? row.track.spans.lanes.length * SUBLANE : 0, row.track.labels.lanes.length > 1 ? 10 + row.track.labels.lanes.length * SUBLANE : 0);
-      const next = rows[i + 1];
+      const [low, high] = heights(row), next = rows[i + 1];
+      row.h = low + part * (high - low);
       row.y = y;
       y += row.h + (next && next.layer && !row.layer ? 0.5 : 2);
       return;
