@@ -22,6 +22,9 @@ _HOME = {
     "ExecutionPlan": "rlinf_lab.planning.plan",
     "Simulator": "rlinf_lab.planning.simulator",
     "Profile": "rlinf_lab.planning.profile",
+    "profile": "rlinf_lab.runtime.profiler",
+    "profile_from_run": "rlinf_lab.planning.fitting",
+    "profile_from_trace": "rlinf_lab.planning.fitting",
     "plan": "rlinf_lab.planning.planner",
     "estimate": "rlinf_lab.planning.estimate",
     "Run": "rlinf_lab.runtime.run",
@@ -50,11 +53,14 @@ if TYPE_CHECKING:
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.estimate import estimate as estimate
+    from rlinf_lab.planning.fitting import profile_from_run as profile_from_run
+    from rlinf_lab.planning.fitting import profile_from_trace as profile_from_trace
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.planner import plan as plan
     from rlinf_lab.planning.profile import Profile as Profile
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.devices import devices as devices
+    from rlinf_lab.runtime.profiler import profile as profile
     from rlinf_lab.runtime.ray_executor import shutdown as shutdown
     from rlinf_lab.runtime.run import Run as Run
     from rlinf_lab.runtime.run import session as session

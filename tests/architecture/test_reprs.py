@@ -119,7 +119,10 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
 }  # fmt: skip
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
 # Functions that give one of the above, nothing, or a text; and protocols.
-ELSEWHERE = {"session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv"}
+ELSEWHERE = {
+    "profile", "profile_from_run", "profile_from_trace",
+    "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
+}  # fmt: skip
 
 
 class _Clock:

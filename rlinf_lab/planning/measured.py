@@ -1,0 +1,202 @@
+"""Samples of a profile, read off the timelines of finished runs.
+
+Of every worker and iteration: how long each batch took, how many items it held, when outputs left, how long what belongs to no batch took
+(other calls, an optimiser step after the last batch; shared out over the batches). The first iteration warms up and does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.profile import EdgeProfile, Sample
+from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+
+CURVE = 16  # points of an output curve
+
+
+@dataclass
+class Turn:
+    """What one rank did in one iteration. Times in seconds, outputs relative to its first work."""
+
+    busy: float = 0.0
+    batches: list[tuple[int, float]] = field(default_factory=list)  # (items, seconds)
+    keyed: int = 0  # tokens that came back to it
+    rest: float = 0.0  # belongs to no batch
+    puts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # channel: (seconds, items)
+    gets: dict[str, int] = field(default_factory=dict)
+    began: int = -1
+    method: str = ""  # of the batch that is being worked on; "" between batches
+
+
+@dataclass(frozen=True)
+class Observed:
+    """One finished run: its plan and what every rank did in each warm iteration, ``turns[worker][iteration][rank]``."""
+
+    graph: WorkflowGraph
+    plan: ExecutionPlan
+    turns: Mapping[str, Mapping[int, Mapping[int, Turn]]]
+
+    @classmethod
+    def of(cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Observed:
+        """Raises `PlanError` when the timeline has no second iteration, or lacks a worker."""
+        spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT) and s.iteration >= 0]
+        warm = set(sorted({s.iteration for s in spans})[1:])
+        if not warm:
+            raise PlanError("The timeline has one iteration at most, and the first one warms up. Next: run two iterations or more.")
+        seen = {s.track.worker for s in spans if s.iteration in warm}
+        missing = [w for w in graph.workers if w not in seen]
+        if missing:
+            raise PlanError(f"The timeline has no span of {', '.join(map(repr, missing))} after its first iteration; is it a timeline of {graph.name!r}?")
+        turns: dict[str, dict[int, dict[int, Turn]]] = {}
+        for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns, s.kind != SpanKind.RUN)):
+            if span.iteration in warm and span.track.worker != DRIVER:
+                of = turns.setdefault(span.track.worker, {}).setdefault(span.iteration, {})
+                _see(of.setdefault(span.track.rank, Turn()), span, graph)
+        return cls(graph, plan, turns)
+
+    # --- of the whole flow -------------------------------------------------------------------------------
+    def items(self, channel: str) -> float:
+        """Items that pass a channel in an iteration."""
+        producers = [ranks for worker in self.graph.producers(channel) for ranks in self._iterations(worker)]
+        consumers = [ranks for worker in self.graph.consumers(channel) for ranks in self._iterations(worker)]
+        put = [sum(n for t in ranks.values() for _, n in t.puts.get(channel, ())) for ranks in producers]
+        got = [sum(t.gets.get(channel, 0) for t in ranks.values()) for ranks in consumers]
+        return max(statistics.median(put or [0]), statistics.median(got or [0]))
+
+    def tokens(self, cell: Sequence[str]) -> int:
+        """Tokens that circulate in a cell: of the member that keeps them, rank by rank."""
+        head = self.head(cell)
+        return self.plan.ranks(head) * self.plan.tokens(head)
+
+    def head(self, cell: Sequence[str]) -> str:
+        """The member of a cell to which answers come back by key."""
+        for edge in self.graph.edges:
+            if edge.keyed and edge.producer in cell and edge.consumer in cell:
+                return edge.consumer
+        return cell[0]
+
+    def steps(self, cell: Sequence[str]) -> float:
+        """How often each token goes round in an iteration."""
+        head = self.head(cell)
+        rounds = [sum(t.keyed for t in ranks.values()) for ranks in self._iterations(head)]
+        return max(1.0, statistics.median(rounds) / self.tokens(cell))
+
+    def devices(self, worker: str) -> int:
+        return sum(len(r) for r in self.plan.placements[worker])
+
+    def _iterations(self, worker: str) -> Iterator[Mapping[int, Turn]]:
+        return iter(self.turns.get(worker, {}).values())
+
+    # --- samples -----------------------------------------------------------------------------------------
+    def samples(self, worker: str, items: int, beside: tuple[str, ...] = ()) -> list[Sample]:
+        """Of one worker, in units of the profile's ``items`` of an iteration."""
+        cell = next((c for c in self.graph.cells if worker in c), ())
+        if cell:
+            return self._in_cell(worker, cell, items, beside)
+        each, outputs = self.devices(worker) // self.plan.ranks(worker), self.outputs(worker)
+        found: dict[tuple[int, int], list[float]] = {}
+        for turns in self._iterations(worker):
+            total = sum(n for t in turns.values() for n, _ in t.batches)
+            working = [t for t in turns.values() if t.batches or not total]
+            for turn in working:
+                if not total:
+                    found.setdefault((len(working), items), []).append(turn.busy)
+                for n, seconds in turn.batches:
+                    own = sum(m for m, _ in turn.batches)
+                    share = max(1, min(items, round(items * n * len(working) / total)))
+                    found.setdefault((len(working), share), []).append(seconds + turn.rest * n / own)
+        return [
+            Sample(count * each, float(n), statistics.median(s), beside, outputs=outputs if n == items else ())
+            for (count, n), s in sorted(found.items())
+        ]  # fmt: skip
+
+    def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
+        steps, tokens, devices = self.steps(cell), self.tokens(cell), self.devices(worker)
+        found: dict[float, list[float]] = {}
+        for turns in self._iterations(worker):
+            for turn in turns.values():
+                if worker == self.head(cell):
+                    of = self.plan.tokens(worker)
+                    found.setdefault(items / of, []).append(turn.busy / of / steps)
+                own = sum(m for m, _ in turn.batches)
+                for n, seconds in turn.batches:
+                    share = min(float(items), n * self.plan.ranks(worker) * items / tokens)
+                    found.setdefault(share, []).append(seconds + turn.rest * n / own)
+        return [Sample(devices, n, statistics.median(s), beside) for n, s in sorted(found.items())]
+
+    def outputs(self, worker: str) -> tuple[tuple[float, float], ...]:
+        """(seconds since it began, fraction of its outputs) of a typical iteration; empty for a worker without outputs, or with all at once."""
+        channels = [c.name for c in self.graph.channels if worker in self.graph.producers(c.name) and not c.keyed]
+        curves = []
+        for ranks in self._iterations(worker):
+            moments = sorted(at for t in ranks.values() for c in channels for at, n in t.puts.get(c, ()) for _ in range(n))
+            if len(moments) > 1 and moments[0] < 0.98 * moments[-1]:
+                curves.append(moments)
+        if not curves:
+            return ()
+        moments = sorted(curves, key=lambda m: m[-1])[len(curves) // 2]
+        count = len(moments)
+        at = sorted({round(k * (count - 1) / (CURVE - 1)) for k in range(CURVE)})
+        return _rising([(moments[i], (i + 1) / count) for i in at])
+
+    # --- edges -------------------------------------------------------------------------------------------
+    def edges(self, items: int) -> tuple[EdgeProfile, ...]:
+        """Who feeds whom; several channels between two workers are one edge."""
+        found: dict[tuple[str, str], EdgeProfile] = {}
+        for edge in self.graph.edges:
+            if DRIVER in (edge.producer, edge.consumer):
+                continue
+            inside = any(edge.producer in c and edge.consumer in c for c in self.graph.cells)
+            passing = self.items(edge.channel)
+            ends = edge.producer, edge.consumer
+            before = found.get(ends)
+            whole = not inside and (edge.whole or (before is not None and before.whole))
+            found[ends] = EdgeProfile(*ends, whole=whole, items=None if inside or not passing or passing == items else float(passing))
+        return tuple(found.values())
+
+    def most_items(self) -> int:
+        """Of the channels outside cells, the one with the most items in an iteration; of a flow with cells only, its tokens."""
+        outside = [e.channel for e in self.graph.edges if not any(e.producer in c and e.consumer in c for c in self.graph.cells)]
+        counts = [self.items(c) for c in outside] + [self.tokens(c) for c in self.graph.cells]
+        return max(1, round(max(counts, default=1)))
+
+
+def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
+    seconds = (span.end_ns - span.start_ns) / 1e9
+    if span.kind == SpanKind.RUN:
+        turn.began = span.start_ns if turn.began < 0 else turn.began
+        turn.busy += seconds
+        if turn.method == span.name:
+            n, before = turn.batches[-1]
+            turn.batches[-1] = (n, before + seconds)
+        elif not turn.keyed:
+            turn.rest += seconds
+    elif span.kind == SpanKind.PUT:
+        since = (span.start_ns - turn.began) / 1e9 if turn.began >= 0 else 0.0
+        turn.puts.setdefault(span.channel, []).append((since, max(1, span.items)))
+    elif span.channel and graph.channel(span.channel).keyed:
+        turn.keyed += span.items
+    elif not span.items:
+        turn.method = ""  # the end of the stream: what follows belongs to no batch
+    else:
+        turn.gets[span.channel] = turn.gets.get(span.channel, 0) + span.items
+        if span.channel == next(iter(turn.gets)):  # of several inputs, the first one counts the batches
+            turn.batches.append((span.items, 0.0))
+            turn.method = span.name
+
+
+def _rising(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """Strictly later points only; of those at one moment the last."""
+    kept: list[tuple[float, float]] = []
+    for at, fraction in points:
+        if kept and at <= kept[-1][0]:
+            kept[-1] = kept[-1][0], fraction
+        else:
+            kept.append((at, fraction))
+    return tuple(kept)

@@ -1,0 +1,281 @@
+"""Measures the workers of a workflow: runs it under a few small plans, and each worker once by itself to see it come and go."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.fitting import fitted
+from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.profile import Memory, Profile, RankRule
+from rlinf_lab.planning.reading import known
+from rlinf_lab.runtime.devices import devices as all_devices
+from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.run import run
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.worker import Context, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+SMALLER = 4  # the second plan cuts an iteration into so many batches
+MEMORY_SECONDS = 0.01
+SWITCHES = 2  # how often each worker leaves and comes
+
+
+def profile(
+    flow: Workflow,
+    devices: Sequence[str] | None = None,
+    *,
+    ranks: Mapping[str, Sequence[int]] | None = None,
+    items: int | None = None,
+    inputs: Sequence[Any] | None = None,
+    iterations: int = 3,
+    executor: str = "local",
+    generators: Mapping[str, float] | None = None,
+    path: str | Path | None = None,
+    progress: bool = True,
+) -> Profile:
+    """Measure what the workers cost: seconds at a few sizes and numbers of ranks, memory, switching, when outputs appear.
+
+    ``devices``: where (default: those of this machine). ``ranks``: for each worker that may have several, which numbers to measure, such as
+    ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile counts in (default: the
+    most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
+    ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` where ranks shall not share this process. ``generators``: workers that generate
+    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there and fresh, else measure and write it.
+
+    Training state is not kept: every plan starts with new workers. Raises `PlanError` or a worker's own exception.
+    """
+    if path is not None and Path(path).is_file():
+        read = Profile.load(path)
+        stale = read.stale()
+        if not stale:
+            return read
+        tqdm.write(f"{path} was measured elsewhere ({'; '.join(stale)}): measuring again.")
+    if not isinstance(flow, Workflow):
+        raise PlanError(f"profile() takes a Workflow, not {flow!r}.")
+    if iterations < 1:
+        raise PlanError(f"profile(iterations={iterations}): at least one.")
+    measuring = _Measuring(flow, tuple(devices or all_devices()), dict(ranks or {}), inputs, iterations, executor)
+    found = measuring.profile(items, generators, progress)
+    if path is not None:
+        found.save(path)
+    return found
+
+
+@dataclass
+class _Measuring:
+    flow: Workflow
+    devices: tuple[str, ...]
+    ranks: dict[str, Sequence[int]]
+    inputs: Sequence[Any] | None
+    iterations: int
+    executor: str
+    notes: list[str] = field(default_factory=list)
+    peaks: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for worker, counts in self.ranks.items():
+            known("worker", worker, self.flow.graph.workers, "ranks")
+            for count in counts:
+                if not isinstance(count, int) or not 1 <= count <= len(self.devices):
+                    raise PlanError(f"profile(ranks): {worker!r} has {count!r} ranks on {len(self.devices)} devices. Next: 1 to {len(self.devices)}.")
+
+    def profile(self, items: int | None, generators: Mapping[str, float] | None, progress: bool) -> Profile:
+        graph = self.flow.graph
+        counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
+        probes = [w for w in graph.workers if _overrides(self.flow.declaration(w).cls)]
+        with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
+            first = self._observe(self._plan("one rank", 1), bar, memory=True)
+            plans = [self._smaller(first), *(self._shared(first, count) for count in counts if count > 1)]
+            runs = [first, *(self._try(plan, bar) for plan in [*plans, *([self._double(first)] if graph.cells else [])])]
+            memory, switches = self._probed(probes, bar)
+        seen = [r for r in runs if r is not None]
+        return fitted(
+            seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, peaks=self.peaks, generators=generators,
+            device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes,
+        )  # fmt: skip
+
+    # --- plans --------------------------------------------------------------------------------------------
+    def _plan(self, name: str, count: int) -> ExecutionPlan:
+        """Everything on the same devices, one after another: nobody computes beside somebody else."""
+        ranks = {w: max((c for c in counts if c <= count), default=1) for w, counts in self.ranks.items()}
+        return ExecutionPlan.temporal(self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name)
+
+    def _smaller(self, first: Observed) -> ExecutionPlan:
+        return self._cut(self._plan("smaller batches", 1), first, lambda consumer: SMALLER)
+
+    def _shared(self, first: Observed, count: int) -> ExecutionPlan:
+        """Each rank of a worker gets its part: the first one would take everything otherwise."""
+        plan = self._plan(f"{count} ranks", count)
+        return self._cut(plan, first, plan.ranks)
+
+    def _cut(self, plan: ExecutionPlan, first: Observed, parts: Callable[[str], int]) -> ExecutionPlan:
+        cells = self.flow.graph.cells
+        chunks = {
+            e.channel: max(1, math.ceil(first.items(e.channel) / parts(e.consumer))) for e in self.flow.graph.edges
+            if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer) or any(e.producer in c and e.consumer in c for c in cells))
+        }  # fmt: skip
+        return replace(plan, chunks={**plan.chunks, **chunks})
+
+    def _double(self, first: Observed) -> ExecutionPlan:
+        """The tokens of a cell one by one: half a batch for whoever answers."""
+        cells = self.flow.graph.cells
+        heads = {first.head(cell): 2 for cell in cells}
+        single = {e.channel: 1 for e in self.flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in cells)}
+        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, chunks=single)
+
+    def _rules(self) -> dict[str, RankRule]:
+        """Who was not said to have several ranks has one."""
+        return {w: RankRule() if max(self.ranks.get(w, (1,))) > 1 else RankRule(most=1) for w in self.flow.graph.workers}
+
+    # --- running ------------------------------------------------------------------------------------------
+    def _try(self, plan: ExecutionPlan, bar: tqdm) -> Observed | None:
+        """A variation that a worker does not stand is left out, and said so."""
+        try:
+            return self._observe(plan, bar)
+        except RlinfLabError as error:
+            self.notes.append(f"{plan.name}: not measured, {str(error).splitlines()[0]}")
+            bar.update()
+            return None
+
+    def _observe(self, plan: ExecutionPlan, bar: tqdm, memory: bool = False) -> Observed:
+        bar.set_postfix_str(plan.name)
+        inputs = None if self.inputs is None else [self.inputs[0]] * (self.iterations + 1)
+        watch = _MemoryWatch(self.devices[0]) if memory and self.executor == "local" else None
+        with watch or contextlib.nullcontext():
+            finished = run(self.flow, plan, None if inputs is not None else self.iterations + 1, self.executor, inputs)
+            finished.wait()
+        if watch is not None:
+            self.peaks = watch.peaks(finished.timeline)
+        bar.update()
+        return Observed.of(self.flow.graph, plan, finished.timeline)
+
+    # --- coming and going -----------------------------------------------------------------------------------
+    def _probed(self, workers: Sequence[str], bar: tqdm) -> tuple[dict[str, Memory], dict[str, tuple[float, float]]]:
+        """Each worker by itself: what it occupies, and how long it takes to leave and to come."""
+        memory, switches = {}, {}
+        for worker in workers:
+            bar.set_postfix_str(f"{worker} by itself")
+            resident, on, off = _come_and_go(self.flow, worker, self.devices[0])
+            memory[worker], switches[worker] = Memory(resident), (on, off)
+            bar.update()
+        return memory, switches
+
+
+def _overrides(cls: type[Worker]) -> bool:
+    return cls.setup is not Worker.setup or cls.onload is not Worker.onload or cls.offload is not Worker.offload
+
+
+def _come_and_go(flow: Workflow, worker: str, device: str) -> tuple[float, float, float]:
+    """(resident GiB, onload seconds, offload seconds): medians of a few switches."""
+    before = _gib_used(device)
+    instance = flow.declaration(worker).build()
+    context = Context()
+    context.name, context.device = worker, torch_device([device])
+    instance._context = context
+    instance.setup()
+    resident = max(0.0, _gib_used(device) - before)
+    off, on = [], []
+    try:
+        for _ in range(SWITCHES if type(instance).onload is not Worker.onload or type(instance).offload is not Worker.offload else 0):
+            off.append(_timed(instance.offload, device))
+            on.append(_timed(instance.onload, device))
+    finally:
+        instance.close()
+    return resident, min(on, default=0.0), min(off, default=0.0)
+
+
+def _timed(call: Callable[[], None], device: str) -> float:
+    start = time.perf_counter()
+    call()
+    _synchronise(device)
+    return time.perf_counter() - start
+
+
+def _synchronise(device: str) -> None:
+    if torch_device([device]).startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(torch_device([device]))
+
+
+def _gib_used(device: str) -> float:
+    """GiB that this process holds: of a GPU what torch has allocated there, else resident memory."""
+    name = torch_device([device])
+    if name.startswith("cuda"):
+        import torch
+
+        torch.cuda.synchronize(name)
+        return float(torch.cuda.memory_allocated(name)) / 2**30
+    import psutil
+
+    return float(psutil.Process().memory_info().rss) / 2**30
+
+
+def _device_memory(devices: Sequence[str]) -> float | None:
+    """GiB of the smallest GPU; None for cores, which share the host's memory."""
+    names = [n for d in devices if (n := torch_device([d])).startswith("cuda")]
+    if not names:
+        return None
+    import torch
+
+    return float(min(torch.cuda.get_device_properties(n).total_memory for n in names)) / 2**30
+
+
+def _device_names(devices: Sequence[str]) -> list[str]:
+    names = [n for d in devices if (n := torch_device([d])).startswith("cuda")]
+    if not names:
+        return []
+    import torch
+
+    return [torch.cuda.get_device_name(n) for n in names]
+
+
+class _MemoryWatch:
+    """Looks at the memory of this process a hundred times a second."""
+
+    def __init__(self, device: str) -> None:
+        self._device, self._seen, self._end = device, [], threading.Event()  # type: ignore[var-annotated]
+        self._thread = threading.Thread(target=self._look, name="memory watch", daemon=True)
+
+    def __enter__(self) -> _MemoryWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._end.wait(MEMORY_SECONDS):
+            self._seen.append((time.monotonic_ns(), _gib_used(self._device)))
+
+    def peaks(self, timeline: Timeline) -> dict[str, float]:
+        """The most of each worker's own work above the least of the whole run, GiB. Who works for a shorter time than a look is left out."""
+        if not self._seen:
+            return {}
+        least = min(gib for _, gib in self._seen)
+        found: dict[str, float] = {}
+        for worker, start, end in _work(timeline):
+            inside = [gib - least for at, gib in self._seen if start <= at <= end]
+            if inside:
+                found[worker] = max(found.get(worker, 0.0), *inside)
+        return found
+
+
+def _work(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
+    for span in timeline.rows():
+        if span.kind == SpanKind.RUN and span.track.worker != DRIVER:
+            yield span.track.worker, span.start_ns, span.end_ns

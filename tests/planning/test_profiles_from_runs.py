@@ -1,0 +1,213 @@
+"""Profiles read off timelines: simulated ones, whose durations are known exactly, and traces of other tools."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.fitting import fitted, profile_from_run, profile_from_trace
+from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import plan as search
+from rlinf_lab.planning.profile import RankRule
+from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+MS = 1_000_000
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+class Stage(Worker):
+    def produce(self, out: Outbox) -> None: ...
+    def convert(self, inbox: Inbox, out: Outbox) -> None: ...
+    def collect(self, actions: Inbox, out: Outbox, results: Outbox) -> None: ...
+    def act(self, inbox: Inbox, out: Outbox) -> None: ...
+    def train(self, inbox: Inbox) -> None: ...
+    def load(self) -> None: ...
+
+
+def stages() -> Workflow:
+    flow = Workflow("stages")
+    first, second = flow.channel("first", capacity=None), flow.channel("second", capacity=None)
+    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.produce(first)
+        b.convert(first, second)
+        c.train(second)
+        c.load()
+
+    return flow
+
+
+def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
+    """24 items: 2 ms each in a, the last two 10 ms; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
+
+    def produce(turn):
+        for i in range(24):
+            yield run((10 if i >= 22 else 2) * MS)
+            yield put("first")
+
+    def convert(turn):
+        while n := (yield get("first")):
+            yield run((5 + n) * MS)
+            yield put("second", 2 * n)
+
+    def train(turn):
+        while n := (yield get("second")):
+            yield run(3 * n * MS)
+        yield run(30 * MS)
+
+    def load(turn):
+        yield run(6 * MS)
+
+    calls = [
+        SimCall("a", "produce", produce, writes=("first",)),
+        SimCall("b", "convert", convert, reads=("first",), writes=("second",), starts_on_device=False),
+        SimCall("c", "train", train, reads=("second",), starts_on_device=False),
+        SimCall("c", "load", load),
+    ]
+    return Simulator(flow.graph, plan).simulate(calls, iterations)
+
+
+def observed(flow: Workflow, **fields) -> Observed:
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1], **fields)
+    return Observed.of(flow.graph, plan, timeline(flow, plan))
+
+
+def test_samples_are_what_was_simulated() -> None:
+    flow = stages()
+    profile = fitted([observed(flow), observed(flow, chunks={"first": 6, "second": 12})], name="s")
+    assert profile.items == 48  # the most that pass a channel: b makes two of one
+    a, b, c = (profile.workers[w].samples for w in "abc")
+    assert [(s.devices, s.items, s.seconds) for s in a] == [(1, 48, pytest.approx(0.064))]
+    assert [(s.items, s.seconds) for s in b] == [(12, pytest.approx(0.011)), (48, pytest.approx(0.029))]
+    # What follows the last batch, and the other call, are shared out over the batches.
+    assert [(s.items, s.seconds) for s in c] == [(12, pytest.approx(0.036 + 0.009)), (48, pytest.approx(0.144 + 0.036))]
+    assert [(e.producer, e.consumer, e.items) for e in profile.edges] == [("a", "b", 24), ("b", "c", None)]
+    assert profile.workers["a"].ranks == RankRule(counts=(1,))
+
+
+def test_output_curves_show_the_tail() -> None:
+    (sample,) = fitted([observed(stages())]).workers["a"].samples
+    assert sample.outputs[0] == (pytest.approx(0.002), pytest.approx(1 / 24)) and sample.outputs[-1] == (pytest.approx(0.064), 1.0)
+    assert all(x[0] < y[0] and x[1] < y[1] for x, y in zip(sample.outputs, sample.outputs[1:], strict=False))
+    (sample,) = fitted([observed(stages())], generators={"a": 900.0}).workers["a"].samples
+    profile = fitted([observed(stages())], generators={"a": 900.0})
+    assert profile.workers["a"].kind == "generation" and profile.weights == "tokens"
+    assert profile.workers["a"].lengths is not None and profile.workers["a"].lengths.completion == sample.outputs
+    with pytest.raises(PlanError, match="put its outputs all at once"):
+        fitted([observed(stages())], generators={"b": 900.0})
+    with pytest.raises(UnknownNameError, match="generators"):
+        fitted([observed(stages())], generators={"x": 1.0})
+
+
+def test_two_ranks_share_a_batch() -> None:
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES, {"b": 2}, chunks={"first": 12, "second": 48})
+    two = Observed.of(flow.graph, plan, timeline(flow, plan))
+    assert [(s.devices, s.items, s.seconds) for s in two.samples("b", 48)] == [(2, 48, pytest.approx(0.017))]
+    alone = ExecutionPlan.temporal(flow, DEVICES, {"b": 2})  # the first rank takes everything: one device worked
+    assert [(s.devices, s.seconds) for s in Observed.of(flow.graph, alone, timeline(flow, alone)).samples("b", 48)] == [(1, pytest.approx(0.029))]
+
+
+def test_cells_are_measured_by_the_step() -> None:
+    flow = Workflow("cell")
+    obs, act, results = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("results", whole=True)
+    env, policy, learner = (flow.worker(Stage, name=n) for n in ("env", "policy", "learner"))
+
+    @flow.iteration
+    def iteration() -> None:
+        env.collect(act, obs, results)
+        policy.act(obs, act)
+        learner.train(results)
+
+    def observe(k: int) -> Observed:
+        plan = ExecutionPlan.temporal(flow, DEVICES[:1], sub_batches={"env": k}, chunks={"obs": 1})
+
+        def collect(turn):
+            for step in range(20):
+                for slot in range(k):
+                    if step:
+                        yield get("act", 1, slot)
+                    yield run((4 + 8 // k) * MS)
+                    yield put("obs")
+            for slot in range(k):
+                yield get("act", 1, slot)
+                yield put("results")
+
+        def answer(turn):
+            step = 0
+            while n := (yield get("obs")):
+                yield run((2 + 6 * n // k) * MS)
+                for _ in range(n):
+                    yield put("act", 1, step % k)
+                    step += 1
+
+        def train(turn):
+            yield get("results", ALL)
+            yield run(100 * MS)
+
+        calls = [
+            SimCall("env", "collect", collect, reads=("act",), writes=("obs", "results")),
+            SimCall("policy", "act", answer, reads=("obs",), writes=("act",), starts_on_device=False),
+            SimCall("learner", "train", train, reads=("results",), starts_on_device=False),
+        ]
+        return Observed.of(flow.graph, plan, Simulator(flow.graph, plan).simulate(calls, 3))
+
+    profile = fitted([observe(1), observe(2)], items=32)
+    env_, policy_ = profile.workers["env"], profile.workers["policy"]
+    assert (env_.kind, policy_.kind, env_.calls, policy_.calls) == ("simulator", "batch", 20, 20)
+    assert [(s.items, s.seconds) for s in env_.samples] == [(16, pytest.approx(0.008)), (32, pytest.approx(0.012))]
+    assert [(s.items, s.seconds) for s in policy_.samples] == [(16, pytest.approx(0.005)), (32, pytest.approx(0.008))]
+    assert [(e.producer, e.consumer, e.whole) for e in profile.edges] == [("env", "policy", False), ("policy", "env", False), ("env", "learner", True)]
+    # One device, in turns: 20 (12 + 8) ms and 100 ms of training.
+    assert search(profile, 1).best.candidate.searched == pytest.approx(0.5)
+
+
+def test_a_finished_run_becomes_a_profile() -> None:
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    profile = profile_from_run(flow, plan, timeline(flow, plan))
+    assert "run under temporal" in profile.name and search(profile, 1).best.seconds == pytest.approx(0.064 + 0.029 + 0.18)
+    with pytest.raises(PlanError, match="Next: run two iterations"):
+        profile_from_run(flow, plan, timeline(flow, plan, 1))
+    other = Workflow("other")
+    a, x, channel = other.worker(Stage, name="a"), other.worker(Stage, name="x"), other.channel("first")
+
+    @other.iteration
+    def iteration() -> None:
+        a.produce(channel)
+        x.train(channel)
+
+    with pytest.raises(PlanError, match="no span of 'x'"):
+        profile_from_run(other, plan, timeline(flow, plan))
+
+
+def test_traces_of_other_tools(tmp_path: Path) -> None:
+    """Two iterations: two rollout lanes of which one has the tail, a trainer."""
+    events = []
+    for i in range(2):
+        at = i * 1_000_000
+        for lane, seconds in ((1, 300_000), (2, 420_000)):
+            events.append({"ph": "X", "name": "generate_sequences", "ts": at, "dur": seconds, "pid": 1, "tid": lane})
+        events.append({"ph": "X", "name": "update_actor", "ts": at + 420_000, "dur": 250_000, "pid": 2, "tid": 1})
+        events.append({"ph": "X", "name": "inner", "ts": at + 430_000, "dur": 1_000, "pid": 2, "tid": 1})
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
+    trace = Timeline.open(tmp_path / "trace.json")
+    profile = profile_from_trace(trace, {"rollout": "generate*", "actor": "update*"}, 512, [("rollout", "actor")], iterations=2)
+    assert [(s.devices, s.items, s.seconds) for s in profile.workers["rollout"].samples] == [(2, 512, pytest.approx(0.42))]
+    assert profile.workers["actor"].samples[0].seconds == pytest.approx(0.25) and search(profile, 2).best.seconds > 0
+    eight = profile_from_trace(trace, {"rollout": "generate*", "actor": "update*"}, 512, [("rollout", "actor")], iterations=2, devices={"actor": 8})
+    assert eight.workers["actor"].samples[0].devices == 8
+    with pytest.raises(PlanError, match=r"matches 'gen_\*' \(worker 'rollout'\)\. Spans there: generate_sequences, inner, update_actor"):
+        profile_from_trace(trace, {"rollout": "gen_*"}, 512, [])
+    with pytest.raises(PlanError, match="iterations=0"):
+        profile_from_trace(trace, {}, 512, [], iterations=0)

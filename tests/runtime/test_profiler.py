@@ -1,0 +1,121 @@
+"""`lab.profile` on real workers: what is measured, kept, flagged and refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+
+import pytest
+from flows import cell_flow
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.fingerprint import Fingerprint
+
+CALLS: list[str] = []
+
+
+class Sampler(lab.Worker):
+    def setup(self) -> None:
+        self.weights = bytearray(40 << 20)
+        self.weights[::4096] = b"x" * len(self.weights[::4096])  # touched, so that it is really there
+
+    def onload(self) -> None:
+        CALLS.append("onload")
+        time.sleep(0.03)
+
+    def offload(self) -> None:
+        CALLS.append("offload")
+        time.sleep(0.01)
+
+    def sample(self, out: lab.Outbox) -> None:
+        for i in range(16):
+            self.compute(0.012 if i == 15 else 0.002)
+            out.put(i)
+
+
+class Trainer(lab.Worker):
+    def train(self, inbox: lab.Inbox) -> None:
+        for batch in inbox:
+            if len(batch) == 4 and getattr(self, "fragile", False):
+                raise ValueError("four")
+            self.compute(0.01 + 0.002 * len(batch))
+
+
+class Fragile(Trainer):
+    fragile = True
+
+
+def flow(trainer: type[lab.Worker] = Trainer) -> lab.Workflow:
+    made = lab.Workflow("sampling")
+    samples = made.channel("samples", capacity=None)
+    sampler, learner = made.worker(Sampler, name="sampler"), made.worker(trainer, name="trainer")
+
+    @made.iteration
+    def iteration(n: int = 0) -> None:
+        sampler.sample(samples)
+        learner.train(samples)
+
+    return made
+
+
+def test_workers_are_measured() -> None:
+    CALLS.clear()
+    made = flow()
+    profile = lab.profile(made, ["cpu:0", "cpu:1"], ranks={"trainer": [1, 2]}, iterations=2, generators={"sampler": 512}, progress=False)
+    assert profile.items == 16 and profile.name == "sampling" and profile.stale() == ()
+    sampler, trainer = profile.workers["sampler"], profile.workers["trainer"]
+    # Times on a busy machine: never shorter than what was computed.
+    assert sampler.samples[0].seconds >= 15 * 0.002 + 0.012 and sampler.kind == "generation"
+    assert sampler.samples[0].outputs[-1][1] == 1.0 and len(sampler.samples[0].outputs) == 16
+    assert {(s.devices, s.items) for s in trainer.samples} >= {(1, 4), (1, 16), (2, 16)}
+    assert min(s.seconds for s in trainer.samples) >= 0.018
+    assert 0.03 < sampler.memory.resident_gib < 0.3 and sampler.onload_s >= 0.03 and sampler.offload_s >= 0.01
+    assert CALLS == ["offload", "onload"] * 2
+    assert sampler.ranks.most == 1 and trainer.ranks.most == 0
+    plans = lab.plan(made, ["cpu:0", "cpu:1"], profile)
+    finished = lab.run(made, plans.best, iterations=2, dashboard=False)
+    assert len(finished.wait(60)) == 2 and finished.plan == plans.best.execution
+
+
+def test_cells_are_measured_with_half_batches() -> None:
+    profile = lab.profile(cell_flow(), ["cpu:0", "cpu:1"], ranks={"sim": [1, 2]}, items=8, iterations=1, progress=False)
+    assert {(s.devices, s.items) for s in profile.workers["sim"].samples} == {(1, 4.0), (1, 8.0), (2, 8.0)}
+    assert {s.items for s in profile.workers["policy"].samples} == {4.0, 8.0} and profile.workers["sim"].calls == 6
+
+
+def test_a_profile_is_kept_and_flagged_when_stale(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "profile.json"
+    first = lab.profile(flow(), ["cpu:0"], iterations=1, path=path, progress=False)
+    assert lab.profile(flow(), ["cpu:0"], path=path) == first  # read, not measured
+    data = json.loads(path.read_text())
+    data["fingerprint"]["cores"] = 999
+    path.write_text(json.dumps(data))
+    again = lab.profile(flow(), ["cpu:0"], iterations=1, path=path, progress=False)
+    assert "cores were 999" in capsys.readouterr().out and again.fingerprint.cores != 999
+    elsewhere = dataclasses.replace(Fingerprint.here(), processor="another")
+    assert any("profile is stale: processor was" in n for n in lab.plan(again.replace(fingerprint=elsewhere), 1).notes)
+
+
+def test_a_variation_that_fails_is_noted() -> None:
+    profile = lab.profile(flow(Fragile), ["cpu:0"], iterations=1, progress=False)
+    assert [s.items for s in profile.workers["trainer"].samples] == [16.0]
+    assert profile.notes[0].startswith("smaller batches: not measured, Worker 'trainer' rank 0 failed in train(): ValueError: four")
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    with pytest.raises(PlanError, match="takes a Workflow"):
+        lab.profile("flow")  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=r"'trainer' has 3 ranks on 1 devices\. Next: 1 to 1"):
+        lab.profile(flow(), ["cpu:0"], ranks={"trainer": [3]})
+    with pytest.raises(UnknownNameError, match="Did you mean 'trainer'"):
+        lab.profile(flow(), ["cpu:0"], ranks={"trainr": [1]})
+    with pytest.raises(PlanError, match="iterations=0"):
+        lab.profile(flow(), ["cpu:0"], iterations=0)
+
+
+def test_a_progress_bar(capsys: pytest.CaptureFixture) -> None:
+    lab.profile(flow(), ["cpu:0"], iterations=1)
+    assert "profile: 100%" in capsys.readouterr().err
