@@ -48,6 +48,16 @@ class Timeline(SpanStore):
 
         return tables.to_pandas(self.snapshot())
 
+    def sql(self, query: str) -> pd.DataFrame:
+        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations`` and ``counters``.
+
+        ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises `TimelineError` for a query
+        that DuckDB refuses, `MissingDependencyError` without DuckDB.
+        """
+        from rlinf_lab.timeline import query as queries
+
+        return queries.sql(self.snapshot(), query)
+
     def counters(self) -> pd.DataFrame:
         """One row per counter sample: name, time_ns, value."""
         from rlinf_lab.timeline import tables

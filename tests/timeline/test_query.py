@@ -1,0 +1,59 @@
+"""SQL over a timeline agrees with its own tables; without DuckDB the error says what to install."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+from typing import Any
+
+import pytest
+
+from rlinf_lab.errors import MissingDependencyError, TimelineError
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+K = SpanKind
+QUERY = "select worker, count(*) as n, sum(seconds) as seconds from spans where kind = 'run' group by all order by worker"
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
+    a, b, driver = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 1, ("cpu:1",)), recorder.track("driver", 0)
+    for i in range(50):
+        recorder.add(a, K.RUN, recorder.name("step"), 100 * i, 100 * i + 60, i // 10)
+        recorder.add(b, (K.GET, K.RUN)[i % 2], recorder.name("act"), 100 * i, 100 * i + 90, i // 10, 1, 0, recorder.channel("obs"), i)
+    for i in range(5):
+        recorder.add(driver, K.MARK, recorder.name("iteration"), 1000 * i, 1000 * i + 1000, i)
+    recorder.counter("cpu:0 %", 7, 12.5)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_answers_agree_with_the_tables_of_the_timeline(timeline: Timeline) -> None:
+    if importlib.util.find_spec("duckdb") is None:
+        with pytest.raises(MissingDependencyError, match="pip install duckdb"):
+            timeline.sql(QUERY)
+        return
+    found = timeline.sql(QUERY)
+    assert found["worker"].tolist() == ["a", "b"] and found["n"].tolist() == [50, 25]
+    assert found["seconds"].tolist() == pytest.approx([50 * 60e-9, 25 * 90e-9])
+    causes = timeline.sql("select cause, sum(ns) as ns from bubbles group by all").set_index("cause")["ns"]
+    assert causes.to_dict() == timeline.bubbles().set_index("cause")["ns"].to_dict()
+    joined = timeline.sql("select i.iteration, count(*) as n from iterations i join spans s using (iteration) where s.kind = 'run' group by all order by 1")
+    assert joined["n"].tolist() == [15] * 5
+    assert timeline.sql("select value from counters")["value"].tolist() == [12.5]
+    with pytest.raises(TimelineError, match=r"(?s)wrker.*describe spans"):
+        timeline.sql("select wrker from spans")
+
+
+def test_without_duckdb_the_error_says_what_to_install(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name == "duckdb":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingDependencyError, match=r"pip install duckdb.*to_pandas"):
+        timeline.sql(QUERY)
