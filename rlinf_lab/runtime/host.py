@@ -376,6 +376,10 @@ class Host(Scheduler):
         start = self._spans.end_run(process)
         process.items, process.queue, process.getting = items, queue, False
         self._post(process, Event.PUT, queue.index, len(items), f"room in channel {queue.name.channel!r}")
+        if queue.stub:
+            # Another thread may be sending the items right now; the caller is free to change them when put() has returned.
+            self._send_all()
+            self._raise_if_interrupted(process)
         self._spans.resumed(process, SpanKind.PUT, start, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
@@ -390,7 +394,7 @@ class Host(Scheduler):
     def _store(self, process: Process, first: int) -> None:
         queue = process.queue
         assert queue is not None
-        process.first = first
+        process.first = first if self._router.is_numbered(queue.name.channel) else -1
         queue.put += len(process.items)
         if queue.stub:
             self.say(queue.name.home, ("put", queue.name, process.items, self.name))
@@ -400,7 +404,7 @@ class Host(Scheduler):
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue
         assert queue is not None
-        process.first = lo if hi > lo else -1
+        process.first = lo if hi > lo and self._router.is_numbered(queue.name.channel) else -1
         queue.taken += hi - lo
         credit: dict[str, int] = {}
         for _ in range(hi - lo):
@@ -473,8 +477,11 @@ class Host(Scheduler):
 
     def flush(self) -> None:
         """Send what has been decided, in that order; outside the mutex, so that a full socket blocks only the sender."""
-        if not self._outgoing:
-            return
+        if self._outgoing:
+            self._send_all()
+
+    def _send_all(self) -> None:
+        """When it returns, everything decided before has been pickled and handed to the links, by whichever thread."""
         with self._sending:
             while self._outgoing:
                 host, message = self._outgoing.popleft()

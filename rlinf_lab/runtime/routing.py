@@ -15,6 +15,7 @@ class Router:
     def __init__(self, layout: Layout, place: dict[tuple[str, int], str], here: str) -> None:
         self._layout, self._place, self._here = layout, place, here
         self._homes: dict[str, list[str]] = {}
+        self._producing: dict[str, set[str]] = {}
         self._turn = itertools.count()
 
     def read(self, worker: str, rank: int, channel: str, iteration: int, key: int) -> QueueId:
@@ -46,8 +47,18 @@ class Router:
         The home itself looks at the true depth, so a channel between hosts holds less than twice its capacity.
         """
         capacity = self._layout.capacity(channel)
-        hosts = {self._place[w, r] for w in self._layout.graph.producers(channel) for r in range(self._layout.ranks(w))}
-        return None if capacity is None else max(1, capacity // max(1, len(hosts)))
+        return None if capacity is None else max(1, capacity // max(1, len(self.producing(channel))))
+
+    def producing(self, channel: str) -> set[str]:
+        """The hosts where this channel has producers."""
+        if channel not in self._producing:
+            producers = self._layout.graph.producers(channel)
+            self._producing[channel] = {self._place[w, r] for w in producers for r in range(self._layout.ranks(w))}
+        return self._producing[channel]
+
+    def is_numbered(self, channel: str) -> bool:
+        """Whether producer and consumer count the same items: with several hosts at one end each counts its own."""
+        return self._layout.sharded(channel) or (len(self.producing(channel)) == 1 and len(self.homes(channel)) == 1)
 
     def home(self, channel: str, shard: int) -> str:
         """Where the next item goes; consumers on several hosts are served in turn."""

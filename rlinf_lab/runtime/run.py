@@ -59,6 +59,7 @@ class Run:
         self._go = threading.Event()
         self._go.set()
         self._stop = threading.Event()
+        self._broken: BaseException | None = None  # what the pump could not collect
         self._ended = threading.Event()
         self._listeners: list[Callable[[Run], None]] = []
         self._sampler = UtilisationSampler(executor.driver_host.recorder)
@@ -256,10 +257,16 @@ class Run:
 
     def _pumping(self) -> None:
         while not self._ended.wait(PUMP_SECONDS):
-            self._collect()
+            try:
+                self._collect()
+            except Exception as error:  # a full disk, say; what was not collected is gone, so the run is not worth going on
+                self._broken = error
+                self.stop(wait=False)
+                return
             self._tell()
 
     def _collect(self) -> None:
+        """Take what was recorded and logged since the last time."""
         with self._lock:
             for batch, offset_ns in self._executor.drain():
                 if len(batch):
@@ -288,13 +295,16 @@ class Run:
         try:
             ended = self._executor.stop()
             self.left_behind = ended.late
-            problem: BaseException | None = next(iter(ended.errors), None)
+            problem = self._broken or next(iter(ended.errors), None)
         except BaseException as error:
             problem = error
         if problem is not None:
             self.error = self.error or problem
             outcome = "failed"
-        self._collect()
+        try:
+            self._collect()
+        except Exception as error:
+            self.error, outcome = self.error or error, "failed"
         self._seconds = time.monotonic() - self._started_at
         self.state = outcome
         self._ended.set()

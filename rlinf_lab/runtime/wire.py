@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -206,11 +205,10 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         with host._mutex:
             host._sent -= 1
             putter = next((p for p in host._processes if p.items is items and p.call is not None), None)
-            if putter is not None and putter.thread == threading.get_ident():
-                putter.error = error  # it is about to look, and raises where the user wrote put()
+            if putter is not None:
+                putter.error = error  # it looks when everything is sent, and raises where the user wrote put()
                 return
-        who = (putter.worker, putter.rank) if putter else ("?", 0)
-        host.report(WorkerError.of(*who, "put", error, f"an item put into channel {name.channel!r}, on its way to {to!r}"))
+        host.report(WorkerError.of("?", 0, "put", error, f"an item put into channel {name.channel!r}, on its way to {to!r}"))
     else:
         raise error
 

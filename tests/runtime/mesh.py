@@ -26,12 +26,12 @@ NEWS_SECONDS = 0.002
 class MeshExecutor:
     """See `session.Executor`. Messages are pickled and delivered in order by one thread for each receiving host.
 
-    ``delay``: longest pause before a delivery, in seconds (drawn with ``seed``).
+    ``delay``: longest pause before a delivery, in seconds (drawn with ``seed``); ``slow_sending``: before a message is pickled.
     """
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0) -> None:
         self.flow, self.layout = flow, checked_layout(flow.graph, plan)
-        self._rng, self._delay = random.Random(seed), delay
+        self._rng, self._delay, self._slow_sending = random.Random(seed), delay, slow_sending
         clock = MonotonicClock()
         place = place_hosts(self.layout)
         self.recorders = {name: Recorder(name, clock) for name in sorted(set(place.values()))}
@@ -43,7 +43,12 @@ class MeshExecutor:
         self._threads.append(threading.Thread(target=self._news, daemon=True))
 
     def _sender(self, sender: str) -> Any:
-        return lambda to, message: self._boxes[to].put(pickle.dumps(message))
+        def send(to: str, message: tuple) -> None:
+            if self._slow_sending:
+                time.sleep(self._rng.random() * self._slow_sending)
+            self._boxes[to].put(pickle.dumps(message))
+
+        return send
 
     def _deliver(self, name: str) -> None:
         while (data := self._boxes[name].get()) is not None:

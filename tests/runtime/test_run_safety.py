@@ -193,3 +193,16 @@ def test_what_is_no_picture_is_refused_where_it_was_shown(image: Any) -> None:
     flow, plan = alone(Odd, "show", image)
     with pytest.raises(WorkerError, match=r"w\[0\]: frame\(\) got an array of shape .* Next: give one picture"):
         run(flow, plan, 1).wait(20)
+
+
+def test_what_cannot_be_collected_fails_the_run_instead_of_hanging_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = alone(Odd, "sleep", 0.02)
+    broken = run(flow, plan, 200)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(broken.timeline, "extend", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        broken.wait(20)
+    assert broken.state == "failed"

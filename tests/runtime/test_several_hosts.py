@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
@@ -272,3 +273,37 @@ def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.Monke
     assert executor.stop() == Ended()
     with pytest.raises(ExecutorError, match="The session has ended"):
         step_within(session, False)
+
+
+class Reuser(Worker):
+    """Writes into the same array again as soon as put() has returned."""
+
+    def make(self, count: int, out: Outbox) -> None:
+        array = np.zeros(100)
+        for i in range(count):
+            array[:] = i
+            out.put((i, array))
+
+    def torn(self, first: Inbox, second: Inbox) -> int:
+        return sum(int((array != i).any()) for inbox in (first, second) for batch in inbox for i, array in batch)
+
+
+@pytest.mark.parametrize("capacity", [1, None])
+def test_what_is_written_after_put_has_returned_does_not_travel(capacity: int | None) -> None:
+    flow = Workflow("reuse")
+    one, two = flow.channel("one", capacity=capacity), flow.channel("two", capacity=capacity)
+    a, b, c, _ = (flow.worker(Reuser, name=name) for name in ("a", "b", "c", "both"))
+
+    @flow.iteration
+    def iteration() -> Any:
+        a.make(150, one)
+        b.make(150, two)
+        return c.torn(one, two)
+
+    # "both" makes one host of the devices of a and b: two threads that send
+    placements = {"a": ((0,),), "b": ((1,),), "c": ((2,),), "both": ((0, 1),)}
+    executor = MeshExecutor(flow, ExecutionPlan("reuse", ("cpu:0", "cpu:1", "cpu:2"), placements), slow_sending=0.001)
+    assert executor.driver_host.place["a", 0] == executor.driver_host.place["b", 0] != executor.driver_host.place["c", 0]
+    executor.start()
+    assert step_within(Session(executor)) == 0
+    assert executor.stop() == Ended()
