@@ -72,5 +72,5 @@ def _curve(key: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(key)}: {values[-1]:.3g} ({low:.3g} to {high:.3g})</text>'
-        f'<polyline fill="none" stroke="#1e69b4" stroke-width="1.75" points="{points}"/></svg>'
+        f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )

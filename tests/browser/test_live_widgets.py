@@ -186,6 +186,26 @@ def test_reload_brings_the_history_back_once(jupyterlab: Any) -> None:
     lab.wait_until(lambda: data(lab, ".rl-timeline", "spans") == spans, "the same number of spans")
 
 
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
+    """`jupyter nbconvert --to html` of a saved notebook: no widget runs there, the picture of the end is seen."""
+    from nbconvert import HTMLExporter
+
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("converted", [DASHBOARD]))
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40", "40 iterations")
+    lab.save()
+    html, _ = HTMLExporter(theme=theme).from_filename(str(jupyterlab.root / "converted.ipynb"))
+    (tmp_path / "converted.html").write_text(html, encoding="utf-8")
+    page = jupyterlab.open_file(tmp_path / "converted.html", theme=theme)
+    picture = page.locator('svg[role="img"]').last
+    picture.scroll_into_view_if_needed()
+    page.screenshot(path=str(Path(__file__).resolve().parents[2] / "test-artifacts" / f"nbconvert-{theme}.png"))
+    assert {"cpu:0", "simulator", "starved"} <= set(picture.locator("text").all_text_contents())
+    assert picture.bounding_box()["width"] > 600
+    assert page.get_by_text("Meta-World button-press").last.is_visible()
+
+
 def test_page_without_a_kernel(jupyterlab: Any, tmp_path: Path) -> None:
     sample = SampleRun()
     for _ in range(12):
