@@ -226,6 +226,10 @@ class ExecutionPlan:
             raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
 
+    def __hash__(self) -> int:
+        """Equal plans are equal in these, too; the mappings cannot be hashed."""
+        return hash((self.name, self.devices, self.fused))
+
     def __repr__(self) -> str:
         lines = [f"ExecutionPlan {self.name!r} on {len(self.devices)} devices: {some(self.devices)}"]
         for worker in self.placements:

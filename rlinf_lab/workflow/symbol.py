@@ -104,11 +104,15 @@ class Symbol:
     def __format__(self, spec: str) -> str:
         return f"<{self._text}>"
 
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise WorkflowError(
-            f"{self!r} cannot become an array while the loop is traced. Next: compute with it as it is (numpy's functions take it), or move "
-            f"this work into a worker's method."
-        )
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """For numpy, which is loaded when it asks: the symbol as an object, or the stand-in where a kind of number is wanted."""
+        import numpy as np
+
+        if dtype is not None and np.dtype(dtype) != np.dtype(object):
+            return np.array(self._live().number(), dtype)
+        made = np.empty((), object)
+        made[()] = self
+        return made
 
     def __reduce__(self) -> NoReturn:
         raise WorkflowError(

@@ -6,6 +6,7 @@ A value that only exists at run time is a `Symbol`. Where the loop branches on o
 
 from __future__ import annotations
 
+import dis
 import inspect
 import linecache
 import pathlib
@@ -182,7 +183,8 @@ def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1, 
     """The paths that come to their end, those that fail, and a failure that counts.
 
     It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible (`if first: x = ...`
-    and later `if first: use(x)`). ``again``: what the second of two iterations does.
+    and later `if first: use(x)`); nor does what the function itself raises (`assert loss < 10`) where it need not.
+    ``again``: what the second of two iterations does.
     """
     open_: list[tuple[list[bool], tuple[Site, bool] | None]] = [([], None)]
     tracers: list[Tracer] = []
@@ -202,7 +204,7 @@ def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1, 
         else:
             failed.append((tracer, error))
         open_ += tracer.turns()
-    counts = (error for tracer, error in failed if not tracers or not tracer.ways() <= taken)
+    counts = (error for tracer, error in failed if not tracers or not (tracer.ways() <= taken or _deliberate(flow, error)))
     return tracers, [tracer for tracer, _ in failed], next(counts, None)
 
 
@@ -219,12 +221,23 @@ def _once(body: Callable[..., Any], tracer: Tracer, parameters: list[inspect.Par
     return None
 
 
+def _deliberate(flow: Workflow, error: Exception) -> bool:
+    """Whether a ``raise`` or ``assert`` of the iteration function itself has ended the path."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = getattr(inspect.unwrap(flow.body), "__code__", None)
+    if trace is None or trace.tb_frame.f_code is not code:
+        return False
+    return any(i.offset == trace.tb_lasti and i.opname == "RAISE_VARARGS" for i in dis.get_instructions(code))
+
+
 def _untraceable(flow: Workflow, error: Exception) -> WorkflowError:
     return WorkflowError(
         f"The dry run of workflow {flow.name!r} failed in {_line(flow, error)}: {type(error).__name__}: {error}\n"
         f"The iteration function is run once on symbols instead of values, to see which worker calls what; they take part in arithmetic, "
-        f"comparisons and branches. Next: move what needs real values (files, plots, conversions) into a worker's method, or return the "
-        f"value and use it after the step."
+        f"comparisons and branches. Next: convert it first (float(value) gives a stand-in), move what needs real values (files, plots) into "
+        f"a worker's method, or return the value and use it after the step."
     )
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, WorkflowError
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
@@ -181,10 +181,16 @@ class Workflow:
         self.__dict__.pop("graph", None)
 
     def __repr__(self) -> str:
+        parts = f"{counted(len(self.workers), 'worker')}, {counted(len(self.channel_specs), 'channel')}"
         if self._body is None:
-            parts = f"{counted(len(self.workers), 'worker')}, {counted(len(self.channel_specs), 'channel')}"
             return f"Workflow({self.name!r}: {parts}, no iteration yet)"
-        return repr(self.graph)
+        try:
+            return repr(self.graph)
+        except RlinfLabError as error:
+            return f"Workflow({self.name!r}: {parts}; its iteration cannot be traced. {str(error).splitlines()[0]})"
 
     def _repr_html_(self) -> str | None:
-        return None if self._body is None else self.graph._repr_html_()
+        try:
+            return None if self._body is None else self.graph._repr_html_()
+        except RlinfLabError:  # the text says why there is no picture
+            return None

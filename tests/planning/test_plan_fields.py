@@ -107,6 +107,7 @@ def test_the_plan_that_the_others_are_made_from_runs() -> None:
     assert plan.placements["sink"] == ((0, 1),) and plan.fused == (("left", "right"),)
     assert plan == ExecutionPlan(**whole_plan()) == pickle.loads(pickle.dumps(plan)) == copy.deepcopy(plan)
     assert json.loads(plan.to_json()) == whole_plan()
+    assert len({plan, ExecutionPlan(**whole_plan()), ExecutionPlan(**{**whole_plan(), "name": "other"})}) == 2
 
 
 def test_numpy_numbers_are_numbers_and_mappings_are_copied() -> None:

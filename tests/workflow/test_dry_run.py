@@ -89,8 +89,8 @@ def test_a_symbol_gives_a_number_where_python_insists_on_one() -> None:
     del s["a"]
     with s as entered:
         assert isinstance(entered, Symbol)
-    with pytest.raises(WorkflowError, match="cannot become an array"):
-        np.asarray(s)
+    assert isinstance(np.mean([s, s, 3.0]), Symbol) and isinstance(np.asarray(s)[()], Symbol)
+    assert np.asarray([s, s], np.float32).tolist() == [1.0, 1.0] and np.array(s, dtype=int) == 1
     with pytest.raises(WorkflowError, match="cannot be copied or sent"):
         pickle.dumps(s)
 
@@ -175,6 +175,30 @@ def test_branches_that_belong_together_are_no_error() -> None:
 
     assert worker_calls(body) == {"w0", "w1"}
     assert methods(lambda w: (w.step(1), w.step(2))) == ["step", "step"]
+
+
+def test_assertions_and_refusals_of_the_loop_are_no_error() -> None:
+    flow = Workflow("w")
+    a, b = flow.worker(Any_, name="a"), flow.worker(Any_, name="b")
+
+    @flow.iteration
+    def iteration():
+        loss = a.step().wait()
+        assert loss < 10, "diverged"
+        if loss != loss:
+            raise FloatingPointError("not a number")
+        b.step()
+
+    assert [s.worker for s in flow.graph.program] == ["a", "b"]
+
+    @flow.iteration
+    def never():
+        a.step()
+        raise RuntimeError("always")
+
+    with pytest.raises(WorkflowError, match=r"`raise RuntimeError\(\"always\"\)`: RuntimeError: always"):
+        _ = flow.graph
+    assert repr(flow).startswith("Workflow('w': 2 workers, 0 channels; its iteration cannot be traced. The dry run") and flow._repr_html_() is None
 
 
 def test_a_wrong_call_in_a_branch_is_found_before_the_run() -> None:
