@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.channel import Channel
+from rlinf_lab.workflow.declaration import signature_of
 from rlinf_lab.workflow.handles import Dispatcher, Handle, Ref
 from rlinf_lab.workflow.structure import Path, rebuilt
 from rlinf_lab.workflow.symbol import Symbol
@@ -91,7 +92,7 @@ def bind(
 ) -> CallSpec:
     """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
     declaration = flow.declaration(worker)
-    signature = inspect.signature(declaration.function(method))
+    signature = signature_of(declaration.function(method))
     try:
         bound = signature.bind(None, *args, **kwargs)  # None stands for self
     except TypeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 import textwrap
@@ -43,11 +44,8 @@ class Declaration:
         if (method.startswith("_") and method != "__call__") or not inspect.isfunction(function):
             advice = "Call the worker itself, it is one function." if self.cls is FunctionWorker else ""
             raise UnknownNameError.of(who, method, self.methods(), advice)
-        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise WorkflowError(f"{method!r}, a {who}, {would_not_run(function)}")
-        first = next(iter(inspect.signature(function).parameters.values()), None)
-        if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-            raise WorkflowError(f"{method!r}, a {who}, takes no self. Next: `def {method}(self, ...)`.")
+        if fault := _fault(function):
+            raise WorkflowError(f"{method!r}, a {who}, {fault}")
         return function
 
     def methods(self) -> list[str]:
@@ -57,7 +55,7 @@ class Declaration:
 
     def signature(self, method: str) -> str:
         """The method's parameters as written, without self."""
-        parameters = list(inspect.signature(self.function(method)).parameters.values())[1:]
+        parameters = list(signature_of(self.function(method)).parameters.values())[1:]
         return f"({', '.join(str(p.replace(annotation=_as_written(p.annotation))) for p in parameters)})"
 
     def __repr__(self) -> str:
@@ -70,6 +68,23 @@ class Declaration:
         if method not in self._starts:
             self._starts[method] = _starts_on_device(self.function(method))
         return self._starts[method]
+
+
+@functools.lru_cache(1024)
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+    """Of a worker's method, self included. Every call asks; inspecting takes fifty times as long as remembering."""
+    return inspect.signature(function)
+
+
+@functools.lru_cache(1024)
+def _fault(function: Callable[..., Any]) -> str:
+    """Why a method cannot be called from a loop; "" when it can."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return would_not_run(function)
+    first = next(iter(signature_of(function).parameters.values()), None)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        return f"takes no self. Next: `def {function.__name__}(self, ...)`."
+    return ""
 
 
 class _Written:

@@ -191,8 +191,10 @@ def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1, 
     failed: list[tuple[Tracer, Exception]] = []
     taken: set[tuple[Site, bool] | None] = set()
     while open_ and len(tracers) + len(failed) < MAX_PATHS:
-        fresh = next((i for i, (_, way) in enumerate(open_) if way not in taken), 0)
-        decisions, _ = open_.pop(fresh)
+        fresh = next((i for i, (_, way) in enumerate(open_) if way not in taken), None)
+        if fresh is None and (again or not one):  # combinations of branches matter to the first look only
+            break
+        decisions, _ = open_.pop(fresh or 0)
         body, _ = isolated(flow.body)
         if again:
             _once(body, Tracer(flow, (), one), parameters)
