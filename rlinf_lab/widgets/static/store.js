@@ -130,7 +130,9 @@ export class Store {
   addSpans(layout, view) {
     const buffer = aligned(view), n = layout.count, c = {};
     for (const [name, type, offset] of layout.columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
-    const columns = { ...c, dur: c.duration, channel: Int32Array.from(c.channel, (v) => v - 1) };
+    const channel = new Int32Array(n);
+    for (let i = 0; i < n; i++) channel[i] = c.channel[i] - 1;
+    const columns = { ...c, dur: c.duration, channel };
     for (let first = 0, last; first < n; first = last) {
       last = first + 1;
       while (last < n && c.track[last] === c.track[first]) last++;
