@@ -118,7 +118,9 @@ def test_perfetto_traces_parse_back(done: Done) -> None:
         assert sorted((thread, start, end) for thread, _, start, end in trace.slices) == ours
         assert {"simulator[0]", "simulator[1]", "policy[0]", "learner[0]"} <= set(trace.threads.values()) or phase.plan.name == "spatial"
         assert {"collect", "act", "train"} <= {name for _, name, _, _ in trace.slices}
-        assert trace.leave and trace.counters and any(name.startswith("core ") for name, _, _ in trace.counters)
+        assert any(name.startswith("core ") for name, _, _ in trace.counters)
+        # Arrows need items that are counted in one place: hosts that write to one channel count apart.
+        assert trace.leave or done.demo.config.executor == "ray"
 
 
 def test_the_learning_curve_is_a_picture(done: Done) -> None:
