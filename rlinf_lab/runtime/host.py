@@ -372,7 +372,22 @@ class Host(Scheduler):
         """Whether all items go to the same host; else consumers on several hosts are served in turn, item by item."""
         return key >= 0 or self.layout.sharded(channel) or len(self._router.homes(channel)) == 1
 
+    def _refuse_out_of_turn(self, process: Process, queue: Queue) -> None:
+        """A rank has one thread and is in one call; a second one at its channels would mix their items up."""
+        channel = queue.name.channel
+        if process.thread != threading.get_ident():
+            raise WorkflowError(
+                f"{process.label}: channel {channel!r} is used by a thread that the worker started itself. Next: hand the items to the method's own "
+                f"thread (queue.Queue) and put or get there."
+            )
+        if process.call is None or process.call.iteration != queue.name.iteration:
+            raise WorkflowError(
+                f"{process.label}: this end of channel {channel!r} was given to a call of iteration {queue.name.iteration}, which is over. "
+                f"Next: use the one that the present call was given."
+            )
+
     def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
+        self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.items, process.queue, process.getting = items, queue, False
         self._post(process, Event.PUT, queue.index, len(items), f"room in channel {queue.name.channel!r}")
@@ -383,6 +398,7 @@ class Host(Scheduler):
         self._spans.resumed(process, SpanKind.PUT, start, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
+        self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.items, process.queue, process.getting = [], queue, True
         self._post(process, Event.GET, queue.index, wanted, f"items of channel {queue.name.channel!r}")

@@ -206,3 +206,46 @@ def test_what_cannot_be_collected_fails_the_run_instead_of_hanging_it(monkeypatc
     with pytest.raises(OSError, match="No space left on device"):
         broken.wait(20)
     assert broken.state == "failed"
+
+
+class OutOfTurn(Worker):
+    def make(self, how: str, out: Outbox) -> Any:
+        out.put(1)
+        if how == "thread":
+            found: list[BaseException] = []
+
+            def work() -> None:
+                try:
+                    out.put(2)
+                except BaseException as error:
+                    found.append(error)
+
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+            raise found[0]
+        if how == "kept":
+            self.kept.put(3)
+        self.kept = out
+        return 5
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [("thread", r"w\[0\]: channel 'items' is used by a thread that the worker started itself"), ("kept", "was given to a call of iteration 0, which is over")],
+)
+def test_a_channel_is_used_by_the_rank_and_the_call_that_it_was_given_to(how: str, message: str) -> None:
+    flow = Workflow("turns")
+    items = flow.channel("items")
+    worker, other = flow.worker(OutOfTurn, name="w"), flow.worker(Odd, name="v")
+
+    @flow.iteration
+    def iteration(how: str) -> Any:
+        made = worker.make(how, items)
+        return made, other.drink(0.0, items)
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"w": [0], "v": [1]})) as s:
+        assert s.step("") == (5, 1)
+        with pytest.raises(WorkerError, match=message):
+            s.step(how)
+        assert s.step("") == (5, 1)
