@@ -44,11 +44,11 @@ _HOME = {
     "check_env": "rlinf_lab.vecenv",
     "VecEnv": "rlinf_lab.vecenv",
     "EnvSpec": "rlinf_lab.vecenv",
-    "doctor": "rlinf_lab.doctor",
+    "doctor": "rlinf_lab.checkup",
 }
 
 if TYPE_CHECKING:
-    from rlinf_lab.doctor import doctor as doctor
+    from rlinf_lab.checkup import doctor as doctor
     from rlinf_lab.errors import WorkerError as WorkerError
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show
@@ -85,7 +85,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(importlib.import_module(_HOME[name]), name)
-        # Kept here as well: a later `import rlinf_lab.doctor` would otherwise put the module in the function's place.
+        # Looked up once. No module here may be called like one of these names: importing it would put it in their place.
         globals()[name] = value
         return value
     if name.startswith("__"):

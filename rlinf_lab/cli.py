@@ -112,7 +112,7 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
 
 
 def doctor(command: Doctor) -> int:
-    from rlinf_lab.doctor import doctor as examine
+    from rlinf_lab.checkup import doctor as examine
 
     report = examine()
     print(report.to_json() if command.json else report)

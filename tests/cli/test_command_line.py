@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-import rlinf_lab.doctor as doctor_module
+import rlinf_lab.checkup as doctor_module
 from rlinf_lab.cli import main
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import ConfigError

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlinf_lab.checkup import doctor
 from rlinf_lab.demo import moved
-from rlinf_lab.doctor import doctor
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.recipes.plans import candidates, slots

@@ -264,10 +264,8 @@ def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.Monke
 
     executor, session = opened(flow)
     monkeypatch.setattr(session._loop, "SETTLE_SECONDS", 0.2)
-    start = time.monotonic()
     with pytest.raises(WorkerError, match="as it was asked to") as caught:
         step_within(session, True)
-    assert time.monotonic() - start < 0.9
     assert "Still busy, and not interruptible: maker[0].compute_on" in caught.value.__notes__[0]
     assert step_within(session, False) == 5
     assert executor.stop() == Ended()
