@@ -104,7 +104,7 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
         import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         import ray
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         mine = ray.put("mine")
         from flows import cell_flow, cell_plans
         from rlinf_lab.runtime.run import session
