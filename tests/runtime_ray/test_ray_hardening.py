@@ -263,7 +263,7 @@ def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_r
         """,
     )
     assert lines[0] == "cuda:0 cuda:0 ['0', '1']"
-    assert "uses 3 GPUs (cuda:0, cuda:1, cuda:2), and this Ray has 2. Next:" in lines[1]
+    assert "uses 3 GPUs (cuda:0, cuda:1, cuda:2), and this Ray has 2 on that node. Next:" in lines[1]
 
 
 class Fragile(Worker):
