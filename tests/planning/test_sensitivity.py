@@ -1,0 +1,100 @@
+"""Ranges of profile error: right when searched again at both ends."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from random_profiles import random_profile
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.sensitivity import WIDEST, Range, sensitivity
+from rlinf_lab.planning.setting import Setting
+
+DOCS = Path(__file__).parents[2] / "docs"
+FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
+STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
+
+
+def winner(profile: Profile, like: Setting) -> str:
+    """The shape that a search finds fastest under a profile, by itself."""
+    setting = Setting.of(profile, like.devices, like.chunks, like.rule)
+    found = [
+        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
+        if not Placement(setting, a, f.tree).misfit()
+    ]  # fmt: skip
+    return min(found, key=lambda pair: pair[0])[1].shape
+
+
+def search_again(plans: Plans, r: Range) -> None:
+    setting = plans.best.candidate.placement.setting
+    if winner(plans.profile, setting) != plans.best.shape:
+        return  # chosen over the search's favourite: the ends are not those of a search
+    for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
+        assert winner(plans.profile.scaled(r.worker, end * inwards), setting) == plans.best.shape
+        if 1 / WIDEST < end < WIDEST:
+            beyond = winner(plans.profile.scaled(r.worker, end / inwards), setting)
+            assert beyond == shape != plans.best.shape
+
+
+def test_case_1_searched_again() -> None:
+    plans = plan(Profile.load(DOCS / "profiles" / "grpo_1.5b_case1.json"), 128, rule="rlinf", simulate=False)
+    found = sensitivity(plans)
+    assert found.choice == "rollout | inference | training" and {r.worker for r in found.ranges} == {"rollout", "inference", "training"}
+    for r in found.ranges:
+        search_again(plans, r)
+    by_name = {r.worker: r for r in found.ranges}
+    # Underestimating the rollout by a little, or overestimating training a lot, would have led to another plan.
+    assert 0.7 < by_name["rollout"].low < 1 < by_name["rollout"].high and by_name["training"].low < 0.8
+
+
+def test_random_graphs_searched_again() -> None:
+    bounded = 0
+    for seed in range(10):
+        try:
+            plans = plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+        except PlanError:
+            continue
+        (r,) = sensitivity(plans, workers=sorted(plans.profile.workers)[:1]).ranges
+        search_again(plans, r)
+        bounded += 1 / WIDEST < r.low or r.high < WIDEST
+    assert bounded > 1
+
+
+def chain(**workers: WorkerProfile) -> Profile:
+    names = list(workers)
+    return Profile(64, workers, tuple(EdgeProfile(p, names[i + 1]) for i, p in enumerate(names[:-1])), "chain")
+
+
+def test_a_plan_with_its_numbers_stands_less_long_than_its_shape() -> None:
+    plans = plan(chain(a=FLAT, b=FLAT), 8, simulate=False)
+    shape, numbers, relaxed = (sensitivity(plans, of=of, tolerance=t) for of, t in (("shape", 0.0), ("plan", 0.0), ("plan", 0.05)))
+    for worker in "ab":
+        wide, narrow, middle = (next(r for r in s.ranges if r.worker == worker) for s in (shape, numbers, relaxed))
+        assert wide.low <= middle.low < narrow.low <= 1 <= narrow.high < middle.high <= wide.high
+
+
+def test_memory_that_was_underestimated() -> None:
+    heavy = dataclasses.replace(STEEP, memory=Memory(30), onload_s=1.0)
+    plans = plan(chain(a=heavy, b=heavy), 8, memory_gib=64, simulate=False)
+    assert plans.best.shape == "a > b" and all(at["stays"] for at in plans.best.placement.values())
+    found = sensitivity(plans, ("memory",), of="plan")
+    assert all(r.entry == "memory" and r.high == pytest.approx(34 / 30, rel=2e-3) for r in found.ranges)  # then they cannot both stay
+    assert sensitivity(plan(chain(a=heavy, b=heavy), 8, simulate=False), ("memory",)).ranges == ()  # no limit, no question
+
+
+def test_how_it_is_shown() -> None:
+    found = sensitivity(plan(chain(a=FLAT, b=STEEP), 8, simulate=False), ("seconds", "memory"))
+    assert repr(found).startswith(f"The choice {found.choice} stands while") and "<svg" in found._repr_html_()
+    assert list(found.to_pandas().columns) == ["worker", "entry", "low", "high", "below", "above"]
+    with pytest.raises(UnknownNameError, match="Did you mean 'seconds'"):
+        sensitivity(plan(chain(a=FLAT), 2, simulate=False), ("second",))
+    with pytest.raises(UnknownNameError, match="kind of choice"):
+        sensitivity(plan(chain(a=FLAT), 2, simulate=False), of="mode")
+    with pytest.raises(PlanError, match="tolerance=-1"):
+        sensitivity(plan(chain(a=FLAT), 2, simulate=False), tolerance=-1)
