@@ -32,7 +32,7 @@ KINDS = ("shape", "plan")
 
 @dataclass(frozen=True)
 class Range:
-    """The choice stands while the true value is between ``low`` and ``high`` times the profile's. ``instead``: shapes that win beyond each end, "" at `WIDEST`."""
+    """The choice stands from ``low`` to ``high`` times the profile's value. ``instead``: shapes that win beyond each end, "" at `WIDEST`."""
 
     worker: str
     entry: str

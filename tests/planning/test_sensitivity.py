@@ -62,7 +62,7 @@ def test_random_graphs_searched_again() -> None:
             continue
         (r,) = sensitivity(plans, workers=sorted(plans.profile.workers)[:1]).ranges
         search_again(plans, r)
-        bounded += 1 / WIDEST < r.low or r.high < WIDEST
+        bounded += r.low > 1 / WIDEST or r.high < WIDEST
     assert bounded > 1
 
 
