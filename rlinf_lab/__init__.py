@@ -26,6 +26,8 @@ _HOME = {
     "profile_from_run": "rlinf_lab.planning.fitting",
     "profile_from_trace": "rlinf_lab.planning.fitting",
     "plan": "rlinf_lab.planning.planner",
+    "sensitivity": "rlinf_lab.planning.sensitivity",
+    "replan": "rlinf_lab.planning.replan",
     "estimate": "rlinf_lab.planning.estimate",
     "Run": "rlinf_lab.runtime.run",
     "session": "rlinf_lab.runtime.run",
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.planner import plan as plan
     from rlinf_lab.planning.profile import Profile as Profile
+    from rlinf_lab.planning.replan import replan as replan
+    from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.devices import devices as devices
     from rlinf_lab.runtime.profiler import profile as profile

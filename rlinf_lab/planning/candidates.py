@@ -30,18 +30,27 @@ class Candidate:
     searched: float
     streamed: Streamed
 
+    @classmethod
+    def of(cls, setting: Setting, arrangement: Arrangement, tree: Tree, searched: float | None = None) -> Candidate:
+        """A tree, followed. ``searched``: the search's seconds, where they are known."""
+        placement = Placement(setting, arrangement, tree)
+        return cls(placement, evaluate(tree, setting.problem(arrangement)) if searched is None else searched, follow(placement))
+
     @property
     def seconds(self) -> float:
         return self.streamed.seconds
 
 
-def candidates(setting: Setting, modes: tuple[str, ...] = BOTH) -> list[Candidate]:
-    """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible."""
+def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False) -> list[Candidate]:
+    """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
+
+    ``quick``: the best of all, of turns and of streams only, without every last composition.
+    """
     found: dict[str, Candidate] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
     for arrangement in setting.arrangements():
         by_form.setdefault(arrangement.forms, []).append(arrangement)
-    for only, arrangements in itertools.product(_structures(setting, modes), by_form.values()):
+    for only, arrangements in itertools.product(_structures(setting, modes, quick), by_form.values()):
         for candidate in _best(setting, arrangements, only):
             shape = candidate.placement.shape
             if shape not in found or candidate.seconds < found[shape].seconds:
@@ -58,14 +67,14 @@ def _distinct(found: list[Candidate]) -> list[Candidate]:
     return kept
 
 
-def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
+def _structures(setting: Setting, modes: tuple[str, ...], quick: bool) -> Iterator[Only]:
     """Everything; turns only; streams only; and each last composition by itself."""
     yield Only(modes)
     if len(setting.units) == 1 or len(modes) == 1:
         return
     yield Only((TEMPORAL,))
     yield Only((SPATIAL,))
-    if len(setting.units) <= EVERY_CUT:
+    if len(setting.units) <= EVERY_CUT and not quick:
         problem = setting.problem(setting.arrangements()[0])
         for cut in Cuts(problem).of(problem.everyone):
             for kind in BOTH:
@@ -79,10 +88,7 @@ def _best(setting: Setting, arrangements: list[Arrangement], only: Only) -> list
         for used, plan in _fitting(setting, arrangement, best * CLOSE, only):
             best = min(best, plan.searched)
             searched.append((used, plan))
-    return [
-        Candidate(Placement(setting, used, plan.tree), plan.searched, follow(Placement(setting, used, plan.tree)))
-        for used, plan in searched if plan.searched <= best * CLOSE
-    ]  # fmt: skip
+    return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
 
 
 @dataclass(frozen=True)

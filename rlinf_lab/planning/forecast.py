@@ -24,7 +24,6 @@ from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.streams import stream_of
-from rlinf_lab.planning.tables import APART, Company
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -175,7 +174,7 @@ class _Forecast:
         seat, unit = self.placement.seats[name], self.setting.home[name]
         leaf = leaf_of(self.placement.tree, unit)
         if len(self._mates(name)) > 1:
-            script = self._in_cell(name, seat, leaf)
+            script = self._in_cell(name, seat)
         elif self._independent(name):
             script = self._generator(name, seat)
         else:
@@ -241,13 +240,13 @@ class _Forecast:
 
         return script
 
-    def _in_cell(self, name: str, seat: Seat, leaf: Leaf) -> Callable[[Turn], Script]:
+    def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         mates = self._mates(name)
         head, after = _head(self.profile, mates), _ring(self.profile, mates)
         inner = {e.producer: channel_of(e) for e in self.edges if e.producer in mates and e.consumer in mates}
         before = next(m for m in mates if after[m] == name)
         rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
-        seconds = self._member_seconds(name, seat, leaf) / rounds
+        seconds = self.placement.member_seconds(name) / rounds
         inputs, outputs = self._edges(name)
         slots = range(seat.sub_batches)
 
@@ -269,17 +268,6 @@ class _Forecast:
                     yield put(channel, n)
 
         return script
-
-    def _member_seconds(self, name: str, seat: Seat, leaf: Leaf) -> float:
-        """Of all its calls for one sub-batch of a chunk."""
-        forms, unit = self.placement.arrangement.forms, leaf.worker
-        mates = (name,) if forms[unit] == APART else self._mates(name)
-        row = self.setting.tables.member(name, seat.sub_batches, leaf.grain, Company(self.placement.beside[unit], forms, mates))
-        counts = tuple(
-            len([d for d in seat.devices if first <= d < first + n])
-            for first, n in zip(np.cumsum([0, *self.setting.counts[:-1]]), self.setting.counts, strict=True)
-        )  # fmt: skip
-        return self.setting.cell(unit).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
 
     # --- small things --------------------------------------------------------------------------------------------
     def _edges(self, name: str) -> tuple[list[str], list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +12,9 @@ import numpy as np
 
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.search.problem import Counts
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, mode, shape
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, leaf_of, mode, shape
 from rlinf_lab.planning.setting import Arrangement, Setting
-from rlinf_lab.planning.tables import APART, ROUNDING
+from rlinf_lab.planning.tables import APART, ROUNDING, Company
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,16 @@ class Placement:
     def cap(self, device: int) -> float:
         ends = list(accumulate(self.setting.counts))
         return self.setting.cap(self.setting.kinds[int(np.searchsorted(ends, device, side="right"))])
+
+    def member_seconds(self, name: str) -> float:
+        """Seconds of a cell's member for one sub-batch of a chunk, all its calls."""
+        unit, seat = self.setting.home[name], self.seats[name]
+        forms, leaf = self.arrangement.forms, leaf_of(self.tree, unit)
+        mates = (name,) if forms[unit] == APART else self.setting.units[unit].members
+        row = self.setting.tables.member(name, seat.sub_batches, leaf.grain, Company(self.beside[unit], forms, mates))
+        firsts = [0, *accumulate(self.setting.counts)]
+        counts = [len(range(max(seat.devices.start, a), min(seat.devices.stop, b))) for a, b in itertools.pairwise(firsts)]
+        return self.setting.cell(unit).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
 
     # --- seats -----------------------------------------------------------------------------------------------
     def _seat(self, tree: Tree, start: Counts, found: dict[str, Seat]) -> None:

@@ -1,0 +1,187 @@
+"""While a run goes on: what its workers really take against what the plan expected, and whether another plan would pay.
+
+A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every half of that window.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+WINDOW = 8  # iterations
+THRESHOLD = 0.15
+WORTH = 0.02  # a plan that is not faster by this is not proposed
+
+
+class Running(Protocol):
+    """A run, as far as it matters here."""
+
+    @property
+    def timeline(self) -> Timeline: ...
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all through the window."""
+
+    worker: str
+    expected: float
+    measured: float
+    sustained: bool
+
+    @property
+    def factor(self) -> float:
+        return self.measured / self.expected if self.expected else math.inf
+
+
+@dataclass(frozen=True)
+class Replan:
+    """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
+    present plan and the proposed one; ``switching``: seconds that the change costs once."""
+
+    drifts: tuple[Drift, ...]
+    profile: Profile
+    proposal: Planned | None
+    now: float
+    then: float
+    switching: float
+    iterations: int
+
+    @property
+    def payback(self) -> float:
+        """Iterations after which the change has paid for itself; inf without a proposal."""
+        return self.switching / (self.now - self.then) if self.proposal is not None else math.inf
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "drift": {d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained} for d in self.drifts},
+            "now_s": self.now, "then_s": self.then, "switching_s": self.switching, "iterations": self.iterations,
+            "payback_iterations": None if self.proposal is None else self.payback, "proposal": None if self.proposal is None else self.proposal.to_dict(),
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        lines = [f"Measured against expected, {self.iterations} iterations:"]
+        for d in self.drifts:
+            lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s ({100 * (d.factor - 1):+.0f} %)" + ", sustained" * d.sustained)
+        return "\n".join([*lines, f"  {self._verdict()}"])
+
+    def _verdict(self) -> str:
+        if not any(d.sustained for d in self.drifts):
+            return "No sustained drift: the plan stays."
+        if self.proposal is None:
+            return f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an iteration): the plan stays."
+        return (
+            f"Proposed: {self.proposal.shape}, {self.then:.4g} s an iteration instead of {self.now:.4g} s; switching takes {self.switching:.3g} s, "
+            f"paid back after {math.ceil(self.payback)} iterations."
+        )
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{100 * (d.factor - 1):+.0f} %</td>"
+            f"<td>{'sustained' if d.sustained else ''}</td></tr>"
+            for d in self.drifts
+        )
+        head = "".join(f"<th>{h}</th>" for h in ("worker", "expected s", "measured s", "drift", ""))
+        return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}</div>"
+
+
+def replan(
+    run: Running | Timeline, plan: Planned, *, window: int = WINDOW, threshold: float = THRESHOLD, restart_s: float | None = None
+) -> Replan:
+    """Compare the last ``window`` iterations with what ``plan`` expected, and search again where that is off.
+
+    ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the workers to their
+    devices (default: what setting up took in this timeline). The iteration that warms up is left out.
+
+    Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers.
+    """
+    timeline = run if isinstance(run, Timeline) else run.timeline
+    if window < 2:
+        raise PlanError(f"replan(window={window}): at least two iterations.")
+    measured = _seconds(timeline, window)
+    placement = plan.candidate.placement
+    profile, setting = placement.setting.profile, placement.setting
+    missing = [w for w in profile.workers if w not in measured]
+    if missing:
+        raise PlanError(f"The timeline has no span of {', '.join(missing)}; is it of a run under plan {plan.name!r}?")
+    expected = _expected(plan.candidate)
+    drifts = tuple(_drift(w, expected[w], measured[w], threshold) for w in profile.workers)
+    changed = profile
+    for d in drifts:
+        if d.sustained and d.expected:
+            changed = changed.scaled(d.worker, d.factor)
+    count = max(len(m) for m in measured.values())
+    now = _again(changed, setting, plan.candidate)
+    if changed == profile:
+        return Replan(drifts, profile, None, now, now, 0.0, count)
+    best = candidates(Setting.of(changed, setting.devices, setting.chunks, setting.rule, setting.staleness), quick=True)[0]
+    if best.seconds > now * (1 - WORTH):
+        return Replan(drifts, changed, None, now, now, 0.0, count)
+    reason = f"{100 * (now / best.seconds - 1):.0f} % faster with what was measured"
+    proposal = Planned(f"{best.placement.mode}, replanned", best, None, reason, plan.graph, plan.devices)
+    onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
+    restart = _setup_seconds(timeline) if restart_s is None else restart_s
+    return Replan(drifts, changed, proposal, now, best.seconds, onload + restart, count)
+
+
+def _seconds(timeline: Timeline, window: int) -> dict[str, list[float]]:
+    """Of each worker, for each of the last iterations: seconds that its busiest rank computed."""
+    spans, tracks = timeline.spans, timeline.tracks
+    runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
+    every = np.unique(runs["iteration"])
+    warm = every[1:][-window:]
+    if len(warm) < 2:
+        raise PlanError(f"The timeline has {len(every)} iterations; the first one warms up, and two more are needed to see a drift.")
+    runs = runs[runs["iteration"] >= warm[0]]
+    busy = np.zeros((len(tracks), len(warm)))
+    np.add.at(busy, (runs["track"], np.searchsorted(warm, runs["iteration"])), (runs["end"] - runs["start"]) / 1e9)
+    found: dict[str, np.ndarray] = {}
+    for track, row in zip(tracks, busy, strict=True):
+        found[track.worker] = np.maximum(found[track.worker], row) if track.worker in found else row
+    return {worker: row.tolist() for worker, row in found.items()}
+
+
+def _expected(candidate: Candidate) -> Mapping[str, float]:
+    """Seconds that each worker's busiest rank computes in an iteration, by the plan."""
+    placement = candidate.placement
+    found: dict[str, float] = {}
+    for unit, work in candidate.streamed.work.items():
+        names = placement.setting.units[unit].members
+        for name in names:
+            found[name] = work.busy if len(names) == 1 else placement.member_seconds(name) * placement.seats[name].sub_batches * placement.seats[name].chunks
+    return found
+
+
+def _drift(worker: str, expected: float, measured: list[float], threshold: float) -> Drift:
+    middle = len(measured) // 2
+    halves = [statistics.median(part) / expected - 1 if expected else math.inf for part in (measured[:middle], measured[middle:])]
+    sustained = all(h > threshold for h in halves) or all(h < -threshold for h in halves)
+    return Drift(worker, expected, statistics.median(measured), sustained)
+
+
+def _again(profile: Profile, setting: Setting, candidate: Candidate) -> float:
+    """Seconds of the present plan under a changed profile."""
+    changed = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
+    return Candidate.of(changed, candidate.placement.arrangement, candidate.placement.tree).seconds
+
+
+def _setup_seconds(timeline: Timeline) -> float:
+    """The longest that a rank was set up."""
+    spans = timeline.spans
+    setups = spans[spans["kind"] == SpanKind.SETUP]
+    return float((setups["end"] - setups["start"]).max(initial=0)) / 1e9

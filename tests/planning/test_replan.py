@@ -1,0 +1,97 @@
+"""Re-planning: drift is seen, a better plan is proposed with its payback, and nothing is proposed without reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.forecast import forecast
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Planned, plan
+from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.replan import replan
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.timeline.timeline import Timeline
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def flat(seconds: float) -> WorkerProfile:
+    return WorkerProfile((Sample(1, 64.0, seconds), Sample(8, 64.0, 0.8 * seconds)), onload_s=1.0)
+
+
+def chain(a: float = 10.0, b: float = 10.0) -> Profile:
+    return Profile(64, {"a": flat(a), "b": flat(b)}, (EdgeProfile("a", "b"),), "chain")
+
+
+def run_of(planned: Planned, truth: Profile, iterations: int = 9, noise: float = 0.0) -> Timeline:
+    """A run under a plan whose workers really cost what ``truth`` says."""
+    setting = planned.candidate.placement.setting
+    really = Setting.of(truth, setting.devices, setting.chunks)
+    return forecast(Placement(really, planned.candidate.placement.arrangement, planned.candidate.placement.tree), iterations, planned.devices, noise)
+
+
+def test_without_drift_the_plan_stays() -> None:
+    best = plan(chain(), 8).best
+    found = replan(run_of(best, chain(), noise=0.05), best)
+    assert found.proposal is None and not any(d.sustained for d in found.drifts) and found.iterations == 8
+    assert "the plan stays" in repr(found) and found.payback == float("inf") and found.to_dict()["proposal"] is None
+
+
+def test_drift_proposes_a_plan_with_its_payback() -> None:
+    """The second worker turns out to be so cheap that the first one should have its devices."""
+    steep = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
+    believed = Profile(64, {"a": flat(10.0), "b": steep}, (EdgeProfile("a", "b"),))
+    best = plan(believed, 8).best
+    truth = believed.scaled("b", 0.1)
+    found = replan(run_of(best, truth), best, restart_s=20.0)
+    drift = {d.worker: d for d in found.drifts}
+    assert drift["b"].sustained and drift["b"].factor == pytest.approx(0.1, rel=1e-3) and not drift["a"].sustained
+    assert found.proposal is not None and found.then < found.now
+    assert found.now == pytest.approx(run_of(best, truth).iterations()["seconds"].iloc[-1], rel=0.02)
+    assert found.then == pytest.approx(plan(truth, 8).best.candidate.seconds, rel=0.02)
+    assert found.switching == pytest.approx(21.0) and found.payback == pytest.approx(21 / (found.now - found.then))
+    assert "Proposed: " in repr(found) and "paid back after" in found._repr_html_()
+    assert found.to_dict()["payback_iterations"] == found.payback and found.proposal.execution.validate(found.proposal.graph) is None
+
+
+def test_a_passing_disturbance_is_no_drift() -> None:
+    best = plan(chain(), 8).best
+    calm, slow = run_of(best, chain(), 6), run_of(best, chain(30.0), 3)
+    both = Timeline(best.devices)
+    for k, timeline in enumerate((slow, calm)):  # the first half of the window is slow, the second is not
+        rows = timeline.spans.copy()
+        rows["iteration"] += k * 3
+        both.extend(_batch(timeline, rows))
+    found = replan(both, best)
+    assert {d.worker: d.sustained for d in found.drifts} == {"a": False, "b": False}
+
+
+def _batch(timeline: Timeline, rows):
+    from rlinf_lab.timeline.batch import SpanBatch
+
+    return SpanBatch("simulated", f"part{rows['iteration'].min()}", 0, rows, tuple(timeline.tracks), tuple(timeline.names))
+
+
+def test_cells_and_long_tails() -> None:
+    for name, devices, worker in (("maniskill_openvla", 16, "generator"), ("grpo_7b_long_tail", 64, "rollout")):
+        profile = Profile.load(DOCS / "profiles" / f"{name}.json")
+        best = plan(profile, devices).best
+        calm = replan(run_of(best, profile, 4), best)
+        assert not any(d.sustained for d in calm.drifts), repr(calm)
+        drifting = replan(run_of(best, profile.scaled(worker, 1.5), 4), best)
+        assert [d.worker for d in drifting.drifts if d.sustained] == [worker]
+        assert next(d for d in drifting.drifts if d.worker == worker).factor == pytest.approx(1.5, rel=0.05)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    best = plan(chain(), 8).best
+    with pytest.raises(PlanError, match="has 2 iterations; the first one warms up"):
+        replan(run_of(best, chain(), 2), best)
+    with pytest.raises(PlanError, match="window=1"):
+        replan(run_of(best, chain()), best, window=1)
+    other = plan(Profile(64, {"x": flat(1.0), "y": flat(1.0)}, (EdgeProfile("x", "y"),)), 8).best
+    with pytest.raises(PlanError, match="no span of x, y"):
+        replan(run_of(best, chain()), other)
