@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.run import ENDED, Run
@@ -50,6 +51,8 @@ def in_notebook() -> bool:
 
 def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_loss")) -> Any:
     """Display the live dashboard of a run, also of one that has ended. Returns the `Dashboard`."""
+    if not isinstance(run, Run):
+        raise ConfigError(f"show({str(run)[:60]!r}): a Run is needed. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
     from IPython.display import display
 
     from rlinf_lab.widgets.dashboard import Dashboard

@@ -172,6 +172,9 @@ def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, iter
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up.
     """
+    checked_layout(graph, plan)
+    if not isinstance(timeline, Timeline):
+        raise PlanError(f"estimate(..., timeline={timeline!r}): a Timeline is needed. Next: run.timeline of a run under that plan.")
     calls: dict[int, list[Recorded]] = {}
     notes: list[str] = []
     sequences = _sequences(timeline, iterations)

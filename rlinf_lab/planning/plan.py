@@ -145,6 +145,9 @@ class ExecutionPlan:
     # --- checking ----------------------------------------------------------------------------------------
     def validate(self, graph: WorkflowGraph) -> None:
         """Raises `PlanError` naming the worker, channel or field that does not fit the workflow."""
+        if not isinstance(graph, WorkflowGraph):
+            near = "flow.graph" if isinstance(graph, Workflow) else "the graph of a Workflow, flow.graph"
+            raise PlanError(f"A plan is compared with a workflow's graph, not with {shown(graph)}. Next: pass {near}.")
         read = Fields(self.name)
         for where, workers in {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory}.items():
             for worker in workers:
@@ -276,11 +279,10 @@ def _graph(flow: Any) -> WorkflowGraph:
 def _counts(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any) -> dict[str, int]:
     """How many ranks of each worker are wanted, checked."""
     read = Fields(name)
-    counts = read.by_name("ranks", {} if ranks is None else ranks, lambda where, n: n, "ranks={'simulator': 2}")
-    for worker, count in counts.items():
+    advice = f"at most one rank for each of the {len(devices)} devices"
+    counts = read.by_name("ranks", {} if ranks is None else ranks, lambda where, n: read.whole(where, n, 1, advice, len(devices)), "ranks={'simulator': 2}")
+    for worker in counts:
         read.known("ranks", "worker", worker, graph.workers)
-        advice = f"at most one rank for each of the {len(devices)} devices"
-        counts[worker] = read.whole(f"ranks[{worker!r}]", count, 1, advice, len(devices))
     return counts
 
 

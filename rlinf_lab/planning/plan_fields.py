@@ -14,6 +14,18 @@ MOST = 2**31 - 1  # items; counts travel as 32-bit integers
 MOST_TOKENS = 65_536  # sub-batches of one rank
 
 
+class Fixed(dict[str, Any]):
+    """A mapping that stays as it is: what was checked cannot be changed behind the plan's back."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise PlanError("A plan does not change. Next: dataclasses.replace(plan, chunks={**plan.chunks, 'samples': 8}) makes another one.")
+
+    __setitem__ = __delitem__ = clear = pop = popitem = setdefault = update = __ior__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Fixed, (dict(self),)
+
+
 class Fields:
     """Reads the fields of the plan called ``name``. Every method returns the value in its canonical form or raises `PlanError`."""
 
@@ -55,7 +67,7 @@ class Fields:
         for key in value:
             if not isinstance(key, str):
                 self.refuse(f"a name in {where}", key, "a text", example)
-        return {key: each(f"{where}[{key!r}]", item) for key, item in value.items()}
+        return Fixed({key: each(f"{where}[{key!r}]", item) for key, item in value.items()})
 
     # --- the fields ----------------------------------------------------------------------------------------
     def devices(self, value: Any) -> tuple[str, ...]:
@@ -148,8 +160,10 @@ class Fields:
 
 
 def shown(value: Any) -> str:
+    """One short line."""
     text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    first = text.split("\n", 1)[0]
+    return text if len(text) <= 60 and text == first else first[:57] + "..."
 
 
 def some(names: Sequence[str]) -> str:

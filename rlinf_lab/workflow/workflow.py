@@ -99,19 +99,19 @@ class Workflow:
             cls, arguments, default = FunctionWorker, (what,), getattr(what, "__name__", "function")
             default = "function" if default == "<lambda>" else default
         else:
-            near = what.__name__ if isinstance(what, type) else type(what).__name__
+            near = what.__name__ if isinstance(what, type) else type(what).__name__ if isinstance(what, Worker) else "Mine"
             raise WorkflowError(
                 f"A worker is a subclass of lab.Worker (the class, not an instance) or a function on batches, not {what!r}. "
                 f"Next: `class {near}(lab.Worker): ...` and flow.worker({near}, ...) with its constructor's arguments."
             )
-        chosen = name or default
+        chosen = default if name is None else name
+        if not isinstance(chosen, str) or not chosen.isidentifier():
+            raise ConfigError(f"Worker name {chosen!r} is not an identifier; use letters, digits and underscores.")
         if chosen in self.workers or chosen == DRIVER:
             raise WorkflowError(
                 f"Workflow {self.name!r} has a worker {chosen!r} already; pass name=... to tell them apart, or run the "
                 f"cell that makes the Workflow again."
             )
-        if not chosen.isidentifier():
-            raise ConfigError(f"Worker name {chosen!r} is not an identifier; use letters, digits and underscores.")
         self.workers[chosen] = Declaration(chosen, cls, arguments, kwargs)
         self._forget_graph()
         return WorkerHandle(self, self.workers[chosen])

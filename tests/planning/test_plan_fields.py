@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import pickle
@@ -15,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import PlanError, PlanNameError, UnknownNameError
+from rlinf_lab.planning.estimate import estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import ALL, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -190,6 +192,32 @@ def test_every_field_is_checked_by_name(path: str, value: Any, text: str, way: s
         assert isinstance(caught.value, UnknownNameError) and isinstance(caught.value, PlanNameError)
     else:
         assert "Next:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: p.chunks.update(a=1), lambda p: p.chunks.pop("a"), lambda p: p.chunks.clear(), lambda p: p.placements.__setitem__("left", 3),
+        lambda p: p.memory.setdefault("sink", 9), lambda p: p.capacities.__delitem__("a"), lambda p: p.sub_batches.__ior__({"left": 0}),
+    ],
+)  # fmt: skip
+def test_what_was_checked_cannot_be_changed(change) -> None:
+    plan = ExecutionPlan.from_dict(whole_plan())
+    with pytest.raises(PlanError, match=r"Next: dataclasses\.replace"):
+        change(plan)
+    assert plan == ExecutionPlan.from_dict(whole_plan())
+    assert dataclasses.replace(plan, chunks={**plan.chunks, "a": 7}).chunks["a"] == 7
+
+
+@pytest.mark.parametrize("use", [lambda p: p.validate(FLOW), lambda p: Simulator(FLOW, p), lambda p: estimate(FLOW, p, None), lambda p: p.validate(None)])
+def test_a_plan_is_compared_with_a_graph(use) -> None:
+    with pytest.raises(PlanError, match=r"workflow's graph.*flow\.graph"):
+        use(ExecutionPlan.from_dict(whole_plan()))
+
+
+def test_an_estimate_needs_a_timeline() -> None:
+    with pytest.raises(PlanError, match=r"timeline='run'.*run\.timeline"):
+        estimate(FLOW.graph, ExecutionPlan.from_dict(whole_plan()), "run")
 
 
 @pytest.mark.parametrize("key", ["name", "devices", "placements"])
