@@ -92,7 +92,11 @@ class Stream:
 
 
 class Channel:
-    """One queue: counts and the processes that wait at either end. ``stub``: its items live on another host."""
+    """One queue: counts and the processes that wait at either end.
+
+    ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
+    that host has granted it items (`Engine.granted`).
+    """
 
     __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail")
 
@@ -210,6 +214,18 @@ class Engine:
         self._serve(channel)
         return self._flush()
 
+    def granted(self, process: int, channel: int, first: int, n: int) -> list[tuple[int, int, int, int]]:
+        """The host of this stub has answered a get: ``n`` items from number ``first`` on; none means that the stream has ended."""
+        p = self.processes[process]
+        queue = self.channels[channel]
+        if not any(p is waiting for waiting, _ in queue.getters):  # it was withdrawn meanwhile
+            return []
+        queue.getters = deque(g for g in queue.getters if g[0] is not p)
+        p.lo, p.hi = first, first + n
+        self._out.append((_BOUND, p.index, p.lo, p.hi))
+        self._want(p)
+        return self._flush()
+
     def remote_stall(self, channel: int) -> list[tuple[int, int, int, int]]:
         """A producer on another host is blocked at this channel."""
         self.channels[channel].remote_stalled = True
@@ -267,7 +283,7 @@ class Engine:
             return self._flush()
         short = [
             (q.getters[0][0].index, i) for i, q in self.channels.items()
-            if q.getters and q.getters[0][1] < 0 and q.tail > q.head
+            if q.getters and not q.stub and q.getters[0][1] < 0 and q.tail > q.head
         ]  # fmt: skip
         if short:
             _, i = min(short)
@@ -282,6 +298,9 @@ class Engine:
 
     def is_putting(self, process: int) -> bool:
         return self.processes[process].state == "put"
+
+    def is_getting(self, process: int) -> bool:
+        return self.processes[process].state == "get"
 
     def is_full(self, channel: int) -> bool:
         """Putters wait at this channel."""
@@ -334,6 +353,11 @@ class Engine:
         if p.state != "run":
             self._expect_running(p, "run")
         queue = self.channels[channel]
+        if queue.stub:
+            p.state = "get"
+            self._release(p)
+            queue.getters.append((p, n))
+            return
         size = n if n > 0 else -n
         if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size:
             # The items are there and nobody else uses the devices: the same as below, without giving them away and getting them back.
@@ -368,7 +392,7 @@ class Engine:
         depth = queue.tail - queue.head
         if depth == 0 or depth + n <= queue.capacity:
             return True
-        return bool(queue.getters) and queue.getters[0][1] > depth
+        return bool(queue.getters) and not queue.stub and queue.getters[0][1] > depth
 
     def _extend(self, channel: int) -> None:
         """Remote producers are blocked; if the get in front wants more than is there, they may send it."""
@@ -412,7 +436,7 @@ class Engine:
             if putters and self._room(queue, putters[0][1]):
                 self._accept(channel, *putters.popleft())
                 continue
-            if not getters:
+            if not getters or queue.stub:
                 return
             depth = queue.tail - queue.head
             wanted = getters[0][1]

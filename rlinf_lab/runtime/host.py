@@ -18,10 +18,11 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
-from rlinf_lab.runtime.process import Frame, HostContext, Process
+from rlinf_lab.runtime.process import FarReader, Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
 from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import Router
@@ -66,6 +67,7 @@ class Host(Scheduler):
         self._readers = Readers()
         self._values = ValueTable()
         self._by_member: dict[tuple[str, int], Process] = {}
+        self.far = FarReaders(self)
         self._threads: list[threading.Thread] = []
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._given_up: dict[int, BaseException] = {}
@@ -80,6 +82,11 @@ class Host(Scheduler):
             if place[worker, rank] == name:
                 self._add_process(worker, rank)
 
+    @property
+    def ranks(self) -> list[Process]:
+        """Those that live here, also the driver's loop."""
+        return list(self._by_member.values())
+
     def _add_process(self, worker: str, rank: int) -> None:
         index = self.layout.add_process(self._engine, worker, rank)
         track = self.recorder.track(worker, rank, self.layout.device_names(worker, rank))
@@ -93,7 +100,7 @@ class Host(Scheduler):
 
         Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
         """
-        mine = [p for p in self._processes if p.worker != DRIVER]
+        mine = [p for p in self.ranks if p.worker != DRIVER]
         self._running += len(mine)
         for process in mine:
             device = torch_device(self.layout.device_names(process.worker, process.rank))
@@ -117,7 +124,7 @@ class Host(Scheduler):
         deadline = time.monotonic() + grace_seconds
         with self._mutex:
             self.stopping = True
-            for process in self._processes:
+            for process in self.ranks:
                 process.calls.clear()
                 if process.call is not None:
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
@@ -136,7 +143,7 @@ class Host(Scheduler):
             if iteration in self._given_up:
                 return
             self._given_up[iteration] = cause
-            for process in self._processes:
+            for process in self.ranks:
                 dropped = [c for c in process.calls if c.iteration <= iteration]
                 process.calls = deque(c for c in process.calls if c.iteration > iteration)
                 for call in dropped:
@@ -154,7 +161,7 @@ class Host(Scheduler):
     def submit(self, call: CallSpec) -> None:
         """Queue a call for the ranks of its worker that live here; returns at once. The caller flushes."""
         with self._mutex:
-            for process in self._processes:
+            for process in self.ranks:
                 if process.worker == call.worker:
                     value, _ = self._values.entry(call.call_id, process.rank, call.iteration)
                     value.source = (process.worker, process.rank, call.method)
@@ -180,17 +187,20 @@ class Host(Scheduler):
         with self._mutex:
             for channel, calls in readers.items():
                 if self.name in self._router.homes(channel) and not self._alone:
-                    ranks = sum(n * self._ranks_here(worker) for worker, n in calls.items())
+                    far = self._router.has_far_readers(channel)
+                    ranks = sum(n * (self.layout.ranks(worker) if far else self._ranks_here(worker)) for worker, n in calls.items())
                     if self._readers.expect(iteration, channel, ranks):
                         wire.abandon(self, channel, iteration)
 
     def _ranks_here(self, worker: str) -> int:
-        return sum(p.worker == worker for p in self._processes)
+        return sum(p.worker == worker for p in self.ranks)
 
     def retire(self, iteration: int) -> None:
         """Forget the queues and values of this iteration and of those before it."""
         with self._mutex:
+            self.far.retire(iteration)
             self._queues.retire(iteration)
+            self._given_up = {i: cause for i, cause in self._given_up.items() if i > iteration}
             self._values.retire(iteration)
             self._readers.retire(iteration)
 
@@ -277,10 +287,18 @@ class Host(Scheduler):
         for channel in call.channels(WRITE):
             self._close(channel, call.iteration, process.rank)
         for channel in call.channels(READ):
-            if self._readers.end(call.iteration, channel):
-                wire.abandon(self, channel, call.iteration)
+            home = self._router.home(channel, self.layout.shard(channel, process.rank)) if self._router.has_far_readers(channel) else self.name
+            if home != self.name:
+                self.say(home, ("read", channel, call.iteration, self.name, process.index))
+            else:
+                self.reader_ended(channel, call.iteration)
         self._complete(call, process, value, error)
         self._wake(process)
+
+    def reader_ended(self, channel: str, iteration: int) -> None:
+        """Under the mutex: one rank's call that reads this channel, which lives here, has ended."""
+        if not self._queues.is_retired(iteration) and self._readers.end(iteration, channel):
+            wire.abandon(self, channel, iteration)
 
     def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
         if not self._queues.is_retired(call.iteration):
@@ -368,10 +386,6 @@ class Host(Scheduler):
         with self._mutex:
             return self._queues.queue(name)
 
-    def is_fixed(self, channel: str, key: int) -> bool:
-        """Whether all items go to the same host; else consumers on several hosts are served in turn, item by item."""
-        return key >= 0 or self.layout.sharded(channel) or len(self._router.homes(channel)) == 1
-
     def _refuse_out_of_turn(self, process: Process, queue: Queue) -> None:
         """A rank has one thread and is in one call; a second one at its channels would mix their items up."""
         channel = queue.name.channel
@@ -420,6 +434,9 @@ class Host(Scheduler):
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue
         assert queue is not None
+        if queue.stub:  # the items came with the answer
+            process.first = lo if hi > lo and self._router.is_numbered(queue.name.channel) else -1
+            return
         process.first = lo if hi > lo and self._router.is_numbered(queue.name.channel) else -1
         queue.taken += hi - lo
         credit: dict[str, int] = {}
@@ -437,10 +454,16 @@ class Host(Scheduler):
     def _put_waits(self, queue: Queue) -> None:
         wire.say_stalled(self, queue)
 
+    def _ask(self, process: Process, queue: Queue, wanted: int) -> None:
+        self.far.ask(process, queue, wanted)
+
+    def _answer(self, reader: FarReader) -> None:
+        self.far.answer(reader)
+
     # --- looking -----------------------------------------------------------------------------------------
     def waits(self) -> list[Wait]:
         """Who waits for what and whom; for a lock, who holds the device."""
-        return [wait for p in list(self._processes) if (wait := wait_of(self, p)) is not None]
+        return [wait for p in self.ranks if (wait := wait_of(self, p)) is not None]
 
     def lost(self, host: str) -> None:
         """Another host has died: the iteration cannot go on."""

@@ -89,9 +89,7 @@ class OutboxPort:
         number = -1 if key is None else key
         queue = self._queues.get(number)
         if queue is None:
-            queue = self._host.writing_queue(self._process, self._channel, self._iteration, number)
-            if self._host.is_fixed(self._channel, number):
-                self._queues[number] = queue
+            queue = self._queues[number] = self._host.writing_queue(self._process, self._channel, self._iteration, number)
         return queue
 
     def __getattr__(self, name: str) -> Any:

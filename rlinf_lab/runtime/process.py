@@ -54,6 +54,7 @@ class Process:
     blocked_at: str = ""  # what it waits for, in words, for status()
     event: int = -1  # what it has told the engine before it waited
     awaited: str = ""  # the rank whose value it waits for
+    asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
 
     def __post_init__(self) -> None:
@@ -72,6 +73,14 @@ class Process:
     @property
     def label(self) -> str:
         return f"{self.worker}[{self.rank}]"
+
+
+@dataclass(eq=False)
+class FarReader(Process):
+    """A rank of another host that reads queues of this one: it has no thread here, what it gets is sent to it."""
+
+    host: str = ""
+    there: int = -1  # its index at its own host
 
 
 @dataclass(slots=True)

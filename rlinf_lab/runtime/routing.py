@@ -1,8 +1,12 @@
-"""Which queue an item goes to, and on which host that queue lives: where its consumer is."""
+"""Which queue an item goes to, and on which host that queue lives.
+
+Every queue has one home: the host of its consumer; with consumers on several hosts, the one with most of their ranks. The
+others ask it for items (`wire`: get, got), so that whoever is free takes what comes next, in order, wherever it lives.
+"""
 
 from __future__ import annotations
 
-import itertools
+from collections import Counter
 
 from rlinf_lab.errors import ChannelClosed
 from rlinf_lab.planning.layout import Layout
@@ -16,7 +20,6 @@ class Router:
         self._layout, self._place, self._here = layout, place, here
         self._homes: dict[str, list[str]] = {}
         self._producing: dict[str, set[str]] = {}
-        self._turn = itertools.count()
 
     def read(self, worker: str, rank: int, channel: str, iteration: int, key: int) -> QueueId:
         """The queue that a consumer reads. `ChannelClosed` for a key of another rank."""
@@ -26,7 +29,8 @@ class Router:
                 f"{worker}[{rank}]: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
                 f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1."
             )
-        return QueueId(channel, iteration, self._layout.shard(channel, rank), self._here, key)
+        shard = self._layout.shard(channel, rank)
+        return QueueId(channel, iteration, shard, self._here if key >= 0 else self.home(channel, shard), key)
 
     def write(self, rank: int, channel: str, iteration: int, key: int) -> QueueId:
         """The queue that a producer's next item goes to."""
@@ -35,11 +39,16 @@ class Router:
         return QueueId(channel, iteration, shard, home, key)
 
     def homes(self, channel: str) -> list[str]:
-        """The hosts where this channel has consumers."""
+        """The hosts where queues of this channel live: several when it has keys or shards, each the host of its only reader."""
         if channel not in self._homes:
-            consumers = [(w, r) for w in self._layout.graph.consumers(channel) for r in range(self._layout.ranks(w))]
-            self._homes[channel] = sorted({self._place[c] for c in consumers})
+            ranks = Counter(self._place[w, r] for w in self._layout.graph.consumers(channel) for r in range(self._layout.ranks(w)))
+            several = self._layout.sharded(channel) or self._layout.graph.channel(channel).keyed
+            self._homes[channel] = sorted(ranks) if several else [host for host, _ in ranks.most_common(1)]
         return self._homes[channel]
+
+    def has_far_readers(self, channel: str) -> bool:
+        """Whether ranks of other hosts read the queue that lives here."""
+        return not self._layout.sharded(channel) and not self._layout.graph.channel(channel).keyed
 
     def share(self, channel: str) -> int | None:
         """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a bound.
@@ -57,12 +66,11 @@ class Router:
         return self._producing[channel]
 
     def is_numbered(self, channel: str) -> bool:
-        """Whether producer and consumer count the same items: with several hosts at one end each counts its own."""
+        """Whether producer and consumer count the same items: producers on several hosts count each their own."""
         return self._layout.sharded(channel) or (len(self.producing(channel)) == 1 and len(self.homes(channel)) == 1)
 
     def home(self, channel: str, shard: int) -> str:
-        """Where the next item goes; consumers on several hosts are served in turn."""
+        """Where this queue of a channel without keys lives."""
         if self._layout.sharded(channel):
             return self._place[self._layout.graph.consumers(channel)[0], shard]
-        homes = self.homes(channel)
-        return homes[next(self._turn) % len(homes)] if len(homes) > 1 else homes[0]
+        return self.homes(channel)[0]

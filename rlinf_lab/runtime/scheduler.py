@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.process import FarReader, Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.runtime.waits import Wait
@@ -69,6 +69,14 @@ class Scheduler:
         """A put into a channel that lives on another host waits for room."""
         raise NotImplementedError
 
+    def _ask(self, process: Process, queue: Queue, wanted: int) -> None:
+        """A get of a channel that lives on another host."""
+        raise NotImplementedError
+
+    def _answer(self, reader: FarReader) -> None:
+        """A rank of another host has got what it asked for."""
+        raise NotImplementedError
+
     def waits(self) -> list[Wait]:
         raise NotImplementedError
 
@@ -89,8 +97,11 @@ class Scheduler:
             process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == Event.START, -1
             process.lock_from = self.clock.now_ns()
             self._block(process, "engine", what, (process.index, kind, channel, n))
-            if kind == Event.PUT and process.queue is not None and process.queue.stub and self._engine.is_putting(process.index):
-                self._put_waits(process.queue)
+            if kind in (Event.PUT, Event.GET) and process.queue is not None and process.queue.stub:
+                if kind == Event.GET:
+                    self._ask(process, process.queue, n)
+                elif self._engine.is_putting(process.index):
+                    self._put_waits(process.queue)
         self.flush()
         self._park(process)
         self._raise_if_interrupted(process)
@@ -218,7 +229,9 @@ class Scheduler:
                 self._extend(a, b)
                 continue
             process = self._processes[index]
-            if do == Do.RESUME:
+            if do == Do.RESUME and isinstance(process, FarReader):
+                self._answer(process)
+            elif do == Do.RESUME:
                 process.on_device = self._engine.processes[index].holding
                 process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
                 self._wake(process)

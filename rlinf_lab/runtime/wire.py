@@ -1,6 +1,7 @@
 """What hosts say to each other, and what each message does at the one that hears it. Every handler runs under its mutex.
 
     put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
+    get, got, read              a rank of another host reads a queue: its order, the answer, the end of its call
     want, value                 the result of a call, once for each host that needs it
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: how many calls will read each channel
     ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
@@ -111,6 +112,21 @@ def abandon(host: Host, channel: str, iteration: int) -> None:
         host._apply(host._engine.abandon(queue.index))
 
 
+def _on_get(host: Host, name: QueueId, origin: str, index: int, asked: int, wanted: int) -> None:
+    if not host._queues.is_retired(name.iteration):
+        host.far.serve(host._queues.queue(name), origin, index, asked, wanted)
+
+
+def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, items: list[Any]) -> None:
+    if not host._queues.is_retired(name.iteration):
+        host.far.take(host._queues.queue(name), index, asked, first, items)
+
+
+def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int) -> None:
+    host.far.left(origin, index)
+    host.reader_ended(channel, iteration)
+
+
 def _on_close(host: Host, stream: StreamId) -> None:
     if host._queues.is_retired(stream.iteration):
         return
@@ -175,7 +191,8 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 
 
 HANDLERS: dict[str, Callable[..., None]] = {
-    "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "want": _on_want, "value": _on_value,
+    "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
+    "want": _on_want, "value": _on_value,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
@@ -204,11 +221,16 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         _, name, items, _ = message
         with host._mutex:
             host._sent -= 1
-            putter = next((p for p in host._processes if p.items is items and p.call is not None), None)
+            putter = next((p for p in host.ranks if p.items is items and p.call is not None), None)
             if putter is not None:
                 putter.error = error  # it looks when everything is sent, and raises where the user wrote put()
                 return
         host.report(WorkerError.of("?", 0, "put", error, f"an item put into channel {name.channel!r}, on its way to {to!r}"))
+    elif message[0] == "got":
+        _, name, _, _, _, _ = message
+        with host._mutex:
+            host._sent -= 1
+        host.report(WorkerError.of("?", 0, "get", error, f"an item of channel {name.channel!r}, on its way to {to!r}"))
     else:
         raise error
 
@@ -224,7 +246,7 @@ def lost(host: Host, name: str) -> None:
         if host.loop is not None:
             host.loop.forget(name, error)
         host._fail(error)
-        for process in host._processes:
+        for process in host.ranks:
             if process.call is not None:
                 host._interrupt(process, Cancelled(str(error)))
 
@@ -233,7 +255,7 @@ def deadlock(host: Host, waits: Sequence[Wait]) -> None:
     ring = " → ".join(cycle(waits))
     error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
     host._fail(error)
-    for process in host._processes:
+    for process in host.ranks:
         if process.call is not None:
             host._interrupt(process, DeadlockError(*error.args))
 

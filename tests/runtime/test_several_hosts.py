@@ -96,6 +96,12 @@ class Maker(Worker):
     def compute_on(self, seconds: float, out: Outbox) -> None:
         time.sleep(seconds)  # hears of nothing
 
+    def compute_until(self, freed: str, out: Outbox) -> None:
+        assert FREED[freed].wait(60)
+
+
+FREED: dict[str, threading.Event] = {}  # by name, so that a worker's argument can travel
+
 
 class Reader(Worker):
     def all(self, inbox: Inbox) -> list[int]:
@@ -255,22 +261,112 @@ def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.Monke
     items = flow.channel("items")
     maker, reader = workers(flow)
 
+    freed = FREED["busy"] = threading.Event()
+
     @flow.iteration
     def iteration(fails: bool) -> Any:
         if not fails:
             return 5
-        maker.compute_on(1.0, items)
+        maker.compute_until("busy", items)
         return reader.fail(items)
 
     executor, session = opened(flow)
     monkeypatch.setattr(session._loop, "SETTLE_SECONDS", 0.2)
     with pytest.raises(WorkerError, match="as it was asked to") as caught:
         step_within(session, True)
-    assert "Still busy, and not interruptible: maker[0].compute_on" in caught.value.__notes__[0]
+    assert "Still busy, and not interruptible: maker[0].compute_until" in caught.value.__notes__[0]
+    threading.Timer(0.2, freed.set).start()
     assert step_within(session, False) == 5
+    assert freed.is_set()  # the step had to wait for that
     assert executor.stop() == Ended()
     with pytest.raises(ExecutorError, match="The session has ended"):
         step_within(session, False)
+
+
+class Peer(Worker):
+    """Two ranks on two hosts that read one channel."""
+
+    def hold(self, inbox: Inbox) -> list[int]:
+        """Rank 0 takes one item and goes on when rank 1 has come to the end."""
+        if self.rank == 0:
+            mine = [inbox.take()]
+            FREED["taken"].set()
+            assert FREED["held"].wait(60)
+            return [*mine, *inbox.get_all()]
+        assert FREED["taken"].wait(60)
+        mine = [i for batch in inbox for i in batch]
+        FREED["held"].set()
+        return mine
+
+    def some(self, inbox: Inbox) -> list[int]:
+        """Rank 0 stops after two items."""
+        return inbox.get(2) if self.rank == 0 else [i for batch in inbox for i in batch]
+
+    def fives(self, inbox: Inbox) -> list[list[int]]:
+        found = []
+        while batch := inbox.get(5):
+            found.append(batch)
+        return found
+
+    def fail_first(self, inbox: Inbox) -> None:
+        if self.rank == 0:
+            raise ValueError("as it was asked to")
+        inbox.get_all()
+
+
+def peers(method: str, count: int, capacity: int | None, **plan: Any) -> tuple[MeshExecutor, Session]:
+    """A maker and two readers, each on a host of its own."""
+    flow = Workflow("peers")
+    items = flow.channel("items", capacity=capacity)
+    maker, reader = flow.worker(Maker, name="maker"), flow.worker(Peer, name="reader")
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.make(count, items)
+        return getattr(reader, method)(items)
+
+    spread = ExecutionPlan("peers", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "reader": ((1,), (2,))}, **plan)
+    executor = MeshExecutor(flow, spread)
+    executor.start()
+    return executor, Session(executor)
+
+
+@pytest.mark.parametrize("capacity", [1, 4, None])
+def test_a_reader_that_is_busy_keeps_nothing_from_one_on_another_host(capacity: int | None) -> None:
+    FREED.update(taken=threading.Event(), held=threading.Event())
+    executor, session = peers("hold", 30, capacity, chunks={"items": 1})
+    slow, fast = step_within(session)
+    assert len(slow) == 1
+    assert sorted(slow + fast) == list(range(30))
+    assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("capacity", [1, None])
+def test_what_a_reader_leaves_goes_to_those_on_other_hosts(capacity: int | None) -> None:
+    executor, session = peers("some", 30, capacity, chunks={"items": 1})
+    for _ in range(3):
+        first, second = step_within(session)
+        assert len(first) == 2
+        assert sorted(first + second) == list(range(30))
+        assert first == sorted(first)
+        assert second == sorted(second)
+    assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("capacity", [1, 7, None])
+def test_gets_on_several_hosts_do_not_interleave(capacity: int | None) -> None:
+    executor, session = peers("fives", 33, capacity)
+    batches = sorted(batch for mine in step_within(session) for batch in mine)
+    assert batches == [list(range(i, min(i + 5, 33))) for i in range(0, 33, 5)]
+    assert executor.stop() == Ended()
+
+
+def test_readers_on_several_hosts_go_on_after_a_failure() -> None:
+    executor, session = peers("fail_first", 30, 1)
+    for _ in range(3):
+        with pytest.raises(WorkerError, match="as it was asked to"):
+            step_within(session)
+    assert executor.stop() == Ended()
 
 
 class Reuser(Worker):
