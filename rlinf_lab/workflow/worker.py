@@ -47,7 +47,10 @@ class Outbox(Protocol[T_contra]):
     """The writing end of a channel. Closed by the executor when the worker's call returns."""
 
     def put(self, item: T_contra, *, key: int | None = None) -> None:
-        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel."""
+        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel.
+
+        A reader in the same process gets the very object, so give a copy of what you go on changing.
+        """
         ...
 
     def put_all(self, items: Iterable[T_contra], *, key: int | None = None) -> None:
