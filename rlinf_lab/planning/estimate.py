@@ -1,49 +1,41 @@
-"""Durations from a finished run, so that other plans can be simulated before they are run. First form.
+"""Durations from a finished run, so that other plans can be simulated before they are run.
 
-Every call of the workflow gets one of four descriptions, read off its spans (medians over iterations and ranks, the first
-iteration left out because it warms up caches):
+Every call of the workflow gets one of four descriptions, read off its spans (the first iteration left out because it warms up caches):
 
 - *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed, token
   by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
-- *stream*: it reads batches (a policy). A batch of n items takes ``fixed + each * n`` nanoseconds, least squares over the
-  batches seen; when all had one size, ``each`` is 0 and `Estimate.notes` says so.
+- *consumer*: it reads batches (a policy, a learner, a join); see `consuming`. A batch of n items takes ``fixed + each * n`` nanoseconds, least
+  squares over the batches seen; `Estimate.notes` says where that is a guess.
 - *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as they would.
 - *plain*: it neither reads nor writes (setting weights). Its total time.
+
+What the loop itself puts, gets and waits for is replayed between its calls; what it computes meanwhile is part of `Estimate.overhead`. A plan
+about which the record says nothing is refused with a `PlanError` that names the call.
 """
 
 from __future__ import annotations
 
 import itertools
 import statistics
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.consuming import Consumption, learn
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import Script, SimCall, Simulator, Turn, get, put, run
-from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.planning.plan_fields import shown
+from rlinf_lab.planning.recorded import LoopRecorded, Operation, Recorded, read
+from rlinf_lab.planning.scripts import Script, SimCall, Turn, call, get, put, run, wait
+from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import Step, WorkflowGraph
-
-Operation = tuple[SpanKind, str, int, int]
-"""kind, channel, items, nanoseconds of a run"""
+from rlinf_lab.workflow.graph import DRIVER, LoopStep, Step, WorkflowGraph
+from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """What one rank did in one call."""
-
-    operations: tuple[Operation, ...]
-
-    def runs(self) -> int:
-        return sum(op[3] for op in self.operations)
 
 
 @dataclass(frozen=True)
@@ -52,14 +44,20 @@ class Estimate:
 
     graph: WorkflowGraph
     measured: ExecutionPlan
-    calls: dict[int, list[Recorded]]
+    calls: Mapping[int, Sequence[Recorded]]
+    loop: Sequence[LoopRecorded]
+    consumers: Mapping[int, Consumption]
+    switches: Mapping[str, tuple[int | None, int | None]]
     measured_seconds: float
-    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(note for c in self.consumers.values() for note in c.notes)
 
     def simulate(self, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
         """The predicted timeline of ``plan``. Raises `PlanError` when the measurement says nothing about it."""
         layout = checked_layout(self.graph, plan)
-        return Simulator(self.graph, plan).simulate(self.sim_calls(layout), iterations)
+        return Simulator(self.graph, plan, self._switch_ns(plan)).simulate(self.sim_calls(layout), iterations, self._own_script())
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
         """Predicted seconds of one iteration under ``plan``.
@@ -81,23 +79,37 @@ class Estimate:
         ]
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
+    def _switch_ns(self, plan: ExecutionPlan) -> dict[str, tuple[int, int]]:
+        """Who never left in the measured run is taken to leave as fast as it came; who never came, under a plan that makes it, is refused."""
+        found = {}
+        for worker, need in plan.memory.items():
+            on, off = self.switches[worker]
+            if plan.device_memory is not None and need and on is None:
+                raise PlanError(
+                    f"Plan {plan.name!r} may move {worker!r} off its devices and back; in the measured run it stayed, so what that costs is not known. "
+                    f"Next: measure under a plan with device_memory={plan.device_memory}, or predict plans without it."
+                )
+            if on is not None:
+                found[worker] = on, on if off is None else off
+        return found
+
     def sim_calls(self, layout: Layout) -> list[SimCall]:
         found = []
         for number, step in enumerate(self.graph.program):
-            script = self._script(number, step, layout)
-            call = step.call
-            found.append(SimCall(step.worker, call.method, script, call.reads, call.writes, step.after, call.starts_on_device))
+            made = step.call
+            found.append(SimCall(step.worker, made.method, self._script(number, step, layout), made.reads, made.writes, step.after, made.starts_on_device))
         return found
 
     def _script(self, number: int, step: Step, layout: Layout) -> Callable[[Turn], Script]:
         recorded = self.calls[number]
-        keyed = [c for c in step.call.reads if self.graph.channel(c).keyed]
-        if keyed:
+        if any(self.graph.channel(c).keyed for c in step.call.reads):
             return self._token_holder(recorded, step.worker, layout)
-        if step.call.reads:
-            return self._stream(recorded, step, layout)
+        if number in self.consumers:
+            consumer = self.consumers[number]
+            consumer.check(layout, Layout(self.graph, self.measured), step.worker)
+            return consumer.script(lambda channel, rank: self._slots(channel, rank, layout))
         if step.call.writes:
-            return _source(recorded)
+            return self._source(recorded, step, layout)
         total = round(statistics.median(r.runs() for r in recorded))
 
         def plain(turn: Turn) -> Script:
@@ -105,7 +117,7 @@ class Estimate:
 
         return plain
 
-    def _token_holder(self, recorded: list[Recorded], worker: str, layout: Layout) -> Callable[[Turn], Script]:
+    def _token_holder(self, recorded: Sequence[Recorded], worker: str, layout: Layout) -> Callable[[Turn], Script]:
         tokens, before = layout.plan.tokens(worker), self.measured.tokens(worker)
         total, was = tokens * layout.plan.ranks(worker), before * self.measured.ranks(worker)
         if total != was:
@@ -132,90 +144,95 @@ class Estimate:
 
         return script
 
-    def _stream(self, recorded: list[Recorded], step: Step, layout: Layout) -> Callable[[Turn], Script]:
-        inbox = step.call.reads[0]
-        fixed, each, rest = _affine(recorded)
-        whole = self.graph.channel(inbox).whole
-        ratio = {c: _ratio(recorded, inbox, c) for c in step.call.writes}
-        slots = self._slots(step, layout)
+    def _source(self, recorded: Sequence[Recorded], step: Step, layout: Layout) -> Callable[[Turn], Script]:
+        ranks, before = layout.plan.ranks(step.worker), self.measured.ranks(step.worker)
+        if ranks != before:
+            raise PlanError(
+                f"Plan {layout.plan.name!r}: {step.worker}.{step.call.method}() makes items on {before} ranks in the measured run; how many each of {ranks} "
+                f"would make is not known. Next: {before} ranks of {step.worker!r}, or measure this plan."
+            )
+        for channel in step.call.writes:
+            if self.graph.channel(channel).keyed:
+                raise PlanError(
+                    f"{step.worker}.{step.call.method}() puts into the keyed channel {channel!r} without reading one; its spans do not say with which keys. "
+                    f"Next: run plan {layout.plan.name!r} instead of predicting it."
+                )
+        calls = itertools.count()
 
-        def stream(turn: Turn) -> Script:
-            step = 0
-            while n := (yield get(inbox, ALL if whole else None)):
-                yield run(round(fixed + each * n))
-                for channel, per_item in ratio.items():
-                    for _ in range(round(per_item * n)):
-                        mine = slots(turn.rank) if self.graph.channel(channel).keyed else [-1]
-                        yield put(channel, 1, mine[step % len(mine)])
-                        step += 1
-                if whole:
-                    break
-            yield run(rest)
+        def source(turn: Turn) -> Script:
+            for kind, channel, n, duration in recorded[next(calls) % len(recorded)].operations:
+                yield run(duration) if kind == SpanKind.RUN else put(channel, n)
 
-        return stream
+        return source
 
-    def _slots(self, step: Step, layout: Layout) -> Callable[[int], list[int]]:
-        """The keys that a rank answers to, in turn: those of its unit when fused, else all."""
-        keyed = [c for c in step.call.writes if self.graph.channel(c).keyed]
-        if not keyed:
-            return lambda rank: [-1]
-        consumer = self.graph.consumers(keyed[0])[0]
+    def _slots(self, channel: str, rank: int, layout: Layout) -> Sequence[int]:
+        """The keys of a channel that a rank answers to, in turn: those of its unit when fused, else all; none for a channel without keys."""
+        if not self.graph.channel(channel).keyed:
+            return ()
+        consumer = self.graph.consumers(channel)[0]
         tokens = layout.plan.tokens(consumer)
-        everyone = [r * tokens + k for r in range(layout.ranks(consumer)) for k in range(tokens)]
-        if layout.sharded(keyed[0]):
-            return lambda rank: [rank * tokens + k for k in range(tokens)]
-        return lambda rank: everyone
+        ranks = [rank] if layout.sharded(channel) else range(layout.ranks(consumer))
+        return [r * tokens + k for r in ranks for k in range(tokens)]
+
+    def _own_script(self) -> Callable[[Turn], Script]:
+        """What the loop does: its calls in order, and between them what it did itself."""
+
+        def loop(turn: Turn) -> Script:
+            made = 0
+            for step, items in self.loop[turn.iteration % len(self.loop)].steps:
+                for number in range(made, step.before):
+                    yield call(number)
+                made = step.before
+                if step.kind == "wait":
+                    yield wait(step.call, step.part)
+                elif step.kind == "put":
+                    yield put(step.channel, sum(items))
+                else:
+                    yield from _gets(step, items)
+            for number in range(made, len(self.graph.program)):
+                yield call(number)
+
+        return loop
 
 
-def estimate(graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline, iterations: Collection[int] | None = None) -> Estimate:
-    """Read the cost of every call off a timeline that was recorded under ``plan``.
+def _gets(step: LoopStep, items: Sequence[int]) -> Script:
+    """The gets of one step of the loop."""
+    if step.items is None and items[-1] == 0:  # until the end, in the chunks of whatever plan
+        while (yield get(step.channel)):
+            pass
+        return
+    for _ in items:
+        yield get(step.channel, ALL if step.items == "all" else step.items if isinstance(step.items, int) else None)
+
+
+def estimate(
+    flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None, iterations: Collection[int] | None = None
+) -> Estimate:
+    """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up.
+
+    Raises `PlanError` naming the call whose record cannot be understood.
     """
-    checked_layout(graph, plan)
-    if not isinstance(timeline, Timeline):
-        raise PlanError(f"estimate(..., timeline={timeline!r}): a Timeline is needed. Next: run.timeline of a run under that plan.")
-    calls: dict[int, list[Recorded]] = {}
-    notes: list[str] = []
-    sequences = _sequences(timeline, iterations)
+    if plan is None or not isinstance(timeline, Timeline):
+        raise PlanError(
+            f"estimate({shown(flow)}, plan={shown(plan)}, timeline={shown(timeline)}): costs are read off a finished run; the plan and the Timeline of that "
+            f"run are needed. Next: run = lab.run(flow, plan, 4); run.wait(); lab.estimate(flow, plan, run.timeline)."
+        )
+    measured = checked_layout(flow, plan)
+    graph = measured.graph
+    records = read(graph, timeline, iterations)
+    consumers = {}
     for number, step in enumerate(graph.program):
-        found = sequences.get((step.worker, step.call.method), [])
-        if not found:
-            raise PlanError(
-                f"The timeline has no span of {step.worker}.{step.call.method}() after its first iteration; run two iterations or more."
-            )
-        calls[number] = found
-        sizes = {op[2] for r in found for op in r.operations if op[0] == SpanKind.GET and op[2]}
-        if step.call.reads and not any(graph.channel(c).keyed for c in step.call.reads) and len(sizes) == 1:
-            notes.append(f"{step.worker}.{step.call.method}: every batch had {sizes.pop()} items; assumed to take as long at other sizes")
+        keyed = [c for c in step.call.reads if graph.channel(c).keyed]
+        if step.call.reads and not keyed:
+            consumers[number] = learn(step, records, records.calls[number], measured)
+        for channel in step.call.writes:
+            if graph.channel(channel).keyed and DRIVER in graph.consumers(channel):
+                raise PlanError(f"The loop of workflow {graph.name!r} reads the keyed channel {channel!r}: that cannot be predicted. Next: run the plan.")
     seconds = timeline.iterations().set_index("iteration")["seconds"]
     warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
-    return Estimate(graph, plan, calls, float(seconds.loc[warm].median()), tuple(notes))
-
-
-def _sequences(timeline: Timeline, wanted: Collection[int] | None) -> dict[tuple[str, str], list[Recorded]]:
-    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT)]
-    iterations = sorted({s.iteration for s in spans if s.iteration >= 0 and (wanted is None or s.iteration in wanted)})
-    warm = set(iterations[1:])
-    groups: dict[tuple[str, int, str, int], list[Span]] = {}
-    for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
-        if span.iteration in warm:
-            groups.setdefault((span.track.worker, span.track.rank, span.name, span.iteration), []).append(span)
-    found: dict[tuple[str, str], list[Recorded]] = {}
-    for (worker, _, method, _), members in groups.items():
-        operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in members)
-        found.setdefault((worker, method), []).append(Recorded(operations))
-    return found
-
-
-def _source(recorded: list[Recorded]) -> Callable[[Turn], Script]:
-    calls = itertools.count()
-
-    def source(turn: Turn) -> Script:
-        for kind, channel, n, duration in recorded[next(calls) % len(recorded)].operations:
-            yield run(duration) if kind == SpanKind.RUN else put(channel, n)
-
-    return source
+    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()))
 
 
 def _one_token(recorded: Recorded, tokens: int) -> list[Operation]:
@@ -254,43 +271,5 @@ def _steps(pattern: list[Operation]) -> list[list[Operation]]:
     return steps
 
 
-def _affine(recorded: list[Recorded]) -> tuple[float, float, int]:
-    """(fixed, each, rest): nanoseconds of a batch of n items, and of what follows the last batch."""
-    sizes: list[int] = []
-    durations: list[int] = []
-    rests = []
-    for r in recorded:
-        current, rest = 0, 0
-        open_ = False
-        for kind, _, n, duration in r.operations:
-            if kind == SpanKind.GET:
-                if open_:
-                    durations.append(rest)
-                open_, rest, current = n > 0, 0, n
-                if open_:
-                    sizes.append(current)
-            else:
-                rest += duration
-        if open_:
-            durations.append(rest)
-            rest = 0
-        rests.append(rest)
-    rest_ns = round(statistics.median(rests)) if rests else 0
-    if len(set(sizes)) > 1:
-        each, fixed = np.polyfit(np.asarray(sizes, float), np.asarray(durations, float), 1)
-        if each >= 0 and fixed >= 0:
-            return float(fixed), float(each), rest_ns
-    return statistics.fmean(durations) if durations else 0.0, 0.0, rest_ns
-
-
-def _busy_seconds(recorded: list[Recorded]) -> float:
+def _busy_seconds(recorded: Sequence[Recorded]) -> float:
     return statistics.fmean(r.runs() for r in recorded) / 1e9 if recorded else 0.0
-
-
-def _puts(r: Recorded, channel: str) -> int:
-    return sum(op[2] for op in r.operations if op[0] == SpanKind.PUT and op[1] == channel)
-
-
-def _ratio(recorded: list[Recorded], inbox: str, outbox: str) -> float:
-    got = sum(op[2] for r in recorded for op in r.operations if op[0] == SpanKind.GET and op[1] == inbox)
-    return sum(_puts(r, outbox) for r in recorded) / got if got else 0.0

@@ -10,8 +10,9 @@ from functools import cached_property
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine import Engine
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan import ExecutionPlan, graph_in
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.workflow import Workflow
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ class Layout:
         return bool(used[0] & used[1])
 
 
-def checked_layout(graph: WorkflowGraph, plan: ExecutionPlan) -> Layout:
-    """A layout of a plan that fits the graph. Raises `PlanError` otherwise."""
+def checked_layout(flow: Workflow | WorkflowGraph, plan: ExecutionPlan) -> Layout:
+    """A layout of a plan that fits the workflow. Raises `PlanError` otherwise."""
+    graph = graph_in(flow)
     if not isinstance(plan, ExecutionPlan):
         raise PlanError(f"plan is {plan!r}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
     plan.validate(graph)

@@ -143,12 +143,9 @@ class ExecutionPlan:
         return tuple(self.devices[d] for d in self.placements[worker][rank])
 
     # --- checking ----------------------------------------------------------------------------------------
-    def validate(self, graph: WorkflowGraph) -> None:
+    def validate(self, flow: Workflow | WorkflowGraph) -> None:
         """Raises `PlanError` naming the worker, channel or field that does not fit the workflow."""
-        if not isinstance(graph, WorkflowGraph):
-            near = "flow.graph" if isinstance(graph, Workflow) else "the graph of a Workflow, flow.graph"
-            raise PlanError(f"A plan is compared with a workflow's graph, not with {shown(graph)}. Next: pass {near}.")
-        read = Fields(self.name)
+        graph, read = graph_in(flow), Fields(self.name)
         for where, workers in {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory}.items():
             for worker in workers:
                 read.known(where, "worker", worker, graph.workers)
@@ -200,8 +197,8 @@ class ExecutionPlan:
 
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values."""
-        return dataclasses.asdict(self)
+        """Plain values, free to be changed."""
+        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -268,6 +265,15 @@ class ExecutionPlan:
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
         )
+
+
+def graph_in(flow: Any) -> WorkflowGraph:
+    """The graph of a workflow, given as either. Raises `PlanError` for anything else."""
+    if isinstance(flow, Workflow):
+        return flow.graph
+    if not isinstance(flow, WorkflowGraph):
+        raise PlanError(f"A Workflow (or its graph) is needed, not {shown(flow)}. Next: pass the Workflow that the plan is for.")
+    return flow
 
 
 def _graph(flow: Any) -> WorkflowGraph:

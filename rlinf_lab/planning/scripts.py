@@ -17,6 +17,7 @@ from typing import Any
 from rlinf_lab.errors import WorkflowError
 
 RUN, GET, PUT = 0, 1, 2
+CALL, WAIT = 3, 4  # of the loop only
 Op = tuple[int, Any, int, int]
 Script = Generator[Op, int, None]
 
@@ -40,6 +41,16 @@ def put(channel: str, n: int = 1, key: int = -1) -> Op:
     if n < 0:
         raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative.")
     return (PUT, channel, n, key)
+
+
+def call(number: int) -> Op:
+    """In the script of the loop: make the call at that position."""
+    return (CALL, None, number, -1)
+
+
+def wait(number: int, part: bool = False) -> Op:
+    """In the script of the loop: wait until that call has ended on every rank; ``part``: on rank 0."""
+    return (WAIT, None, number, 0 if part else -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +82,13 @@ class SimCall:
     def __repr__(self) -> str:
         ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
         return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"
+
+
+def all_at_once(calls: int) -> Callable[[Turn], Script]:
+    """The script of a loop that does nothing but call."""
+
+    def loop(turn: Turn) -> Script:
+        for number in range(calls):
+            yield call(number)
+
+    return loop

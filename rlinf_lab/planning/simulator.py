@@ -6,16 +6,17 @@ timeline is equal to that of the local executor with a mock clock, span by span 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.scripts import Op, Script, SimCall, Turn, get, put, run
+from rlinf_lab.planning.scripts import Op, Script, SimCall, Turn, all_at_once, call, get, put, run, wait
 from rlinf_lab.planning.virtual import VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.workflow import Workflow
 
 
 class Simulator:
@@ -26,29 +27,47 @@ class Simulator:
     """
 
     def __init__(
-        self, graph: WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True
+        self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True
     ) -> None:
-        self.layout: Layout = checked_layout(graph, plan)
+        self.layout: Layout = checked_layout(flow, plan)
         self._switch_ns = dict(switch_ns or {})
         self._relieve = relieve
         self.relieved = 0
 
-    def simulate(self, calls: Sequence[SimCall], iterations: int = 1) -> Timeline:
-        """``iterations`` times the calls of one iteration, with a barrier between iterations. Raises `DeadlockError`."""
+    def simulate(self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None) -> Timeline:
+        """``iterations`` times the calls of one iteration, with a barrier between iterations.
+
+        ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of them, `put` and `get`
+        at channels of its own. Default: all calls, in order, at once.
+
+        Raises `DeadlockError`; `PlanError` for a loop that feeds or reads a channel, without its script.
+        """
         if iterations < 1:
             raise PlanError(f"simulate(iterations={iterations}): at least one.")
-        for call in calls:
-            self.layout.graph.node(call.worker)
-            for channel in (*call.reads, *call.writes):
+        for of in calls:
+            self.layout.graph.node(of.worker)
+            for channel in (*of.reads, *of.writes):
                 self.layout.graph.channel(channel)
-        host = VirtualHost(self.layout, calls, self._switch_ns, self._relieve)
+        if loop is None:
+            self._refuse_silent_loop()
+        host = VirtualHost(self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve)
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))
         self.relieved = host.relieved
         return timeline
 
+    def _refuse_silent_loop(self) -> None:
+        graph = self.layout.graph
+        own = {c: "feeds" for c in graph.channels_by_name() if DRIVER in graph.producers(c)}
+        own |= {c: "reads" for c in graph.channels_by_name() if DRIVER in graph.consumers(c)}
+        for channel, does in own.items():
+            raise PlanError(
+                f"The loop of workflow {graph.name!r} {does} channel {channel!r} itself. Next: say what it does there, "
+                f"simulate(calls, loop=script) with a script such as: yield put({channel!r}, 8); yield call(0)."
+            )
+
     def __repr__(self) -> str:
         return f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, {len(self.layout.plan.devices)} devices)"
 
 
-__all__ = ["ALL", "DRIVER", "Op", "Script", "SimCall", "Simulator", "Turn", "get", "put", "run"]
+__all__ = ["ALL", "DRIVER", "Op", "Script", "SimCall", "Simulator", "Turn", "call", "get", "put", "run", "wait"]

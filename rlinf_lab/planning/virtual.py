@@ -11,22 +11,22 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import DeadlockError
+from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.scripts import GET, PUT, RUN, SimCall, Turn
+from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, Script, SimCall, Turn
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
 
 # Operations of the driver's own script, beside those that workers have.
-_BEGIN, _AWAIT, _END = 3, 4, 5
+_BEGIN, _AWAIT, _END = 5, 6, 7
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
 _GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _DRIVING, _AWAITING, _IDLE, _ENDING = range(9)
 
@@ -96,8 +96,10 @@ class Rank:
 class VirtualHost:
     """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave)."""
 
-    def __init__(self, layout: Layout, calls: Sequence[SimCall], switch_ns: Mapping[str, tuple[int, int]], relieve: bool) -> None:
-        self.layout, self.calls = layout, list(calls)
+    def __init__(
+        self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool
+    ) -> None:
+        self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
         self._relieve = relieve
         self.relieved = 0
@@ -110,7 +112,10 @@ class VirtualHost:
         self._streams: dict[tuple[str, int, int], int] = {}
         self._queues: dict[tuple[str, int, int, int], int] = {}
         self._values: dict[tuple[int, int], list[Rank] | None] = {}  # (iteration, position): who waits; None: it is there
-        self._outstanding: dict[int, int] = {}  # iteration: ranks of calls that have not ended
+        self._made: list[int] = []  # positions of the calls of this iteration
+        self._unended: dict[int, int] = {}  # position: ranks whose call has not ended
+        self._awaited: tuple[int, bool] | None = None  # the call that the loop waits for (part of it: of rank 0); None: all of them
+        self._sealed: set[str] = set()
         self._round = 0
         self.ranks: list[Rank] = []
         for worker, rank in layout.members:
@@ -137,33 +142,77 @@ class VirtualHost:
 
     # --- the driver ----------------------------------------------------------------------------------------
     def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
-        """The user's loop: submit the calls of an iteration, wait until they have ended, begin the next one."""
+        """The user's loop: its own script, the end of all calls, the next iteration."""
         driver = self.ranks[0]
         for iteration in range(iterations):
-            driver.iteration, start = iteration, self.now
+            driver.iteration, driver.ports, start = iteration, {}, self.now
+            self._made, self._unended, self._sealed = [], {}, set()
             yield (_BEGIN, None, 0, 0)
-            self._submit(iteration)
-            while self._outstanding[iteration]:
-                yield (_AWAIT, None, 0, 0)
+            script, got = self.loop(Turn(0, iteration, 0, 1)), None
+            while (op := _next(script, got)) is not None:
+                got = None
+                kind, channel, number, rank = op
+                if kind == CALL:
+                    self._submit(iteration, number)
+                elif kind == WAIT:
+                    self._seal(iteration, self._above(self.calls[number].reads))
+                    yield from self._until((number, rank == 0))
+                else:
+                    if kind == GET:
+                        self._seal(iteration, self._above((channel,)))
+                    elif kind == PUT and channel in self._sealed:
+                        raise WorkflowError(f"The script of the loop puts into {channel!r} after it has waited for something that may depend on its end.")
+                    got = yield op
+            self._seal(iteration, set(self.layout.graph_channels()))
+            yield from self._until(None)
             yield (_END, None, 0, 0)
             self.rows.add(driver.track, SpanKind.MARK, driver.method, start, self.now, iteration)
             self._retire(iteration)
 
-    def _submit(self, iteration: int) -> None:
-        expected: dict[str, int] = {}
-        self._outstanding[iteration] = 0
-        for number, call in enumerate(self.calls):
-            members = self._of[call.worker]
-            for position, p in enumerate(members):
-                p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
-                self._outstanding[iteration] += 1
-                if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
-                    self._wake(p)
-            for channel in call.writes:
-                expected[channel] = expected.get(channel, 0) + self.layout.closes(channel, call.worker)
-        for channel, count in sorted(expected.items()):
+    def _until(self, awaited: tuple[int, bool] | None) -> Generator[tuple[int, Any, int, int], Any, None]:
+        self._awaited = awaited
+        while not self._is_there():
+            yield (_AWAIT, None, 0, 0)
+
+    def _is_there(self) -> bool:
+        """What the loop waits for."""
+        if self._awaited is None:
+            return not self._unended
+        number, part = self._awaited
+        return number not in self._unended or (part and self._values.get((self.ranks[0].iteration, number), ()) is None)
+
+    def _submit(self, iteration: int, number: int) -> None:
+        call = self.calls[number]
+        members = self._of[call.worker]
+        self._made.append(number)
+        self._unended[number] = len(members)
+        for position, p in enumerate(members):
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
+            if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
+                self._wake(p)
+
+    def _above(self, channels: Iterable[str]) -> set[str]:
+        """These channels and all from which they are fed: no producer can come any more once the loop waits for them."""
+        found: set[str] = set()
+        open_ = list(channels)
+        while open_:
+            channel = open_.pop()
+            if channel not in found:
+                found.add(channel)
+                open_ += [c for i in self._made if channel in self.calls[i].writes for c in self.calls[i].reads]
+        return found
+
+    def _seal(self, iteration: int, channels: set[str]) -> None:
+        new = sorted(channels - self._sealed)
+        self._sealed.update(new)
+        expected = {c: sum(self.layout.closes(c, self.calls[i].worker) for i in self._made for w in self.calls[i].writes if w == c) for c in new}
+        for channel in new:
+            if DRIVER in self.layout.graph.producers(channel):
+                expected[channel] += 1
+                self._apply(self._engine.close(self._stream(channel, iteration, 0)))
+        for channel in new:
             for shard in range(self.layout.shards(channel)):
-                self._apply(self._engine.seal(self._stream(channel, iteration, shard), count))
+                self._apply(self._engine.seal(self._stream(channel, iteration, shard), expected[channel]))
 
     def _retire(self, iteration: int) -> None:
         """Forget what belonged to an iteration that is over."""
@@ -172,7 +221,6 @@ class VirtualHost:
         for stream in [name for name in self._streams if name[1] == iteration]:
             self._engine.forget_stream(self._streams.pop(stream))
         self._values = {key: waiters for key, waiters in self._values.items() if key[0] > iteration}
-        del self._outstanding[iteration]
 
     # --- channels --------------------------------------------------------------------------------------------
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
@@ -236,9 +284,12 @@ class VirtualHost:
                 for waiter in self._values.get((p.iteration, p.number)) or ():
                     self._wake(waiter)
                 self._values[p.iteration, p.number] = None
-            self._outstanding[p.iteration] -= 1
+            self._unended[p.number] -= 1
+            if not self._unended[p.number]:
+                del self._unended[p.number]
             driver = self.ranks[0]
-            if not self._outstanding[p.iteration] and driver.doing == _AWAITING:
+            if driver.doing == _AWAITING and self._is_there():
+                driver.doing = _DRIVING  # woken once
                 self._wake(driver)
         self._wake(p)
 
@@ -414,3 +465,11 @@ class VirtualHost:
             if p.doing == _VALUE:
                 rows.append(f"{p.label} waits for the value of a call")
         return rows
+
+
+def _next(script: Script, got: int | None) -> tuple[int, Any, int, int] | None:
+    """The next operation of a script; None at its end."""
+    try:
+        return next(script) if got is None else script.send(got)
+    except StopIteration:
+        return None

@@ -81,12 +81,32 @@ class Step:
         return f"Step({self.worker}.{self.call.method}{f', after {list(self.after)}' if self.after else ''})"
 
 
+@dataclass(frozen=True, slots=True)
+class LoopStep:
+    """What the loop does itself between its calls. ``kind``: "put", "get" or "wait"; ``before``: so many calls were made until then.
+
+    ``items`` of a get: how many it asks for, "all", or None for a chunk. ``call``: position of the call that is waited for, ``part``: for
+    a part of rank 0's value only.
+    """
+
+    kind: str
+    before: int
+    channel: str = ""
+    items: int | str | None = None
+    call: int = -1
+    part: bool = False
+
+    def __repr__(self) -> str:
+        what = f"call {self.call}" if self.kind == "wait" else self.channel
+        return f"LoopStep({self.kind} {what}, after {self.before} calls)"
+
+
 @dataclass(frozen=True)
 class WorkflowGraph:
     """Nodes, edges and cells of one workflow. ``flow.graph`` displays it as a picture.
 
     ``program``: the calls of one iteration in order, along the path with the most calls that the dry run has seen (with the
-    iteration function's defaults).
+    iteration function's defaults); ``loop``: what the loop itself does between them at channels, and for what it waits.
     """
 
     name: str
@@ -94,6 +114,7 @@ class WorkflowGraph:
     channels: tuple[ChannelSpec, ...]
     value_edges: tuple[ValueEdge, ...]
     program: tuple[Step, ...] = ()
+    loop: tuple[LoopStep, ...] = ()
 
     @cached_property
     def edges(self) -> tuple[Edge, ...]:

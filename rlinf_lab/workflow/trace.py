@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf_lab.errors import RlinfLabError, WorkflowError
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, RefArg, bind
 from rlinf_lab.workflow.channel import Channel, ChannelSpec
-from rlinf_lab.workflow.graph import DRIVER, Call, Node, Step, ValueEdge, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, Call, LoopStep, Node, Step, ValueEdge, WorkflowGraph
 from rlinf_lab.workflow.handles import Handle
 from rlinf_lab.workflow.isolation import isolated
 from rlinf_lab.workflow.structure import Path, leaves, path_text
@@ -47,6 +47,7 @@ class Tracer:
         self.numbers = 0  # how often a number was asked for
         self.calls: list[CallSpec] = []
         self.driver: dict[str, set[str]] = {READ: set(), WRITE: set()}
+        self.loop: list[LoopStep] = []
         self.over = False
 
     # --- what symbols ask ----------------------------------------------------------------------------------
@@ -99,6 +100,8 @@ class Tracer:
                 f"the iteration function has kept it. Next: make that variable anew before the run, or let the iteration return the handle."
             )
         source = RefArg(call.call_id if tracer is self else -1, path, call.worker)
+        if tracer is self:
+            self._loop(LoopStep("wait", len(self.calls), call=call.call_id, part=bool(path)))
         return Symbol(tracer, f"{call.worker}.{call.method}(){path_text(path)}", source)
 
     def done(self, call: CallSpec) -> bool:
@@ -106,10 +109,17 @@ class Tracer:
 
     def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
         self.driver[WRITE].add(channel.name)
+        self._loop(LoopStep("put", len(self.calls), channel.name))
 
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self.driver[READ].add(channel.name)
+        self._loop(LoopStep("get", len(self.calls), channel.name, n))
         return [Symbol(self, channel.name)] if n is not None or self.decide() else []
+
+    def _loop(self, step: LoopStep) -> None:
+        """Once, however often it follows itself: a loop may put a million items one by one."""
+        if self.loop[-1:] != [step]:
+            self.loop.append(step)
 
     def current(self) -> Tracer | None:
         """Who traces now: this one, or that of a later path when a variable outside the loop has kept something of this one."""
@@ -276,7 +286,7 @@ def _graph(flow: Workflow, tracers: list[Tracer], example: Tracer) -> WorkflowGr
         driver = Call("iteration", "()", tuple(sorted(reads)), tuple(sorted(writes)), True)
         nodes.insert(0, Node(DRIVER, "your loop", (driver,)))
     program = tuple(Step(c.worker, _site(flow, c), _after(c)) for c in example.calls)
-    graph = WorkflowGraph(flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values), program)
+    graph = WorkflowGraph(flow.name, tuple(nodes), tuple(flow.channel_specs.values()), tuple(values), program, tuple(example.loop))
     graph.validate()
     return graph
 

@@ -19,6 +19,7 @@ from rlinf_lab.errors import PlanError, PlanNameError, UnknownNameError
 from rlinf_lab.planning.estimate import estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import ALL, SimCall, Simulator, Turn, get, put, run
+from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -207,17 +208,25 @@ def test_what_was_checked_cannot_be_changed(change) -> None:
         change(plan)
     assert plan == ExecutionPlan.from_dict(whole_plan())
     assert dataclasses.replace(plan, chunks={**plan.chunks, "a": 7}).chunks["a"] == 7
+    plain = plan.to_dict()
+    plain["chunks"]["a"] = 8
+    assert type(plain["chunks"]) is dict and ExecutionPlan.from_dict(plain).chunks["a"] == 8
 
 
-@pytest.mark.parametrize("use", [lambda p: p.validate(FLOW), lambda p: Simulator(FLOW, p), lambda p: estimate(FLOW, p, None), lambda p: p.validate(None)])
-def test_a_plan_is_compared_with_a_graph(use) -> None:
-    with pytest.raises(PlanError, match=r"workflow's graph.*flow\.graph"):
-        use(ExecutionPlan.from_dict(whole_plan()))
+@pytest.mark.parametrize("use", [lambda p: p.validate(None), lambda p: Simulator(3, p), lambda p: estimate("flow", p, Timeline())])
+def test_a_plan_is_compared_with_a_workflow_or_its_graph(use) -> None:
+    plan = ExecutionPlan.from_dict(whole_plan())
+    with pytest.raises(PlanError, match=r"A Workflow \(or its graph\) is needed, not"):
+        use(plan)
+    plan.validate(FLOW)
+    assert repr(Simulator(FLOW, plan)) == repr(Simulator(FLOW.graph, plan))
 
 
-def test_an_estimate_needs_a_timeline() -> None:
-    with pytest.raises(PlanError, match=r"timeline='run'.*run\.timeline"):
-        estimate(FLOW.graph, ExecutionPlan.from_dict(whole_plan()), "run")
+@pytest.mark.parametrize("missing", [(), ("plan",), ("plan", "run")])
+def test_an_estimate_needs_the_plan_and_the_timeline_of_a_run(missing: tuple) -> None:
+    given = [ExecutionPlan.from_dict(whole_plan()) if m == "plan" else m for m in missing]
+    with pytest.raises(PlanError, match=r"estimate\(.*Next: run = lab\.run\(flow, plan, 4\)"):
+        estimate(FLOW, *given)
 
 
 @pytest.mark.parametrize("key", ["name", "devices", "placements"])

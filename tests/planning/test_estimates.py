@@ -1,0 +1,438 @@
+"""What a run under one plan says about another: with a mock clock the prediction is exact, or refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.consuming import fit
+from rlinf_lab.planning.estimate import Estimate, estimate
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import SimCall, Simulator, call, get, put, run, wait
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_flows import Scenario, scenario
+
+MS = 1_000_000
+TWO, THREE = ["cpu:0", "cpu:1"], ["cpu:0", "cpu:1", "cpu:2"]
+
+
+def executed(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, arguments: Callable[[int], tuple] = lambda i: ()) -> Timeline:
+    """Really run, with a clock that computing alone moves. ``arguments`` of the iteration function, by iteration."""
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    session = Session(executor)
+    try:
+        for i in range(iterations):
+            session.step(*arguments(i))
+    finally:
+        executor.stop()
+    timeline = Timeline(plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    return timeline
+
+
+def predicted_ms(found: Estimate, plan: ExecutionPlan) -> float:
+    return found.simulate(plan, 4).elapsed_ns / 4 / MS
+
+
+def executed_ms(flow: Workflow, plan: ExecutionPlan) -> float:
+    return executed(flow, plan, 4).elapsed_ns / 4 / MS
+
+
+def assert_predicts(flow: Workflow, plans: list[ExecutionPlan]) -> Estimate:
+    """Measured under the first plan (with batches of two sizes, which give both parts of a cost), every one is predicted exactly."""
+    found = estimate(flow, plans[0], executed(flow, plans[0]))
+    for plan in plans:
+        assert predicted_ms(found, plan) == executed_ms(flow, plan), plan.name
+    return found
+
+
+# --- calls ---------------------------------------------------------------------------------------------------------
+class Worked(Worker):
+    def go(self, ms: float) -> float:
+        self.compute(ms / 1e3)
+        return ms
+
+    def other(self, ms: float) -> None:
+        self.compute(ms / 1e3)
+
+    def make(self, n: int, out: Outbox) -> None:
+        for i in range(n):
+            self.compute(0.002)
+            out.put(i)
+        self.compute(0.001)
+
+    def use(self, inbox: Inbox) -> None:
+        for batch in inbox:
+            self.compute(0.001 + 0.003 * len(batch))
+        self.compute(0.004)
+
+
+def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
+    return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
+
+
+def test_a_method_that_is_called_twice_in_a_row_is_two_calls() -> None:
+    flow = Workflow("twice")
+    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.go(20)
+        w.go(10)
+        w.other(1)
+        w.go(5)
+        v.go(30)
+
+    found = assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO), spread(flow)])
+    assert [[r.runs() // MS for r in found.calls[i]][:1] for i in range(5)] == [[20], [10], [1], [5], [30]]
+
+
+def test_calls_of_one_method_that_read_are_told_apart() -> None:
+    flow = Workflow("apart")
+    a, b = flow.channels("a", "b")
+    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(6, a)
+        w.make(3, b)
+        v.use(a)
+        v.use(b)
+
+    assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO, chunks={"a": 4, "b": 2}), spread(flow, chunk=1), spread(flow, chunk=4)])
+
+
+class Silent(Worked):
+    """Computes before its last put only: with a mock clock the first call's end and the second's begin cannot be told apart."""
+
+    def make(self, n: int, out: Outbox) -> None:
+        out.put(n)
+
+    def use(self, inbox: Inbox) -> None:
+        for _ in inbox:
+            self.compute(0.001)
+
+
+def test_calls_that_cannot_be_told_apart_are_refused_by_name() -> None:
+    flow = Workflow("silent")
+    a = flow.channel("a")
+    w, v = flow.worker(Silent, name="w"), flow.worker(Worked, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(3, a)
+        w.make(3, a)
+        v.use(a)
+
+    plan = spread(flow)
+    with pytest.raises(PlanError, match=r"w\[0\] in iteration 1: make\(\) is called 2 times in a row.*Next: give the calls methods of their own"):
+        estimate(flow, plan, executed(flow, plan))
+
+
+def test_iterations_that_did_something_else_are_refused_by_name() -> None:
+    flow = Workflow("now_and_then")
+    w = flow.worker(Worked, name="w")
+
+    @flow.iteration
+    def iteration(more: bool = False) -> None:
+        w.go(2)
+        if more:
+            w.other(1)
+
+    plan = ExecutionPlan.temporal(flow, TWO)
+    timeline = executed(flow, plan, 6, lambda i: (i % 2 == 1,))
+    with pytest.raises(PlanError, match=r"w\[0\] in iteration 1 did go\(\), other\(\), but an iteration of the dry run does go\(\).*iterations="):
+        estimate(flow, plan, timeline)
+    assert estimate(flow, plan, timeline, iterations=[0, 2, 4]).measured_seconds == 0.002
+
+
+# --- joins ---------------------------------------------------------------------------------------------------------
+class Source(Worker):
+    def make(self, n: int, ms: float, out: Outbox) -> None:
+        for i in range(n):
+            self.compute(ms / 1e3)
+            out.put(i)
+
+
+class Join(Worker):
+    def in_step(self, left: Inbox, right: Inbox, out: Outbox) -> None:
+        for batch in left:
+            self.compute(0.001)
+            right.get(2 * len(batch))
+            self.compute(0.001 * len(batch))
+            out.put_all(batch)
+
+    def in_turn(self, left: Inbox, right: Inbox, out: Outbox) -> None:
+        everything = right.get_all()
+        self.compute(0.002 * len(everything))
+        for batch in left:
+            self.compute(0.003 * len(batch))
+            out.put_all(batch)
+        self.compute(0.005)
+
+    def at_whim(self, left: Inbox, right: Inbox, out: Outbox) -> None:
+        while batch := left.get(1):
+            self.compute(0.001)
+            if batch[0] % 2:
+                right.get(4)
+            out.put_all(batch)
+
+
+class Collector(Worker):
+    def collect(self, inbox: Inbox) -> int:
+        got = 0
+        for batch in inbox:
+            self.compute(0.001 * len(batch))
+            got += len(batch)
+        return got
+
+
+def joining(method: str, capacity: int | None = 4) -> Workflow:
+    flow = Workflow(method)
+    left, right, out = (flow.channel(c, capacity=capacity) for c in ("left", "right", "out"))
+    one, two = flow.worker(Source, name="one"), flow.worker(Source, name="two")
+    join, end = flow.worker(Join, name="join"), flow.worker(Collector, name="end")
+
+    @flow.iteration
+    def iteration() -> Any:
+        one.make(6, 5, left)
+        two.make(12, 3, right)
+        getattr(join, method)(left, right, out)
+        return end.collect(out)
+
+    return flow
+
+
+def join_plans(flow: Workflow) -> list[ExecutionPlan]:
+    on = {"one": [0], "two": [1], "join": [2], "end": [2]}
+    return [
+        ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"left": 4, "out": 4}),
+        ExecutionPlan.spatial(flow, THREE, on, name="one by one"),
+        ExecutionPlan.spatial(flow, THREE, on, chunk=3, chunks={"right": 1}, name="three"),
+    ]
+
+
+@pytest.mark.parametrize("method", ["in_step", "in_turn"])
+def test_a_call_that_reads_two_channels_waits_for_both(method: str) -> None:
+    flow = joining(method)
+    temporal, *others = join_plans(flow)
+    found = assert_predicts(flow, [temporal, *others])
+    rows = found.simulate(others[0], 1).rows()
+    taken = {c: sum(r.items for r in rows if r.kind == SpanKind.GET and r.channel == c) for c in ("left", "right", "out")}
+    assert taken == {"left": 6, "right": 12, "out": 6}
+
+
+def test_gets_in_no_order_are_refused_by_name() -> None:
+    flow = joining("at_whim", None)
+    plan = join_plans(flow)[0]
+    with pytest.raises(PlanError, match=r"join\.at_whim\(\) reads its channels in an order that is not understood.*Next: "):
+        estimate(flow, plan, executed(flow, plan))
+
+
+# --- the loop itself -----------------------------------------------------------------------------------------------
+def feeding() -> Workflow:
+    flow = Workflow("feeding")
+    numbers, doubled = flow.channel("numbers", capacity=2), flow.channel("doubled", capacity=3)
+    w, v = flow.worker(Worked, name="w"), flow.worker(Doubler, name="v")
+
+    @flow.iteration
+    def iteration() -> Any:
+        before = w.go(7)
+        v.double(numbers, doubled)
+        numbers.put_all(range(10))
+        found = doubled.get_all()
+        if before.wait() > 3:
+            w.go(4)
+        return found
+
+    return flow
+
+
+class Doubler(Worker):
+    def double(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            self.compute(0.001 + 0.002 * len(batch))
+            out.put_all([2 * x for x in batch])
+
+
+def test_a_loop_that_feeds_reads_and_waits() -> None:
+    flow = feeding()
+    plans = [ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"numbers": 4}), spread(flow), spread(flow, chunk=2, name="two")]
+    found = assert_predicts(flow, plans)
+    for plan in plans:
+        difference = executed(flow, plan, 2).diff(found.simulate(plan, 2))
+        assert not difference, f"{plan.name}\n{difference}"
+
+
+def test_a_loop_at_its_channels_is_simulated_as_it_runs() -> None:
+    """The same loop as a script: equal span by span to the run."""
+    flow = feeding()
+    plan = spread(flow, chunk=2)
+
+    def loop(turn):
+        yield call(0)
+        yield call(1)
+        yield put("numbers", 10)
+        assert (yield get("doubled", 10)) == 10
+        yield wait(0)
+        yield call(2)
+
+    def double(turn):
+        while n := (yield get("numbers")):
+            yield run((1 + 2 * n) * MS)
+            yield put("doubled", n)
+
+    def busy(ms: int):
+        def script(turn):
+            yield run(ms * MS)
+
+        return script
+
+    calls = [SimCall("w", "go", busy(7)), SimCall("v", "double", double, ("numbers",), ("doubled",), starts_on_device=False), SimCall("w", "go", busy(4))]
+    difference = executed(flow, plan, 2).diff(Simulator(flow, plan).simulate(calls, 2, loop))
+    assert not difference, str(difference)
+    with pytest.raises(PlanError, match=r"loop of workflow 'feeding' feeds channel 'numbers' itself.*loop=script"):
+        Simulator(flow, plan).simulate(calls)
+
+
+# --- fits ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("sizes", "spent", "expected", "note"),
+    [
+        ((1, 4), (3e6, 9e6), (1e6, 2e6), ""),
+        ((1, 4), (20e6, 4e6), (12e6, 0.0), "larger batches were not slower (batches of 1 items took 0.02 s, of 4 items 0.004 s); every batch is assumed"),
+        ((1, 4), (1e6, 13e6), (0.0, 53e6 / 17), "would give -0.003 s for none; assumed to grow with the items alone"),
+        ((3, 3), (5e6, 7e6), (6e6, 0.0), ""),
+        ((1, 2, 3), (1.0e6, 2.001e6, 3e6), (0.0, 1.0001e6), ""),
+    ],
+)  # fmt: skip
+def test_a_fit_that_comes_out_negative_says_so(sizes: tuple, spent: tuple, expected: tuple, note: str) -> None:
+    fixed, each, said = fit(np.array(sizes, float), np.array(spent, float))
+    assert (fixed, each) == pytest.approx(expected, rel=1e-3, abs=1e3)
+    assert note in said and bool(said) == bool(note)
+
+
+class Sinking(Worker):
+    def use(self, inbox: Inbox) -> None:
+        for batch in inbox:
+            self.compute(0.020 if len(batch) == 1 else 0.004)
+
+
+def test_the_estimate_tells_of_such_a_fit() -> None:
+    flow = Workflow("sinking")
+    a = flow.channel("a")
+    w, v = flow.worker(Source, name="w"), flow.worker(Sinking, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(5, 1, a)
+        v.use(a)
+
+    plan = ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"a": 4})
+    found = estimate(flow, plan, executed(flow, plan))
+    assert any(n.startswith("v.use: larger batches were not slower") for n in found.notes) and "note: v.use: larger" in repr(found)
+
+
+# --- what a record does not say --------------------------------------------------------------------------------------
+def test_sources_and_single_gets_on_other_ranks_are_refused() -> None:
+    flow = Workflow("ranks")
+    a = flow.channel("a")
+    w, v = flow.worker(Source, name="w"), flow.worker(Taking, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(6, 1, a)
+        v.take(a)
+
+    plan = spread(flow)
+    found = estimate(flow, plan, executed(flow, plan))
+    with pytest.raises(PlanError, match=r"w\.make\(\) makes items on 1 ranks.*how many each of 2 would make is not known"):
+        found.simulate(ExecutionPlan.spatial(flow, TWO, {"w": [0, 1], "v": [1]}))
+    with pytest.raises(PlanError, match=r"v\.take\(\) takes 2, 4 items of channel 'a' on each of 1 ranks"):
+        found.simulate(ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [0, 1]}))
+    assert predicted_ms(found, ExecutionPlan.temporal(flow, ["cpu:0"])) == executed_ms(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
+
+
+class Taking(Worker):
+    def take(self, inbox: Inbox) -> None:
+        for n in (4, 2):
+            self.compute(0.001 * len(inbox.get(n)))
+
+
+def test_switching_costs_what_it_did_or_is_refused() -> None:
+    flow = Workflow("switching")
+    a = flow.channel("a")
+    w, v = flow.worker(Heavy, name="w"), flow.worker(Heavy, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(4, a)
+        v.use(a)
+
+    tight = ExecutionPlan.temporal(flow, ["cpu:0"], name="tight", memory={"w": 1, "v": 1}, device_memory=1)
+    roomy = ExecutionPlan.temporal(flow, ["cpu:0"])
+    found = estimate(flow, tight, executed(flow, tight))
+    assert predicted_ms(found, tight) == executed_ms(flow, tight)
+    with pytest.raises(PlanError, match=r"Plan 'tight' may move 'w' off its devices and back.*Next: measure"):
+        estimate(flow, roomy, executed(flow, roomy)).simulate(tight)
+
+
+class Heavy(Worked):
+    def onload(self) -> None:
+        self.compute(0.003)
+
+    def offload(self) -> None:
+        self.compute(0.002)
+
+
+# --- many flows ------------------------------------------------------------------------------------------------------
+def measured_flow(seed: int) -> tuple[Scenario, Timeline, Estimate]:
+    made = scenario(seed, [])
+    for stage in made.stages:
+        stage.first = 1 if stage.first == 0 else stage.first  # a call that takes no time leaves no span
+    timeline = executed(made.flow, made.plan)
+    return made, timeline, estimate(made.flow, made.plan, timeline)
+
+
+def test_random_flows_are_predicted_as_they_ran() -> None:
+    """Under the measured plan: chains, joins and cells with random costs, chunks, capacities, ranks, memory."""
+    exact = 0
+    for seed in range(200):
+        made, timeline, found = measured_flow(seed)
+        equal = found.simulate(made.plan, 3).elapsed_ns == timeline.elapsed_ns
+        assert equal or found.notes, f"seed {seed}, {made.plan}\n{found}"
+        exact += equal
+    assert exact > 170
+
+
+def test_random_flows_are_predicted_in_other_chunks() -> None:
+    """Under other chunks than measured: exactly, or with a note that says what is assumed."""
+    exact = 0
+    for seed in range(200):
+        rng = random.Random(seed)
+        made, _, found = measured_flow(seed)
+        if made.stages[0].kind == "simulator" or any(s.explicit == made.plan.chunk(s.inputs[0]) for s in made.stages if s.explicit):
+            continue  # where the number that is asked for is the chunk, it counts as the chunk
+        other = dataclasses.replace(made.plan, name="other", chunks={c: rng.choice((0, 1, 2, 3, 5)) for c in made.plan.chunks}, device_memory=None)
+        equal = found.simulate(other, 3).elapsed_ns == executed(made.flow, other).elapsed_ns
+        assert equal or found.notes, f"seed {seed}, {other}\n{found}"
+        exact += equal
+    assert exact > 40
