@@ -10,6 +10,23 @@ import difflib
 from collections.abc import Iterable
 
 
+def shown(value: object, limit: int = 80) -> str:
+    """``repr`` for a message: one line, cut, also of what has no working one."""
+    try:
+        text = repr(value).split("\n", 1)[0]
+    except Exception as error:
+        return f"<{type(value).__name__}, whose repr raises {type(error).__name__}>"
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+
+
+def said(error: BaseException) -> str:
+    """What an error says; also of one that cannot."""
+    try:
+        return str(error)
+    except Exception as problem:
+        return f"<{type(error).__name__}, whose str raises {type(problem).__name__}>"
+
+
 class RlinfLabError(Exception):
     """Base of everything this package raises on purpose."""
 
@@ -108,7 +125,7 @@ class WorkerError(RlinfLabError, RuntimeError):
     def of(cls, worker: str, rank: int, method: str, cause: BaseException, remote_traceback: str) -> WorkerError:
         kind = type(cause).__name__
         error = cls(
-            f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {cause}\n"
+            f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {said(cause)}\n"
             f"--- traceback in the worker ---\n{remote_traceback.rstrip()}"
         )
         error.worker, error.rank, error.method = worker, rank, method

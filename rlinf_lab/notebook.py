@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import io
+import math
+import operator
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, said, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.run import ENDED, Run
 from rlinf_lab.runtime.run import run as run_in_background
 from rlinf_lab.workflow.workflow import Workflow
 
+if TYPE_CHECKING:
+    from rlinf_lab.widgets.dashboard import Dashboard
 
 def run(
     flow: Workflow,
@@ -24,17 +28,20 @@ def run(
     executor: str = "local",
     inputs: Iterable[Any] | None = None,
     dashboard: bool | None = None,
+    keep_results: bool | int = True,
     **options: Any,
 ) -> Run:
     """Start a workflow under a plan; returns at once. In a notebook a live dashboard appears below the cell.
 
     ``iterations``: how many (None: until the inputs end, or until stopped). ``inputs``: one argument of the iteration function for
     each iteration. ``executor``: ``"local"`` (threads here, breakpoints work) or ``"ray"``. ``dashboard``: None shows it in a
-    notebook only. ``options`` go to the executor (``address`` of a Ray cluster).
+    notebook only. ``keep_results``: all that the iterations return, which `Run.wait` gives back (True), nothing (False), or so many of the
+    latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 48 a
+    span. ``options`` go to the executor (``address`` of a Ray cluster).
 
     Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts; a worker's own exception comes from `Run.wait`.
     """
-    started = run_in_background(flow, plan, iterations, executor, inputs, **options)
+    started = run_in_background(flow, plan, iterations, executor, inputs, keep_results, **options)
     if in_notebook() if dashboard is None else dashboard:
         show(started)
     return started
@@ -50,14 +57,20 @@ def in_notebook() -> bool:
 
 
 def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_loss")) -> Any:
-    """Display the live dashboard of a run, also of one that has ended. Returns the `Dashboard`."""
+    """Display the live dashboard of a run, also of one that has ended. Returns the `Dashboard`.
+
+    ``charts``: which metrics to plot; those that the run does not have are left out.
+    """
     if not isinstance(run, Run):
-        raise ConfigError(f"show({str(run)[:60]!r}): a Run is needed. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
+        raise ConfigError(f"show() takes a Run, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
+    wished = () if isinstance(charts, str) else tuple(charts)
+    if not wished or not all(isinstance(name, str) for name in wished):
+        raise ConfigError(f"show(charts={shown(charts)}): names of metrics. Next: charts=['loss', ...].")
     from IPython.display import display
 
     from rlinf_lab.widgets.dashboard import Dashboard
 
-    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, tuple(charts))
+    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished)
     board.on_command(lambda command: getattr(run, command)(**({"wait": False} if command == "stop" else {})))
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
@@ -66,11 +79,12 @@ def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_los
 
 
 class _Feeder:
-    """Sends what is new since the last time; called by the run's pump, ten times a second."""
+    """Sends what is new or has changed since the last time; called from the background of the run, ten times a second."""
 
-    def __init__(self, run: Run, board: Any, handle: Any) -> None:
+    def __init__(self, run: Run, board: Dashboard, handle: Any) -> None:
         self._board, self._handle = board, handle
-        self._rows = 0
+        self._version = 0  # of the metrics that were sent
+        self._pictured: list[Any] = []
         self._closed = False
         self(run)
 
@@ -78,23 +92,30 @@ class _Feeder:
         if self._closed:
             return
         final = run.state in ENDED
-        rows = run.metrics.to_dict("records")
         state = {
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
-            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": str(run.error).split("\n", 1)[0] if run.error else "",
+            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": said(run.error).split("\n", 1)[0] if run.error else "",
         }  # fmt: skip
-        new = [_finite({str(k): v for k, v in row.items()}) for row in rows[self._rows :]]
-        self._rows = len(rows)
-        self._board.push(state, new, run.timeline, utilisation(run), _picture(run.frames), final)
+        rows, self._version = run.metrics_since(self._version)
+        self._board.push(state, map(_finite, rows), run.timeline, utilisation(run), self._picture(run.frames, final), final)
         if final:
             self._closed = True
             if self._handle is not None:
                 self._handle.update(self._board)  # the stored picture is then that of the end
 
+    def _picture(self, frames: dict[str, Any], final: bool) -> bytes | None:
+        """Encoded when there is a new one, and no oftener than the board shows it."""
+        latest = [frames[name] for name in sorted(frames)][:4]
+        same = len(latest) == len(self._pictured) and all(map(operator.is_, latest, self._pictured))
+        if not latest or (not final and (same or not self._board.wants_frame())):
+            return None
+        self._pictured = latest
+        return side_by_side(latest)
+
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what was not measured in this iteration: JSON has no NaN."""
-    return {k: v for k, v in row.items() if not (isinstance(v, float) and not np.isfinite(v))}
+    """Without what diverged: JSON has no infinity."""
+    return {k: v for k, v in row.items() if math.isfinite(v)}
 
 
 def utilisation(run: Run) -> dict[str, float]:
@@ -108,13 +129,11 @@ def utilisation(run: Run) -> dict[str, float]:
     return found
 
 
-def _picture(frames: dict[str, Any]) -> bytes | None:
-    """All sources side by side, at most four, as one JPEG."""
-    if not frames:
-        return None
+def side_by_side(pictures: Sequence[Any]) -> bytes:
+    """One JPEG, as high as the lowest of them."""
     from PIL import Image
 
-    images = [np.asarray(frames[name]) for name in sorted(frames)][:4]
+    images = [np.asarray(picture) for picture in pictures]
     height = min(i.shape[0] for i in images)
     strip = np.concatenate([i[:height] for i in images], axis=1)
     buffer = io.BytesIO()

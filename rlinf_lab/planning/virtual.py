@@ -126,6 +126,7 @@ class VirtualHost:
         for p in self.ranks:
             self._of.setdefault(p.worker, []).append(p)
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
+        self._keyed = {c.name: c.keyed for c in layout.graph.channels}
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
         self._chunks = {c.name: ALL if (n := layout.plan.chunk(c.name)) == ALL else -n for c in layout.graph.channels}
 
@@ -231,6 +232,9 @@ class VirtualHost:
 
     def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:
         """Queue, number of the channel's name and chunk, remembered for the rest of the call."""
+        if self._keyed[channel] != (key >= 0):
+            need = "is keyed: give key=" if self._keyed[channel] else "has no keys: leave key= out, or declare it keyed=True"
+            raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
             self._queues[name] = self._engine.open_channel(self._stream(*name[:3]))

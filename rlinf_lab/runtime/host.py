@@ -207,8 +207,7 @@ class Host(Scheduler):
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
         start, process.thread = self.clock.now_ns(), threading.get_ident()
         try:
-            process.instance = declaration.build()
-            process.instance._context = context
+            process.instance = declaration.build(context)
             process.instance.setup()
         except BaseException as error:
             self._fail(WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc()))
@@ -219,6 +218,7 @@ class Host(Scheduler):
             self._set_up += 1
             self._ready.notify_all()
         while (call := self._next_call(process)) is not None:
+            context.logs_to = call.iteration
             self._perform(process, call)
         try:
             if process.instance is not None:

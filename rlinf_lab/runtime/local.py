@@ -33,6 +33,7 @@ class LocalExecutor:
         self.recorder = Recorder("local", self.clock)
         self._stopping = threading.Lock()
         self._ended: Ended | None = None
+        self._rounds = 0
         self.driver_host = Host("local", self.layout, place, self.clock, self.recorder)
 
     def __repr__(self) -> str:
@@ -45,8 +46,11 @@ class LocalExecutor:
         return [(batch, 0) for batch in self.recorder.batches()]
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
-        queue = self.driver_host.metrics
+        queue, self._rounds = self.driver_host.metrics, self._rounds + 1
         return [queue.popleft() for _ in range(len(queue))]
+
+    def rounds(self) -> int:
+        return self._rounds
 
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.watch import Watch
@@ -184,4 +184,4 @@ def packed(call: CallSpec) -> CallSpec:
 
 def short(error: BaseException) -> str:
     """The first line of what an error says."""
-    return str(error).split("\n", 1)[0] or type(error).__name__
+    return said(error).split("\n", 1)[0] or type(error).__name__

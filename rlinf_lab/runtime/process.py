@@ -138,6 +138,7 @@ class HostContext(Context):
         self.ranks = ranks
         self.device = device
         self.sub_batches = sub_batches
+        self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()
 
     @property
@@ -146,16 +147,15 @@ class HostContext(Context):
 
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:
-        host, start = self._host, self._host.clock.now_ns()
+        host = self._host
+        name, start = host.recorder.name(label), host.clock.now_ns()
         try:
             yield
         finally:
-            host.recorder.add(
-                self._process.track, SpanKind.LABEL, host.recorder.name(label), start, host.clock.now_ns(), self.iteration
-            )
+            host.recorder.add(self._process.track, SpanKind.LABEL, name, start, host.clock.now_ns(), self.iteration)
 
     def log(self, metrics: dict[str, float]) -> None:
-        self._host.report_metrics(self._process, self.iteration, {k: float(v) for k, v in metrics.items()})
+        self._host.report_metrics(self._process, self.logs_to, metrics)
 
     def frame(self, image: Any) -> None:
         self._pictures.drawn(self._host.clock.now_ns())

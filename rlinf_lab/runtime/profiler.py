@@ -181,10 +181,9 @@ def _overrides(cls: type[Worker]) -> bool:
 def _come_and_go(flow: Workflow, worker: str, device: str) -> tuple[float, float, float]:
     """(resident GiB, onload seconds, offload seconds): medians of a few switches."""
     before = _gib_used(device)
-    instance = flow.declaration(worker).build()
     context = Context()
     context.name, context.device = worker, torch_device([device])
-    instance._context = context
+    instance = flow.declaration(worker).build(context)
     instance.setup()
     resident = max(0.0, _gib_used(device) - before)
     off, on = [], []

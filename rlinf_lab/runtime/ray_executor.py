@@ -72,6 +72,7 @@ class RayExecutor:
         self._offsets: dict[str, int] = {}
         self._news: list[tuple[SpanBatch, int]] = []
         self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
+        self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
@@ -220,6 +221,7 @@ class RayExecutor:
         with self._lock:
             self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
             self._metrics += metrics
+            self._rounds[host] += 1
             self._waits[host], self._channels[host] = waits, channels
         for source, image in frames.items():
             self.driver_host.report_frame(Frame(source, image))
@@ -239,6 +241,10 @@ class RayExecutor:
         with self._lock:
             found, self._metrics = self._metrics, []
         return found
+
+    def rounds(self) -> int:
+        with self._lock:
+            return min(self._rounds.values(), default=0)
 
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)

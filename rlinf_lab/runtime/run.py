@@ -4,79 +4,101 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
-import numbers
-import re
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import pandas as pd
-
-from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError
+from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Executor, Session
-from rlinf_lab.runtime.waits import Wait, explained
-from rlinf_lab.timeline.sampler import UtilisationSampler
-from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.runtime.observer import Observed, Observer
+from rlinf_lab.runtime.session import Executor, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
 
-PUMP_SECONDS = 0.1
+EXECUTORS = ("local", "ray")
 STOP_SECONDS = 30
-STILL_SECONDS = 3
+LAST_WORDS_SECONDS = 2
 ENDED = ("finished", "failed", "stopped")
 
 
-class Run:
+class ObservedSession(Session, Observed):
+    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay after its end."""
+
+    def __init__(self, executor: Executor, observer: Observer | None = None) -> None:
+        super().__init__(executor)
+        self._listeners: list[Callable[[Any], None]] = []
+        self._observer = observer or Observer(executor, self._tell)
+        self._over = False
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self._observer.began()
+        number, start = self.iteration, time.monotonic()
+        result = super().step(*args, **kwargs)
+        self._observer.finished(number, time.monotonic() - start, result)
+        return result
+
+    step.__doc__ = Session.step.__doc__
+
+    def _is_over(self) -> bool:
+        return self._over
+
+    def _start(self) -> None:
+        self._observer.start()
+        self._executor.start()
+        self._observer.running()
+
+    def _stop(self) -> BaseException | None:
+        """What went wrong, if anything. Warns of ranks that compute on."""
+        late, problem = self._observer.stop()
+        if late:
+            warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
+        self._over = True
+        self._observer.end()
+        return problem
+
+
+class Run(Observed):
     """Handle of a run that goes on in a background thread. Made by `run`.
 
     Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished ones),
-    ``iterations`` (asked for; None: until stopped), ``results`` (what the loop returned), ``timeline`` (grows live),
-    ``left_behind`` (ranks that computed on when the run had ended).
+    ``iterations`` (asked for; None: until stopped), ``left_behind`` (ranks that computed on when the run had ended).
     """
 
-    def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None) -> None:
+    def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None, keep_results: bool | int = True) -> None:
         self.flow, self.plan = executor.flow, executor.layout.plan
         self.iterations = iterations
         self.iteration = 0
         self.state = "starting"
-        self.results: list[Any] = []
-        self.timeline = Timeline(self.plan.devices)
         self.error: BaseException | None = None
         self.left_behind: list[str] = []
+        self._results: deque[Any] = deque(maxlen=None if keep_results is True else int(keep_results))
         self._executor = executor
-        self._session = Session(executor)
+        self._listeners: list[Callable[[Any], None]] = []
+        self._observer = Observer(executor, self._tell, lambda: self.stop(wait=False))
+        self._session = ObservedSession(executor, self._observer)
         self._inputs = None if inputs is None else iter(inputs)
-        self._rows: dict[int, dict[str, float]] = {}
-        self._logged: dict[tuple[int, str], dict[tuple[str, int], float]] = {}
-        self._lock = threading.RLock()
         self._go = threading.Event()
         self._go.set()
         self._stop = threading.Event()
-        self._broken: BaseException | None = None  # what the pump could not collect
         self._ended = threading.Event()
-        self._listeners: list[Callable[[Run], None]] = []
-        self._sampler = UtilisationSampler(executor.driver_host.recorder)
-        self._started_at = self._running_since = time.monotonic()
-        self._moved_at = self._running_since
+        self._started_at = time.monotonic()
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._main, name=f"run {self.flow.name}", daemon=True)
-        self._pump = threading.Thread(target=self._pumping, name=f"pump {self.flow.name}", daemon=True)
 
     # --- controlling ---------------------------------------------------------------------------------------
     def start(self) -> Run:
         self._thread.start()
-        self._pump.start()
+        self._observer.start()
         return self
 
     def wait(self, timeout: float | None = None) -> list[Any]:
-        """Block until the run has ended; what each iteration returned. Raises the worker's own exception.
+        """Block until the run has ended; its `results`. Raises the worker's own exception.
 
         An interrupt (Ctrl-C, the kernel's stop button) stops the run cleanly and is raised again.
         ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
@@ -86,6 +108,8 @@ class Run:
             while not self._ended.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError(f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait().")
+            if threading.current_thread() is not self._thread:
+                self._thread.join(LAST_WORDS_SECONDS)  # listeners have seen the end when this returns, unless one of them lasts
         except KeyboardInterrupt:
             self.stop()
             raise
@@ -132,32 +156,11 @@ class Run:
             self.state = "running"
             self._go.set()
 
-    def on_update(self, listener: Callable[[Run], None]) -> None:
-        """Call ``listener(run)`` from the background about ten times a second, and once after the end.
-
-        One that raises is logged (logger ``rlinf_lab``) and not called again; the run goes on.
-        """
-        self._listeners.append(listener)
-
     # --- looking -----------------------------------------------------------------------------------------
     @property
-    def metrics(self) -> pd.DataFrame:
-        """One row for each finished iteration: ``iteration``, ``seconds``, what the loop returned, what workers logged."""
-        with self._lock:
-            return pd.DataFrame([{"iteration": i, **row} for i, row in sorted(self._rows.items()) if "seconds" in row])
-
-    @property
-    def frames(self) -> dict[str, Any]:
-        """The latest picture of each source, uint8, H×W×3."""
-        return self._executor.frames()
-
-    @property
-    def counters(self) -> dict[str, float]:
-        """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
-        samples = self.timeline.counters()
-        last = samples.groupby("name")["value"].last()
-        latest = {str(name): float(value) for name, value in last.items()}
-        return {**latest, **device_loads(latest)}
+    def results(self) -> list[Any]:
+        """What the iterations returned, those that ``keep_results`` keeps: all of them, the latest ones, or none."""
+        return list(self._results)
 
     @property
     def elapsed_seconds(self) -> float:
@@ -166,43 +169,11 @@ class Run:
     @property
     def eta_seconds(self) -> float | None:
         """Seconds to the end at the pace of the last ten iterations; None while nothing is known."""
-        with self._lock:
-            recent = [row["seconds"] for _, row in sorted(self._rows.items())[-10:] if "seconds" in row]
-        if self.iterations is None or not recent:
-            return None
-        return (self.iterations - self.iteration) * sum(recent) / len(recent)
+        pace = self._observer.table.pace()
+        return None if self.iterations is None or pace is None else (self.iterations - self.iteration) * pace
 
-    def waits(self) -> list[Wait]:
-        """Which ranks wait now, for what and for whom."""
-        return self._executor.waits() if self.state not in ENDED else []
-
-    def status(self) -> str:
-        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
-        still = self.still_seconds
-        note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
-        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self._doing()])])
-
-    @property
-    def still_seconds(self) -> float:
-        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end."""
-        driver = self._executor.driver_host.driver
-        return time.monotonic() - self._moved_at if self.state == "running" and driver.call is not None else 0.0
-
-    def standstill(self) -> list[str]:
-        """Why nothing moves, a line each; empty while something has moved within the last `STILL_SECONDS`."""
-        still = self.still_seconds
-        return [f"Nothing has moved for {still:.0f} s", *self._doing()] if still >= STILL_SECONDS else []
-
-    def _doing(self) -> list[str]:
-        """Who waits for whom, who computes, and the cycle."""
-        waits, loop = self.waits(), self._executor.driver_host.loop
-        waiting = {wait.who for wait in waits}
-        calls = loop.open_calls() if loop is not None and self.state not in ENDED else []
-        return [*explained(waits), *(f"{call} computes" for call in sorted(calls) if call.split(".")[0] not in waiting)]
-
-    def channels(self) -> pd.DataFrame:
-        """Depth, puts and gets of every live queue."""
-        return pd.DataFrame(self._executor.channels())
+    def _is_over(self) -> bool:
+        return self.state in ENDED
 
     def __repr__(self) -> str:
         of = "" if self.iterations is None else f"/{self.iterations}"
@@ -214,10 +185,9 @@ class Run:
     def _main(self) -> None:
         try:
             self._executor.start()
-            self._running_since = time.monotonic()
             if self.state == "starting":
                 self.state = "running"
-            self._sampler.start()
+            self._observer.running()
             self._loop(self._session)
             outcome = "stopped" if self._stop.is_set() else "finished"
         except Cancelled as error:
@@ -235,9 +205,8 @@ class Run:
             arguments = self._next_input()
             if arguments is None:
                 return
-            start = time.monotonic()
-            result = session.step(*arguments)
-            self._record(result, time.monotonic() - start)
+            self._results.append(session.step(*arguments))
+            self.iteration += 1
 
     def _next_input(self) -> tuple[Any, ...] | None:
         if self._inputs is None:
@@ -247,70 +216,14 @@ class Run:
         except StopIteration:
             return None
 
-    def _record(self, result: Any, seconds: float) -> None:
-        with self._lock:
-            row = self._rows.setdefault(self.iteration, {})
-            row["seconds"] = seconds
-            row.update(_numbers(result))
-            self.results.append(result)
-            self.iteration += 1
-
-    def _pumping(self) -> None:
-        while not self._ended.wait(PUMP_SECONDS):
-            try:
-                self._collect()
-            except Exception as error:  # a full disk, say; what was not collected is gone, so the run is not worth going on
-                self._broken = error
-                self.stop(wait=False)
-                return
-            self._tell()
-
-    def _collect(self) -> None:
-        """Take what was recorded and logged since the last time."""
-        with self._lock:
-            for batch, offset_ns in self._executor.drain():
-                if len(batch):
-                    self._moved_at = time.monotonic()
-                self.timeline.extend(batch, offset_ns)
-            for worker, rank, iteration, values in self._executor.metrics():
-                self._log(worker, rank, iteration, values)
-
-    def _log(self, worker: str, rank: int, iteration: int, values: dict[str, float]) -> None:
-        """A rank's last value counts; of several ranks, the mean."""
-        for name, value in values.items():
-            ranks = self._logged.setdefault((iteration, name), {})
-            ranks[worker, rank] = value
-            self._rows.setdefault(iteration, {})[name] = sum(ranks.values()) / len(ranks)
-
-    def _tell(self) -> None:
-        for listener in list(self._listeners):
-            try:
-                listener(self)
-            except Exception:
-                self._listeners.remove(listener)
-                logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
-
     def _finish(self, outcome: str) -> None:
-        self._sampler.stop()
-        try:
-            ended = self._executor.stop()
-            self.left_behind = ended.late
-            problem = self._broken or next(iter(ended.errors), None)
-        except BaseException as error:
-            problem = error
+        self.left_behind, problem = self._observer.stop()
         if problem is not None:
-            self.error = self.error or problem
-            outcome = "failed"
-        try:
-            self._collect()
-        except Exception as error:
-            self.error, outcome = self.error or error, "failed"
+            self.error, outcome = self.error or problem, "failed"
         self._seconds = time.monotonic() - self._started_at
         self.state = outcome
         self._ended.set()
-        with contextlib.suppress(RuntimeError):
-            self._pump.join(1.0)
-        self._tell()
+        self._observer.end()
 
 
 def run(
@@ -319,28 +232,35 @@ def run(
     iterations: int | None = None,
     executor: str = "local",
     inputs: Iterable[Any] | None = None,
+    keep_results: bool | int = True,
     **options: Any,
 ) -> Run:
-    """Start a workflow under a plan; returns at once.
-
-    ``iterations``: how many (None: until the inputs end, or until stopped). ``inputs``: one argument of the iteration function
-    for each iteration. ``executor``: ``"local"`` (threads here) or ``"ray"``. ``options`` go to the executor
-    (``address`` of a Ray cluster). Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts.
-    """
+    """Start a workflow under a plan; returns at once. See `rlinf_lab.run`, which also shows a dashboard."""
+    check_workflow("run", flow)
     if iterations is not None and (not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1):
-        raise ConfigError(f"run(iterations={iterations!r}): a whole number of at least 1, or None.")
+        raise ConfigError(f"run(iterations={shown(iterations)}): a whole number of at least 1, or None.")
     if inputs is not None and not isinstance(inputs, Iterable):
-        raise ConfigError(f"run(inputs={inputs!r}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
-    if isinstance(flow, Workflow):
-        one = () if inputs is None else (None,)
-        check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
-    return Run(make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options), iterations, inputs).start()
+        raise ConfigError(f"run(inputs={shown(inputs)}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
+    if not isinstance(keep_results, int) or keep_results < 0:
+        raise ConfigError(f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest.")
+    one = () if inputs is None else (None,)
+    check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
+    return Run(make_executor(executor, flow, plan, **options), iterations, inputs, keep_results).start()
 
 
-def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned, **options: Any) -> Executor:
-    """The executor called ``name``. ``plan``: also one of those that `lab.plan` gave."""
-    if name not in ("local", "ray"):
-        raise ConfigError(f"executor={name!r} is not known; use 'local' (threads in this process) or 'ray'.")
+def check_workflow(who: str, flow: object) -> None:
+    if not isinstance(flow, Workflow):
+        raise WorkflowError(f"{who}() takes a Workflow, not {shown(flow)}. Next: flow = lab.Workflow('name'), its workers and its iteration.")
+
+
+def check_executor(name: object) -> None:
+    if name not in EXECUTORS:
+        raise ConfigError(f"executor={shown(name)} is not known. Next: 'local' (threads in this process) or 'ray'.")
+
+
+def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | None, **options: Any) -> Executor:
+    """The executor called ``name``. ``plan``: also one of those that `lab.plan` gave; None: everything on all devices, one after another."""
+    check_executor(name)
     made: Any = LocalExecutor
     if name == "ray":
         from rlinf_lab.runtime.ray_executor import RayExecutor as made
@@ -348,55 +268,31 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned, **op
     for option in options:
         if option not in known:
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
+    if plan is None:
+        plan = ExecutionPlan.temporal(flow, devices())
     return made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
 
 
 @contextlib.contextmanager
-def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executor: str = "local", **options: Any) -> Iterator[Session]:
-    """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block."""
-    chosen = make_executor(executor, flow, plan or ExecutionPlan.temporal(flow, devices()), **options)
-    made = Session(chosen)
+def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executor: str = "local", **options: Any) -> Iterator[ObservedSession]:
+    """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block.
+
+    It shows what a run shows, during the block and after it: ``s.timeline``, ``s.metrics``, ``s.frames``, ``s.counters``,
+    ``s.channels()``, ``s.status()``, ``s.on_update(...)``. Results are yours to keep.
+    """
+    check_workflow("session", flow)
+    made = ObservedSession(make_executor(executor, flow, plan, **options))
     try:
-        chosen.start()
+        made._start()
         yield made
     except BaseException:
-        _report(chosen.stop())
+        made._stop()
         raise
-    ended = chosen.stop()
-    _report(ended)
-    if ended.errors:
-        raise ended.errors[0]
-
-
-def _report(ended: Ended) -> None:
-    if ended.late:
-        warnings.warn(left_behind(ended.late), RuntimeWarning, stacklevel=4)
+    problem = made._stop()
+    if problem is not None:
+        raise problem
 
 
 def left_behind(late: list[str]) -> str:
     """What to tell the user about ranks that did not end."""
     return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."
-
-
-def device_loads(sampled: dict[str, float]) -> dict[str, float]:
-    """Load of each device, 0 to 1, from percentages as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
-    loads: dict[str, float] = {}
-    cores: dict[str, list[tuple[int, float]]] = {}
-    for name, value in sampled.items():
-        if match := re.fullmatch(r"(node\d+/)?(?:core (\d+)|(cuda:\d+)) %", name):
-            node, core, gpu = match[1] or "", match[2], match[3]
-            if gpu:
-                loads[node + gpu] = value / 100
-            else:
-                cores.setdefault(node, []).append((int(core), value))
-    for node, found in cores.items():
-        loads |= {f"{node}cpu:{i}": value / 100 for i, (_, value) in enumerate(sorted(found))}
-    return loads
-
-
-def _numbers(result: Any) -> dict[str, float]:
-    if isinstance(result, numbers.Real):
-        return {"result": float(result)}
-    if isinstance(result, dict):
-        return {str(k): float(v) for k, v in result.items() if isinstance(v, numbers.Real)}
-    return {}

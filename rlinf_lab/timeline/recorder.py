@@ -24,6 +24,7 @@ from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.span import Track
 from rlinf_lab.timeline.spill import Spill
 
+NAME_CHARACTERS = 200
 _ROW = NARROW_STRUCT.size
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
@@ -67,11 +68,16 @@ class Recorder:
             return self._tracks.setdefault(key, len(self._tracks))
 
     def name(self, text: str) -> int:
-        """The number of a name (a method, a label, a channel); the same text gives the same number."""
+        """The number of a name (a method, a label, a channel); the same text gives the same number.
+
+        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``.
+        """
         number = self._names.get(text)
         if number is None:
+            kept = text if len(text) <= NAME_CHARACTERS else f"{text[:NAME_CHARACTERS]}…"
+            kept = kept.encode("utf-8", "backslashreplace").decode()
             with self._lock:
-                number = self._names.setdefault(text, len(self._names))
+                number = self._names.setdefault(kept, len(self._names))
         return number
 
     channel = name  # channels live in the same table

@@ -42,7 +42,7 @@ class Dashboard(PushedWidget):
     ) -> None:
         self._feed: TimelineFeed | None = None
         self._state: dict[str, Any] = {}
-        self._metrics: list[dict[str, Any]] = []
+        self._metrics: dict[int, dict[str, Any]] = {}
         self._samples: list[list[Any]] = []
         self._frame = b""
         self._frame_at = -FRAME_SECONDS
@@ -62,8 +62,8 @@ class Dashboard(PushedWidget):
         """Send what is new as one message; from any thread, at most about ten times a second.
 
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
-        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does). metrics: rows of
-        iterations not sent before. timeline: the growing timeline; what is new in it is found here. counters: utilisation from 0
+        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does). metrics: rows that are new or
+        have changed; one replaces that of the same ``iteration``. timeline: the growing timeline; what is new in it is found here. counters: utilisation from 0
         to 1 by device name, now. frame: a PNG or JPEG picture (more than two a second are left out). final: the run has ended.
         """
         with self._push_lock:
@@ -73,16 +73,20 @@ class Dashboard(PushedWidget):
                 self._state.update(state)
                 content["state"] = dict(self._state)
             if rows := [dict(row) for row in metrics]:
-                self._metrics.extend(rows)
+                self._metrics.update((row["iteration"], row) for row in rows)
                 content["metrics"] = rows
             if counters is not None:
                 sample = [time.monotonic(), dict(counters)]
                 self._samples = [*self._samples[1 - KEPT_SAMPLES :], sample]
                 content["counters"] = [sample]
-            if frame is not None and (final or time.monotonic() - self._frame_at >= FRAME_SECONDS):
+            if frame is not None and (final or self.wants_frame()):
                 self._frame, self._frame_at = frame, time.monotonic()
                 parts["frame"] = frame
             self._publish(content, parts)
+
+    def wants_frame(self) -> bool:
+        """Whether a picture would be shown now. Ask before encoding one."""
+        return time.monotonic() - self._frame_at >= FRAME_SECONDS
 
     def on_command(self, callback: Callable[[str], None]) -> None:
         """Call ``callback("pause" | "resume" | "stop")`` when a button is pressed. It runs in the kernel's comm thread."""
@@ -101,9 +105,12 @@ class Dashboard(PushedWidget):
             self._feed = TimelineFeed(timeline)
         return self._feed.take(final)
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [self._metrics[iteration] for iteration in sorted(self._metrics)]
+
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         content, parts = (self._feed.everything() if self._feed else Update()).content()
-        content |= {"state": self._state, "metrics": self._metrics, "counters": self._samples}
+        content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:
             parts["frame"] = self._frame
         return content, parts
@@ -118,7 +125,7 @@ class Dashboard(PushedWidget):
         """The dashboard as it is now, as a picture without script: ``display_handle.update(dashboard.still())``."""
         with self._push_lock:
             timeline = self._feed.timeline if self._feed else None
-            return fallback.Still(fallback.dashboard_picture(self.config, self._state, self._metrics, timeline), repr(self))
+            return fallback.Still(fallback.dashboard_picture(self.config, self._state, self._rows(), timeline), repr(self))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         still = self.still()

@@ -38,6 +38,7 @@ class LearnerWorker(Worker):
     """Proximal policy optimisation on one rank.
 
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
+    ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
     ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
     ``anneal_updates`` updates. ``save_to``: safetensors file written when the run ends. ``state``: of another learner (`state_dict`), to go on from.
     """
@@ -62,6 +63,8 @@ class LearnerWorker(Worker):
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
+        if minibatch < 2:
+            raise ConfigError(f"LearnerWorker(minibatch={minibatch}): at least 2, for advantages are normalised within a minibatch.")
         self._make, self._save_to, self._state = policy, save_to, state
         self.gamma, self.lam, self.reward_scale = gamma, lam, reward_scale
         self.learning_rate, self.anneal, self.anneal_updates = learning_rate, anneal, anneal_updates
@@ -105,6 +108,9 @@ class LearnerWorker(Worker):
     def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
         if not trajectories:
             raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
+        samples = sum(t.reward_TN.size for t in trajectories)
+        if samples < 2:
+            raise ValueError("LearnerWorker.train got one sample, whose advantage has nothing to be compared with. Next: more environments or steps.")
         advantages, returns = zip(*map(self._advantages, trajectories), strict=True)
         return TrainBatch(
             obs_BO=_flat([t.obs_TNO for t in trajectories]),
@@ -125,11 +131,12 @@ class LearnerWorker(Worker):
         device = self.policy.log_std.device
         names = ("obs_BO", "action_BA", "log_prob_B", "advantage_B", "return_B")
         columns = [torch.as_tensor(getattr(batch, n), dtype=torch.float32, device=device) for n in names]
+        parts = number_of_minibatches(len(batch), self.minibatch)
         sums: dict[str, float] = defaultdict(float)
         count = 0
         for _ in range(self.epochs):
             order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
-            for rows in order.split(self.minibatch):
+            for rows in order.tensor_split(parts):
                 for name, value in self._step(*(c[rows] for c in columns)).items():
                     sums[name] += value
                 count += 1
@@ -181,6 +188,11 @@ class LearnerWorker(Worker):
     def close(self) -> None:
         if self._save_to and hasattr(self, "policy"):
             self.policy.weights().save(self._save_to)
+
+
+def number_of_minibatches(samples: int, minibatch: int) -> int:
+    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage is zero: no gradient)."""
+    return min(-(-samples // minibatch), samples // 2)
 
 
 def _flat(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -6,7 +6,10 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import WorkflowError, shown
+from rlinf_lab.workflow.annotations import READ as READ
+from rlinf_lab.workflow.annotations import WRITE as WRITE
+from rlinf_lab.workflow.annotations import channel_ends
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
 from rlinf_lab.workflow.handles import Dispatcher, Handle, Ref
@@ -15,9 +18,6 @@ from rlinf_lab.workflow.symbol import Symbol
 
 if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
-
-READ, WRITE = "read", "write"
-
 
 @dataclass(frozen=True, slots=True)
 class ChannelArg:
@@ -92,7 +92,8 @@ def bind(
 ) -> CallSpec:
     """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
     declaration = flow.declaration(worker)
-    signature = signature_of(declaration.function(method))
+    function = declaration.function(method)
+    signature, ends = signature_of(function), channel_ends(function)
     try:
         bound = signature.bind(None, *args, **kwargs)  # None stands for self
     except TypeError as error:
@@ -104,7 +105,7 @@ def bind(
     keywords: dict[str, Any] = {}
     for name in list(bound.arguments)[1:]:
         parameter, value = signature.parameters[name], bound.arguments[name]
-        convert = _Argument(owner, flow, f"{worker}.{method}", parameter).converted
+        convert = _Argument(owner, flow, f"{worker}.{method}", parameter, ends.get(name)).converted
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             positional.extend(convert(v) for v in value)
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -119,10 +120,10 @@ def bind(
 class _Argument:
     """One parameter of a method: what may be passed for it, and how that travels."""
 
-    def __init__(self, owner: Dispatcher, flow: Workflow, method: str, parameter: inspect.Parameter) -> None:
+    def __init__(self, owner: Dispatcher, flow: Workflow, method: str, parameter: inspect.Parameter, direction: str | None) -> None:
         self._owner, self._flow, self._method, self._parameter = owner, flow, method, parameter
         self._name = parameter.name
-        self._direction = _direction(parameter)
+        self._direction = direction
 
     def converted(self, value: Any) -> Any:
         if isinstance(value, Channel):
@@ -130,7 +131,7 @@ class _Argument:
         if self._direction is not None:
             if value is not None or self._parameter.default is not None:  # an optional channel may be left out by None
                 raise WorkflowError(
-                    f"{self._method}: {self._name!r} must be a channel of this workflow, not {_shown(value)}. Next: pass what flow.channel() returned."
+                    f"{self._method}: {self._name!r} must be a channel of this workflow, not {shown(value)}. Next: pass what flow.channel() returned."
                 )
             return None
         if isinstance(value, (Handle, Ref)):
@@ -181,22 +182,8 @@ class _Argument:
 
         if isinstance(value, (WorkerHandle, Workflow)):
             raise WorkflowError(
-                f"{self._method}: {self._name!r} is {_shown(value)}; workers do not call each other. Next: give them a channel, or pass "
+                f"{self._method}: {self._name!r} is {shown(value)}; workers do not call each other. Next: give them a channel, or pass "
                 f"the value that one call returns to the other call."
             )
         if isinstance(value, Symbol) and not self._owner.is_dry:
             value._without_tracer()
-
-
-def _shown(value: Any) -> str:
-    text = repr(value).split("\n", 1)[0]
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _direction(parameter: inspect.Parameter) -> str | None:
-    """Read from the annotation; a text annotation (postponed evaluation) is searched for the class name."""
-    annotation = parameter.annotation
-    text = annotation if isinstance(annotation, str) else f"{getattr(annotation, '__name__', '')} {annotation!r}"
-    if "Outbox" in text:
-        return WRITE
-    return READ if "Inbox" in text else None

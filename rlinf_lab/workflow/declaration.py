@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.worker import FunctionWorker, Worker
+from rlinf_lab.workflow.annotations import READ, channel_ends
+from rlinf_lab.workflow.worker import Context, FunctionWorker, Worker
 
 
 class Declaration:
@@ -32,8 +33,12 @@ class Declaration:
         scope = getattr(sys.modules.get(self.cls.__module__), "__dict__", {})
         return "." not in self.cls.__qualname__ and isinstance(now := scope.get(self.cls.__name__), type) and now is not self.cls
 
-    def build(self) -> Worker:
-        return self.cls(*self.args, **self.kwargs)
+    def build(self, context: Context) -> Worker:
+        """The worker, which knows its rank and device from the first line of its constructor on."""
+        worker = self.cls.__new__(self.cls, *self.args, **self.kwargs)
+        worker._context = context
+        worker.__init__(*self.args, **self.kwargs)  # type: ignore[misc]
+        return worker
 
     def function(self, method: str) -> Callable[..., Any]:
         """The method as written. `UnknownNameError` with the nearest name, `WorkflowError` for one that cannot be called from a loop."""
@@ -173,7 +178,7 @@ def _starts_on_device(function: Callable[..., Any]) -> bool:
     definition = tree.body[0]
     if not isinstance(definition, ast.FunctionDef):
         return True
-    inboxes = {a.arg for a in definition.args.args if a.annotation is not None and "Inbox" in ast.unparse(a.annotation)}
+    inboxes = {name for name, end in channel_ends(function).items() if end == READ}
     statements = definition.body
     if isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Constant):
         statements = statements[1:]

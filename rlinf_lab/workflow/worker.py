@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from rlinf_lab.errors import ChannelClosed, WorkflowError
+from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
+from rlinf_lab.workflow.quantities import logged
 
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
@@ -158,11 +159,24 @@ class Worker:
 
     def span(self, label: str) -> AbstractContextManager[Any]:
         """``with self.span("physics"):`` names a part of this call on the timeline."""
+        if not isinstance(label, str):
+            raise WorkflowError(f"{self._who()}: span({shown(label)}) is no text. Next: with self.span('physics'): ...")
         return self._context.span(label)
 
-    def log(self, **metrics: float) -> None:
-        """Add numbers to the run's metrics of this iteration (the last value of a name wins)."""
-        self._context.log(metrics)
+    def log(self, *unnamed: object, **metrics: float) -> None:
+        """Add numbers to the run's metrics of this iteration: floats, ints, tensors of one value. The last value of a name wins.
+
+        Several ranks of a worker that log one name are averaged. A name that several workers log gets a column for each,
+        ``worker.name``. What `setup` logs belongs to iteration 0. Raises `WorkflowError` for what is no number, and for the
+        run's own columns, ``iteration`` and ``seconds``.
+        """
+        if unnamed:
+            raise WorkflowError(f"{self._who()}: log({', '.join(map(shown, unnamed))}) gives no name. Next: self.log(loss=0.1), or self.log(**metrics).")
+        self._context.log(logged(self._who(), metrics))
+
+    def _who(self) -> str:
+        context = self._context
+        return f"{context.name}[{context.rank}]" if context.name else type(self).__name__
 
     def frame(self, image: Any) -> None:
         """Show a picture (uint8, H×W×3) of the environments in the dashboard."""
@@ -222,28 +236,50 @@ class Collected(list[T], Generic[T]):
 
 
 class Scripted(Generic[T]):
-    """An inbox over a list of items: for calling a worker's method by hand. ``chunk`` is the batch size of iteration."""
+    """An inbox over a list of items: for calling a worker's method by hand. It refuses what a channel refuses.
 
-    def __init__(self, items: Iterable[T], chunk: int | None = None) -> None:
-        self._items = list(items)
-        self._chunk = chunk
+    ``chunk`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the inbox is then keyed.
+    """
+
+    def __init__(self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None) -> None:
+        found = list(items)
+        self._keyed, self._chunk = keys is not None, chunk
+        self._items: dict[int | None, list[T]] = {}
+        of = [None] * len(found) if keys is None else list(keys)
+        if len(of) != len(found):
+            raise WorkflowError(f"Scripted({len(found)} items, keys={shown(of)}): {len(of)} keys. Next: one key for each item.")
+        for key, item in zip(of, found, strict=True):
+            self._items.setdefault(key, []).append(item)
 
     def __iter__(self) -> Iterator[list[T]]:
-        while self._items:
-            yield self.get()
+        while batch := self.get():
+            yield batch
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
-        size = n or self._chunk or len(self._items)
-        batch, self._items = self._items[:size], self._items[size:]
+        if n is not None and n < 1:
+            raise WorkflowError(f"{self!r}: get({n}) asks for less than one item.")
+        left = self._of(key)
+        size = n or self._chunk or len(left)
+        batch, left[:] = left[:size], left[size:]
         return batch
 
     def get_all(self) -> list[T]:
-        return self.get(len(self._items) or None)
-
-    def __repr__(self) -> str:
-        return f"Scripted({len(self._items)} items left{f', in batches of {self._chunk}' if self._chunk else ''})"
+        left = self._of(None)
+        batch, left[:] = left[:], []
+        return batch
 
     def take(self, *, key: int | None = None) -> T:
-        if not self._items:
-            raise ChannelClosed("this scripted inbox has no item left")
-        return self._items.pop(0)
+        left = self._of(key)
+        if not left:
+            raise ChannelClosed("this scripted inbox has no item left" + (f" of key {key}" if self._keyed else ""))
+        return left.pop(0)
+
+    def _of(self, key: int | None) -> list[T]:
+        if self._keyed != (key is not None):
+            need = "is keyed: say which key to read, for example take(key=0)" if self._keyed else "has no keys. Next: Scripted(items, keys=[...])"
+            raise WorkflowError(f"{self!r} {need}.")
+        return self._items.setdefault(key, [])
+
+    def __repr__(self) -> str:
+        left = sum(map(len, self._items.values()))
+        return f"Scripted({left} items left{', keyed' if self._keyed else ''}{f', in batches of {self._chunk}' if self._chunk else ''})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.estimate import estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.run import run, session
@@ -62,3 +63,38 @@ def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
     assert flow.graph.cells == ()
     with session(flow, ExecutionPlan.temporal(flow, DEVICES)) as s:
         assert s.step() == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
+def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
+    from rlinf_lab.planning.scripts import Script
+    from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put
+
+    flow = Workflow("keys")
+    items, answers = flow.channel("items"), flow.channel("answers", keyed=True)
+    source, sink = flow.worker(Answers, name="source"), flow.worker(Asks, name="sink")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.make(items, answers)
+        sink.use(items, answers)
+
+    def make(turn: Turn) -> Script:
+        yield put("items", 1, key if channel == "items" else -1)
+        yield put("answers", 1, 0)
+
+    def use(turn: Turn) -> Script:
+        yield get("items")
+        yield get("answers", 1, key if channel == "answers" else 0)
+
+    calls = [SimCall("source", "make", make, writes=("items", "answers")), SimCall("sink", "use", use, reads=("items", "answers"))]
+    with pytest.raises(WorkflowError, match=text):
+        Simulator(flow.graph, ExecutionPlan.temporal(flow, DEVICES)).simulate(calls)
+
+
+class Answers(Worker):
+    def make(self, items: Outbox, answers: Outbox) -> None: ...
+
+
+class Asks(Worker):
+    def use(self, items: Inbox, answers: Inbox) -> None: ...

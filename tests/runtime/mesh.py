@@ -84,6 +84,9 @@ class MeshExecutor:
     def metrics(self) -> list[Any]:
         return []
 
+    def rounds(self) -> int:
+        return 0
+
     def frames(self) -> dict[str, Any]:
         return {}
 

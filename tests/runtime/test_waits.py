@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.runtime import run as run_module
+from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.run import run
 from rlinf_lab.runtime.waits import Wait, cycle, explained
 
@@ -69,7 +69,7 @@ def until(holds: Any) -> None:
 
 
 def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "STILL_SECONDS", 0.3)
+    monkeypatch.setattr(observer, "STILL_SECONDS", 0.3)
     until(held.standstill)
     title, *lines = held.standstill()
     assert title.startswith("Nothing has moved for ")

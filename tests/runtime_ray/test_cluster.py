@@ -15,7 +15,8 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.links import Link, Listener
-from rlinf_lab.runtime.run import device_loads, run
+from rlinf_lab.runtime.observer import device_loads
+from rlinf_lab.runtime.run import run
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -12,8 +12,9 @@ from line_env import LineEnv
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import GaussianMLP, Weights
+from rlinf_lab.records import TrainBatch
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
-from rlinf_lab.workers.learner import episode_metrics
+from rlinf_lab.workers.learner import episode_metrics, number_of_minibatches
 from rlinf_lab.workflow.worker import Collected, Context, Scripted
 
 MAKE = partial(GaussianMLP, 2, 1, log_std=-0.5, seed=3)
@@ -181,3 +182,31 @@ def test_on_a_gpu_the_optimiser_moves_too():
     assert all(v.device.type == "cpu" for v in [*held, *worker.policy.parameters()])
     worker.onload()
     assert worker.train(Scripted(data)).weights.version == 2
+
+
+@pytest.mark.parametrize("minibatch", [2, 3, 5, 200])
+@pytest.mark.parametrize("samples", [2, 3, 4, 5, 7, 201, 401])
+def test_no_minibatch_is_of_one_sample(samples: int, minibatch: int) -> None:
+    sizes = [len(part) for part in torch.arange(samples).tensor_split(number_of_minibatches(samples, minibatch))]
+    assert sum(sizes) == samples and min(sizes) >= 2 and max(sizes) - min(sizes) <= 1
+    assert max(sizes) <= minibatch or samples // -(-samples // minibatch) < 2
+
+
+def test_no_sample_of_a_pass_loses_its_advantage() -> None:
+    """Advantages 1, 2, 3 in minibatches of at most two. Alone, a sample would get (a - a) / 0 = 0; together (a - 2) / sqrt(2/3)."""
+    worker, seen = learner(epochs=1, minibatch=2), []
+    original = worker._loss
+
+    def loss(log_prob, old, adv, *rest):
+        seen.append(adv)
+        return original(log_prob, old, adv, *rest)
+
+    worker._loss = loss
+    zeros = np.zeros(3, np.float32)
+    worker._optimise(TrainBatch(np.zeros((3, 2), np.float32), np.zeros((3, 1), np.float32), zeros, np.array([1.0, 2.0, 3.0], np.float32), zeros))
+    assert sorted(torch.cat(seen).tolist()) == pytest.approx([-np.sqrt(1.5), 0.0, np.sqrt(1.5)])
+
+
+def test_a_minibatch_of_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="minibatch=1"):
+        learner(minibatch=1)

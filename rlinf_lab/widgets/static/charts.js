@@ -10,6 +10,26 @@ function axisTicks(low, high, count) {
   return ticks;
 }
 
+/** The smallest and the largest of some numbers. (Math.min(...list) fails beyond some ten thousand.) */
+function range(values) {
+  let low = Infinity, high = -Infinity;
+  for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
+  return [low, high];
+}
+
+/** At most about `most` points that draw the same line: of each stretch the first, the lowest, the highest and the last. */
+export function thinned(points, most) {
+  if (points.length <= most) return points;
+  const size = Math.ceil((4 * points.length) / most), out = [];
+  for (let from = 0; from < points.length; from += size) {
+    const to = Math.min(from + size, points.length);
+    let low = from, high = from;
+    for (let k = from; k < to; k++) { if (points[k][1] < points[low][1]) low = k; if (points[k][1] > points[high][1]) high = k; }
+    for (const k of [...new Set([from, Math.min(low, high), Math.max(low, high), to - 1])]) out.push(points[k]);
+  }
+  return out;
+}
+
 export class LineChart {
   /** options: {colour: index of a worker colour, percent: the values are shares} */
   constructor(title, options = {}) {
@@ -38,7 +58,7 @@ export class LineChart {
     const g = fitCanvas(this.canvas, width, height), points = this.points;
     g.clearRect(0, 0, width, height);
     g.font = `10px ${FONT}`;
-    let low = Math.min(...points.map((p) => p[1])), high = Math.max(...points.map((p) => p[1]));
+    let [low, high] = range(points.map((p) => p[1]));
     if (this.options.percent) { low = 0; high = 1; }
     if (!points.length) { low = 0; high = 1; }
     if (low === high) { const by = Math.abs(low) * 0.1 || 1; low -= by; high += by; }
@@ -70,7 +90,7 @@ export class LineChart {
     g.lineWidth = 1.75;
     g.lineJoin = "round";
     g.beginPath();
-    points.forEach(([i, v], k) => (k ? g.lineTo(x(i), y(v)) : g.moveTo(x(i), y(v))));
+    thinned(points, 4 * w).forEach(([i, v], k) => (k ? g.lineTo(x(i), y(v)) : g.moveTo(x(i), y(v))));
     g.stroke();
     let shown = points[points.length - 1];
     if (this.cursor !== null && this.cursor !== undefined) {

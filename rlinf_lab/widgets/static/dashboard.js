@@ -14,7 +14,9 @@ class RunState {
   reset() {
     this.store.reset();
     this.state = {};
-    this.metrics = [];
+    this.metrics = []; // rows by iteration
+    this.at = new Map(); // iteration: place of its row
+    this.names = new Map(); // of numbers: how many rows have one
     this.samples = [];
     this.bubbles = [];
     this.frame = null;
@@ -23,15 +25,37 @@ class RunState {
   apply(message, parts) {
     this.store.apply(message, parts);
     if (message.state) this.state = message.state;
-    if (message.metrics) this.metrics.push(...message.metrics);
+    if (message.metrics) message.metrics.forEach((row) => this.put(row));
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
     if (message.bubbles) this.bubbles.push(...message.bubbles);
     if (parts.frame) this.frame = parts.frame;
   }
 
+  /** A row replaces the one of its iteration: some numbers come later than others, and a name may get its worker's before it. */
+  put(row) {
+    const place = this.at.get(row.iteration);
+    if (place !== undefined) { this.count(this.metrics[place], -1); this.metrics[place] = row; }
+    else if (!this.metrics.length || row.iteration > this.metrics[this.metrics.length - 1].iteration) {
+      this.at.set(row.iteration, this.metrics.push(row) - 1);
+    } else { // out of turn, which is rare
+      this.metrics.splice(this.metrics.findIndex((other) => other.iteration > row.iteration), 0, row);
+      this.metrics.forEach((other, i) => this.at.set(other.iteration, i));
+    }
+    this.count(row, 1);
+  }
+
+  count(row, by) {
+    for (const key in row) {
+      if (typeof row[key] !== "number") continue;
+      const rows = (this.names.get(key) || 0) + by;
+      if (rows) this.names.set(key, rows);
+      else this.names.delete(key);
+    }
+  }
+
   /** The metrics to plot: the wished ones that are there, else the first ones there are. */
   keys(wished) {
-    const known = [...new Set(this.metrics.flatMap((row) => Object.keys(row).filter((k) => typeof row[k] === "number")))];
+    const known = [...this.names.keys()];
     const found = wished.map((name) => known.find((k) => k === name) || known.find((k) => k.endsWith(`.${name}`) || k.endsWith(`_${name}`))).filter(Boolean);
     return found.length || !known.length ? found : known.filter((k) => !["iteration", "seconds"].includes(k)).slice(0, 3);
   }

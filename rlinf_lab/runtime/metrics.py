@@ -1,0 +1,139 @@
+"""The numbers of a run: a row for each iteration, columns that grow, and which rows have changed since somebody looked.
+
+Adding a number costs the same however many iterations there were, and so does asking what is new.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import pandas as pd
+
+from rlinf_lab.workflow.graph import DRIVER
+
+Key = tuple[str, str]  # who said it (a worker, or the driver's loop), under which name
+_NAN = math.nan
+
+
+class _Column:
+    """Numbers of consecutive iterations, from the first that has one."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.values = first, array("d")
+
+    def set(self, row: int, value: float) -> None:
+        if row < self.first:
+            self.values = array("d", [_NAN] * (self.first - row)) + self.values
+            self.first = row
+        gap = row - self.first + 1 - len(self.values)
+        if gap > 0:
+            self.values.extend([_NAN] * gap)
+        self.values[row - self.first] = value
+
+    def get(self, row: int) -> float:
+        at = row - self.first
+        return self.values[at] if 0 <= at < len(self.values) else _NAN
+
+    def upto(self, rows: int) -> np.ndarray:
+        whole = np.full(rows, _NAN)
+        whole[self.first : self.first + len(self.values)] = self.values
+        return whole
+
+
+class MetricTable:
+    """See the module's docstring. Thread-safe.
+
+    Columns: ``iteration``, ``seconds``, then the names that the loop returned or workers logged. Of several ranks of a worker, the mean of
+    each one's last value. A name that several workers log (or a worker and the loop) is ``worker.name`` for each of the workers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seconds = _Column(0)
+        self._columns: dict[Key, _Column] = {}
+        self._labels: dict[Key, str] = {}
+        self._ranks: dict[int, dict[Key, dict[int, float]]] = {}  # of iterations that may still change
+        self._journal = array("q")  # iterations in the order in which they changed
+        self._told = 0  # how much of the journal somebody has read
+
+    # --- writing ----------------------------------------------------------------------------------------
+    def finished(self, iteration: int, seconds: float, returned: Mapping[str, float]) -> None:
+        """An iteration has ended; ``returned``: numbers among what the loop returned."""
+        with self._lock:
+            self._seconds.set(iteration, seconds)
+            for name, value in returned.items():
+                self._set(iteration, (DRIVER, name), value)
+            self._changed(iteration)
+
+    def logged(self, worker: str, rank: int, iteration: int, values: Mapping[str, float]) -> None:
+        """What a rank says of an iteration, also after its end."""
+        with self._lock:
+            said = self._ranks.setdefault(iteration, {})
+            for name, value in values.items():
+                ranks = said.setdefault((worker, name), {})
+                ranks[rank] = value
+                self._set(iteration, (worker, name), sum(ranks.values()) / len(ranks))
+            self._changed(iteration)
+
+    def settle(self, iteration: int) -> None:
+        """No rank has anything more to say of this iteration, nor of earlier ones."""
+        with self._lock:
+            for old in [i for i in self._ranks if i <= iteration]:
+                del self._ranks[old]
+
+    def _set(self, iteration: int, key: Key, value: float) -> None:
+        if key not in self._columns:
+            self._columns[key] = _Column(iteration)
+            before, self._labels = self._labels, labels(self._columns)
+            if any(self._labels[known] != label for known, label in before.items()):  # a name is not one worker's alone any more
+                self._journal.extend(range(len(self._seconds.values)))
+        self._columns[key].set(iteration, value)
+
+    def _changed(self, iteration: int) -> None:
+        if len(self._journal) == self._told or self._journal[-1] != iteration:
+            self._journal.append(iteration)
+
+    # --- reading ----------------------------------------------------------------------------------------
+    def since(self, version: int) -> tuple[list[dict[str, float]], int]:
+        """Rows of finished iterations that are new or have changed since ``version`` (0: all), and the version now."""
+        with self._lock:
+            self._told = len(self._journal)
+            changed = sorted(set(self._journal[version:]))
+            return [row for i in changed if (row := self._row(i)) is not None], self._told
+
+    def _row(self, iteration: int) -> dict[str, float] | None:
+        seconds = self._seconds.get(iteration)
+        if math.isnan(seconds):
+            return None
+        found = ((self._labels[key], column.get(iteration)) for key, column in self._columns.items())
+        return {"iteration": iteration, "seconds": seconds, **{name: value for name, value in found if not math.isnan(value)}}
+
+    def frame(self) -> pd.DataFrame:
+        """One row for each finished iteration."""
+        with self._lock:
+            rows = max([len(self._seconds.values), *(c.first + len(c.values) for c in self._columns.values())])
+            seconds = self._seconds.upto(rows)
+            columns = {"seconds": seconds} | {self._labels[key]: column.upto(rows) for key, column in self._columns.items()}
+        done = np.flatnonzero(~np.isnan(seconds))
+        return pd.DataFrame({"iteration": done, **{name: values[done] for name, values in columns.items()}})
+
+    def pace(self, last: int = 10) -> float | None:
+        """Mean seconds of the last iterations; None before the first has ended."""
+        with self._lock:
+            recent = [s for s in self._seconds.values[-last:] if not math.isnan(s)]
+        return sum(recent) / len(recent) if recent else None
+
+
+def labels(keys: Iterable[Key]) -> dict[Key, str]:
+    """Column names: a name that one worker alone uses is as it was logged, the loop's too; else the worker is put before it."""
+    keys = list(keys)
+    users = Counter(name for _, name in keys)
+    long = {key for key in keys if users[key[1]] > 1 and key[0] != DRIVER}
+    while clash := {key for key in keys if key not in long and key[1] in {f"{worker}.{name}" for worker, name in long}}:
+        long |= clash  # somebody logs a name with a dot that reads like another's
+    return {key: f"{key[0]}.{key[1]}" if key in long else key[1] for key in keys}

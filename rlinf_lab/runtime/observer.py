@@ -1,0 +1,236 @@
+"""What can be seen of a run or a session while it works, and the thread in the background that collects it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from rlinf_lab.runtime.metrics import MetricTable
+from rlinf_lab.runtime.session import Executor
+from rlinf_lab.runtime.waits import Wait, explained
+from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.quantities import returned
+
+PUMP_SECONDS = 0.1
+STILL_SECONDS = 3
+
+
+class Observer:
+    """Collects, ten times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+
+    ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
+    collected any more and ``broken`` is called.
+    """
+
+    def __init__(self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None) -> None:
+        self.timeline = Timeline(executor.layout.plan.devices)
+        self.table = MetricTable()
+        self.counters: dict[str, float] = {}
+        self.problem: BaseException | None = None
+        self.moved_at = time.monotonic()
+        self._executor, self._update, self._broken = executor, update, broken
+        self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
+        self._stopped = False
+        self._samples = 0  # counter samples that are in `counters`
+        self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
+        self._lock = threading.Lock()
+        self._sampler = UtilisationSampler(executor.driver_host.recorder)
+        self._over = threading.Event()
+        self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
+
+    # --- life -------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        self._pump.start()
+
+    def running(self) -> None:
+        """The workers are set up."""
+        self.moved_at = time.monotonic()
+        self._sampler.start()
+
+    def stop(self) -> tuple[list[str], BaseException | None]:
+        """Stop the executor and take what is left. Returns the ranks that compute on, and the first thing that went wrong."""
+        problems: list[BaseException | None] = [self.problem]
+        late: list[str] = []
+        self._sampler.stop()
+        try:
+            ended = self._executor.stop()
+            late, problems = ended.late, [*problems, *ended.errors]
+        except BaseException as error:
+            problems.append(error)
+        self._stopped = True
+        try:
+            self.collect()
+        except Exception as error:
+            problems.append(error)
+        return late, next((p for p in problems if p is not None), None)
+
+    def end(self) -> None:
+        """No more news, but for a last `update`."""
+        self._over.set()
+        if self._pump.is_alive() and self._pump is not threading.current_thread():
+            with contextlib.suppress(RuntimeError):
+                self._pump.join(1.0)
+        self._update()
+
+    # --- iterations -------------------------------------------------------------------------------------
+    def began(self) -> None:
+        """An iteration begins. Raises what could not be collected."""
+        if self.problem is not None:
+            raise self.problem
+        self.moved_at = time.monotonic()
+
+    def finished(self, iteration: int, seconds: float, result: Any) -> None:
+        """Raises `WorkflowError` when the loop returns a number under a reserved name."""
+        self.table.finished(iteration, seconds, returned(self._loop_name, result))
+        with self._lock:
+            self._unsettled.append((self._executor.rounds(), iteration))
+
+    # --- collecting -------------------------------------------------------------------------------------
+    def _pumping(self) -> None:
+        while not self._over.wait(PUMP_SECONDS):
+            try:
+                self.collect()
+            except Exception as error:  # what was not collected is gone
+                self.problem = error
+                self._broken()
+                return
+            self._update()
+
+    def collect(self) -> None:
+        """Take what was recorded and logged since the last time."""
+        with self._lock:
+            for batch, offset_ns in self._executor.drain():
+                if len(batch):
+                    self.moved_at = time.monotonic()
+                self.timeline.extend(batch, offset_ns)
+            self._count()
+            rounds = self._executor.rounds()
+            for said in self._executor.metrics():
+                self.table.logged(*said)
+            # The news under way when it ended may lack what was logged last; those after them do not.
+            while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
+                self.table.settle(self._unsettled.popleft()[1])
+
+    def _count(self) -> None:
+        """The latest sample of each counter."""
+        fresh = self.timeline.counter_samples[self._samples :]
+        if len(fresh):
+            self._samples += len(fresh)
+            names = self.timeline.names
+            latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
+            self.counters = {**self.counters, **latest}
+
+
+class Observed:
+    """What runs and sessions show of themselves, live and after their end."""
+
+    _executor: Executor
+    _observer: Observer
+    _listeners: list[Callable[[Any], None]]
+
+    def _is_over(self) -> bool:
+        raise NotImplementedError
+
+    @property
+    def timeline(self) -> Timeline:
+        """Every span of every rank; it grows live."""
+        return self._observer.timeline
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """One row for each finished iteration: ``iteration``, ``seconds``, the numbers the loop returned, what workers logged.
+
+        Of several ranks of a worker the mean. A name that several workers log, or a worker and the loop, is ``worker.name`` for each worker.
+        """
+        return self._observer.table.frame()
+
+    def metrics_since(self, version: int = 0) -> tuple[list[dict[str, float]], int]:
+        """Rows of `metrics` that are new or have changed since ``version``, and the version now: for loggers. Costs what has changed.
+
+        A row that comes again replaces the one of the same ``iteration``: what ranks of other processes log arrives a little later.
+        """
+        return self._observer.table.since(version)
+
+    @property
+    def frames(self) -> dict[str, Any]:
+        """The latest picture of each source, uint8, H×W×3."""
+        return self._executor.frames()
+
+    @property
+    def counters(self) -> dict[str, float]:
+        """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
+        latest = self._observer.counters
+        return {**latest, **device_loads(latest)}
+
+    def channels(self) -> pd.DataFrame:
+        """Depth, puts and gets of every live queue."""
+        return pd.DataFrame(self._executor.channels())
+
+    def on_update(self, listener: Callable[[Any], None]) -> None:
+        """Call ``listener(this)`` from the background about ten times a second, and once after the end.
+
+        One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
+        """
+        self._listeners.append(listener)
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            try:
+                listener(self)
+            except Exception:
+                self._listeners.remove(listener)
+                logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
+
+    # --- who waits for whom -----------------------------------------------------------------------------
+    def waits(self) -> list[Wait]:
+        """Which ranks wait now, for what and for whom."""
+        return [] if self._is_over() else self._executor.waits()
+
+    def status(self) -> str:
+        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
+        still = self.still_seconds
+        note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
+        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self._doing()])])
+
+    @property
+    def still_seconds(self) -> float:
+        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end."""
+        driver = self._executor.driver_host.driver
+        return time.monotonic() - self._observer.moved_at if driver.call is not None and not self._is_over() else 0.0
+
+    def standstill(self) -> list[str]:
+        """Why nothing moves, a line each; empty while something has moved within the last `STILL_SECONDS`."""
+        still = self.still_seconds
+        return [f"Nothing has moved for {still:.0f} s", *self._doing()] if still >= STILL_SECONDS else []
+
+    def _doing(self) -> list[str]:
+        """Who waits for whom, who computes, and the cycle."""
+        waits, loop = self.waits(), self._executor.driver_host.loop
+        waiting = {wait.who for wait in waits}
+        calls = loop.open_calls() if loop is not None and not self._is_over() else []
+        return [*explained(waits), *(f"{call} computes" for call in sorted(calls) if call.split(".")[0] not in waiting)]
+
+
+def device_loads(sampled: dict[str, float]) -> dict[str, float]:
+    """Load of each device, 0 to 1, from percentages as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
+    loads: dict[str, float] = {}
+    cores: dict[str, list[tuple[int, float]]] = {}
+    for name, value in sampled.items():
+        if match := re.fullmatch(r"(node\d+/)?(?:core (\d+)|(cuda:\d+)) %", name):
+            node, core, gpu = match[1] or "", match[2], match[3]
+            if gpu:
+                loads[node + gpu] = value / 100
+            else:
+                cores.setdefault(node, []).append((int(core), value))
+    for node, found in cores.items():
+        loads |= {f"{node}cpu:{i}": value / 100 for i, (_, value) in enumerate(sorted(found))}
+    return loads

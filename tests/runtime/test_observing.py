@@ -1,0 +1,275 @@
+"""What a run and a session show while they work: metrics, their names, what is kept, what a worker may log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
+from rlinf_lab.notebook import _Feeder
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Counts(Worker):
+    def __init__(self) -> None:
+        self.seen_at_birth = (self.name, self.rank, self.ranks, self.device)
+
+    def setup(self) -> None:
+        self.log(parameters=12.0 + self.rank)
+
+    def go(self, i: int = 0) -> int:
+        self.log(x=float(i + self.rank))
+        return i
+
+    def birth(self) -> tuple[str, int, int, str]:
+        return self.seen_at_birth
+
+    def say(self, metrics: dict[str, Any]) -> None:
+        self.log(**metrics)
+
+    def say_unnamed(self, metrics: dict[str, Any]) -> None:
+        self.log(metrics)
+
+    def label(self, label: Any) -> None:
+        with self.span(label):
+            pass
+
+    def show(self) -> None:
+        self.frame(np.zeros((4, 4, 3), np.uint8))
+
+
+def made(call: Any, ranks: int = 1, **workers: type[Worker]) -> tuple[Workflow, lab.ExecutionPlan]:
+    """A workflow whose iteration is ``call(handles, argument)``."""
+    flow = Workflow("watched")
+    handles = {name: flow.worker(cls, name=name) for name, cls in (workers or {"w": Counts}).items()}
+
+    @flow.iteration
+    def iteration(argument: Any = 0) -> Any:
+        return call(handles, argument)
+
+    return flow, lab.ExecutionPlan.temporal(flow, [f"cpu:{i}" for i in range(ranks)], dict.fromkeys(handles, ranks))
+
+
+# --- sessions ----------------------------------------------------------------------------------------------------
+def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None:
+    flow, plan = made(lambda h, i: (h["w"].go(i), h["w"].show())[0])
+    told: list[int] = []
+    with session(flow, plan) as s:
+        s.on_update(lambda it: told.append(it.iteration))
+        for i in range(50):
+            s.step(i)
+        deadline = time.monotonic() + 20
+        while ("x" not in s.metrics or s.metrics["x"].isna().any()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert list(s.metrics["x"]) == list(s.metrics["result"]) == [float(i) for i in range(50)]
+        executor = s._executor
+        while (executor.driver_host.metrics or len(executor.recorder)) and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            time.sleep(0.01)
+        assert not executor.driver_host.metrics and not len(executor.recorder)  # type: ignore[attr-defined]
+        while s._observer.table._ranks and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not s._observer.table._ranks  # all of them are settled
+        assert s.frames["w[0]"].shape == (4, 4, 3) and "50 iterations done" in s.status() and list(s.channels().columns) == []
+    assert len(s.timeline.iterations()) == 50 and s.timeline.bubble_sum_error_ns() == 0 and told[-1] == 50
+    assert s.waits() == [] and s.standstill() == []
+
+
+def test_a_failed_iteration_of_a_session_is_no_row() -> None:
+    flow, plan = made(lambda h, m: h["w"].say(m))
+    with session(flow, plan) as s:
+        s.step({"x": 1.0})
+        with pytest.raises(WorkerError):
+            s.step({"x": "abc"})
+        s.step({"x": 3.0})
+    assert list(s.metrics["iteration"]) == [0, 2] and list(s.metrics["x"]) == [1.0, 3.0]
+
+
+def test_what_cannot_be_collected_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
+        monkeypatch.setattr(s.timeline, "extend", full)
+        for _ in range(2000):
+            s.step()
+            time.sleep(0.01)
+
+
+# --- names --------------------------------------------------------------------------------------------------------
+def test_two_workers_that_log_one_name_have_a_column_each() -> None:
+    flow, plan = made(lambda h, i: (h["a"].go(1), h["b"].go(101), {"x": 7.0})[-1], a=Counts, b=Counts)
+    done = run(flow, plan, 2)
+    done.wait(30)
+    assert [list(done.metrics[c]) for c in ("a.x", "b.x", "x")] == [[1.0] * 2, [101.0] * 2, [7.0] * 2]
+
+
+def test_what_setup_logs_belongs_to_the_first_iteration() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i), ranks=2)
+    done = run(flow, plan, 3)
+    done.wait(30)
+    assert done.metrics["parameters"].tolist()[0] == 12.5 and done.metrics["parameters"].isna().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("name", ["iteration", "seconds"])
+def test_the_runs_own_columns_are_refused(name: str) -> None:
+    flow, plan = made(lambda h, m: h["w"].say(m))
+    with pytest.raises(WorkerError, match=rf"w\[0\] gives a metric the name '{name}'.*Next"):
+        run(flow, plan, inputs=[{name: 5.0}]).wait(30)
+    flow, plan = made(lambda h, m: m)
+    with pytest.raises(WorkflowError, match=f"iteration function of workflow 'watched' gives a metric the name '{name}'"):
+        run(flow, plan, inputs=[{name: 5.0}]).wait(30)
+
+
+@pytest.mark.parametrize("value", ["abc", None, [1.0], 1j, np.zeros(2), 10**400])
+def test_what_is_no_number_is_refused_where_it_is_logged(value: Any) -> None:
+    with pytest.raises(WorkflowError, match=r"Counts (logs x=|gives the metric 'x').*Next"):
+        Counts().log(x=value)
+
+
+def test_numbers_of_every_kind_are_logged() -> None:
+    values = {"a": 1, "b": True, "c": np.float32(0.5), "d": torch.tensor(2.0, requires_grad=True), "e": np.array(3), "f": float("inf")}
+    flow, plan = made(lambda h, m: h["w"].say(m))
+    done = run(flow, plan, inputs=[values])
+    done.wait(30)
+    assert done.metrics.iloc[0][list(values)].tolist() == [1.0, 1.0, 0.5, 2.0, 3.0, float("inf")]
+
+
+def test_a_dict_is_not_logged_without_names() -> None:
+    with pytest.raises(WorkflowError, match=r"log\(\{'x': 1\}\) gives no name.*\*\*metrics"):
+        Counts().log({"x": 1})
+
+
+@pytest.mark.parametrize("label", [None, ("a", 1), 3, b"x", object()])
+def test_a_span_needs_a_text(label: Any) -> None:
+    flow, plan = made(lambda h, label: h["w"].label(label))
+    with pytest.raises(WorkerError, match=r"w\[0\]: span\(.*\) is no text.*Next"):
+        run(flow, plan, inputs=[label]).wait(30)
+
+
+@pytest.mark.parametrize("label", ["a\udcffb", "a\0b</script>", "x" * 100_000])
+def test_odd_texts_of_spans_are_kept_so_that_every_file_can_hold_them(label: str, tmp_path: Any) -> None:
+    flow, plan = made(lambda h, label: h["w"].label(label))
+    done = run(flow, plan, inputs=[label] * 3)
+    done.wait(30)
+    kept = [name for name in done.timeline.names if name[0] in "ax" and name not in ("w",)]
+    assert len(kept) == 1 and len(kept[0]) <= 201
+    done.timeline.to_perfetto(tmp_path / "t.pftrace")
+    done.timeline.to_chrome(tmp_path / "t.json")
+
+
+# --- what is kept -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("keep", "kept"), [(True, [0, 1, 2, 3]), (2, [2, 3]), (False, [])])
+def test_results_are_kept_as_asked(keep: bool | int, kept: list[int]) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    done = run(flow, plan, inputs=range(4), keep_results=keep)
+    assert done.wait(30) == done.results == kept and len(done.metrics) == 4
+    assert not done._observer.table._ranks  # nothing more of iterations that cannot change any more
+
+
+@pytest.mark.parametrize("keep", [-1, 2.5, "all", None])
+def test_keep_results_is_checked(keep: Any) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    with pytest.raises(ConfigError, match="keep_results="):
+        run(flow, plan, 1, keep_results=keep)
+
+
+# --- what the dashboard gets --------------------------------------------------------------------------------------------
+class Board:
+    """Remembers what a dashboard is sent."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, float]] = {}
+        self.sent: list[int] = []
+        self.pictures = 0
+        self.ended = threading.Event()
+
+    def wants_frame(self) -> bool:
+        return True
+
+    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool) -> None:
+        new = list(rows)
+        self.sent.append(len(new))
+        self.rows |= {int(row["iteration"]): row for row in new}
+        self.pictures += picture is not None
+        if final:
+            self.ended.set()
+
+
+def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    started, board = run(flow, plan, inputs=range(300)), Board()
+    said = started._executor.metrics
+    late: list[Any] = []
+
+    def delayed() -> list[Any]:  # as of a host whose news take one more round
+        late[:], now = said(), list(late)
+        return [*now, *late] if started._executor._ended else now  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(started._executor, "metrics", delayed)
+    started.on_update(_Feeder(started, board, None))  # type: ignore[arg-type]
+    started.wait(60)
+    assert board.ended.is_set()
+    assert [board.rows[i].get("x") for i in range(300)] == started.metrics["x"].tolist() == [float(i) for i in range(300)]
+
+
+def test_a_tick_sends_what_has_changed_only() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    done, board = run(flow, plan, 5), Board()
+    done.wait(30)
+    done.state = "running"  # as if it went on
+    feeder = _Feeder(done, board, None)  # type: ignore[arg-type]
+    feeder(done)
+    done._observer.table.logged("w", 0, 3, {"late": 1.0})
+    feeder(done)
+    done.state = "finished"
+    assert board.sent == [5, 0, 1] and board.rows[3]["late"] == 1.0
+
+
+def test_a_picture_is_encoded_once() -> None:
+    flow, plan = made(lambda h, i: h["w"].show())
+    done, board = run(flow, plan, 2), Board()
+    done.wait(30)
+    done.state = "running"
+    feeder = _Feeder(done, board, None)  # type: ignore[arg-type]
+    for _ in range(3):
+        feeder(done)
+    done.state = "finished"
+    assert board.pictures == 1
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: lab.run("x", dashboard=False), r"run\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
+        (lambda: lab.session("x").__enter__(), r"session\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
+        (lambda: lab.show(3), r"show\(\) takes a Run, not 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_workflow_or_run_is_named(call: Any, text: str) -> None:
+    with pytest.raises((WorkflowError, ConfigError), match=f"{text}.*Next"):
+        call()
+
+
+@pytest.mark.parametrize("charts", ["loss", [3], []])
+def test_charts_are_names(charts: Any) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    done = run(flow, plan, 1)
+    done.wait(30)
+    with pytest.raises(ConfigError, match=r"show\(charts="):
+        lab.show(done, charts)
+
+
+def test_a_worker_knows_its_rank_and_device_in_its_constructor() -> None:
+    flow, plan = made(lambda h, i: h["w"].birth(), ranks=2)
+    assert run(flow, plan, 1).wait(30) == [[("w", 0, 2, "cpu"), ("w", 1, 2, "cpu")]]
