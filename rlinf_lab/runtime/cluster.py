@@ -39,10 +39,11 @@ def cluster_devices(here: Sequence[str], kind: str | None) -> list[str]:
     return [str(d) for d in found if d.kind == best]
 
 
-def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS) -> dict[int, str]:
+def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False) -> dict[int, str]:
     """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
 
-    Raises `PlanError` when they do not come in time, or have fewer GPUs than the devices say; `Cancelled` when ``stopped()``.
+    Raises `PlanError` when they do not come in time, or have fewer GPUs or cores than the devices say (``emulate``: cores may be fewer);
+    `Cancelled` when ``stopped()``.
     """
     wanted = {0, *(Device.parse(name).node for name in devices)}
     deadline = time.monotonic() + seconds
@@ -58,6 +59,8 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         time.sleep(0.1)
     for number in sorted(wanted):
         _refuse_too_few_gpus(number, found[number], devices)
+        if number and not emulate:
+            _refuse_missing_cores(number, found[number], devices)
     return {number: found[number]["NodeID"] for number in wanted}
 
 
@@ -69,4 +72,14 @@ def _refuse_too_few_gpus(number: int, node: dict[str, Any], devices: Sequence[st
         raise PlanError(
             f"The plan uses {len(asked)} GPUs ({', '.join(asked)}), and this Ray has {there:g} on that node. "
             f"Next: rlinf-lab doctor, or a plan on devices('cpu')."
+        )
+
+
+def _refuse_missing_cores(number: int, node: dict[str, Any], devices: Sequence[str]) -> None:
+    there = int(node["Resources"].get("CPU", 0))
+    lacking = [str(d) for d in map(Device.parse, devices) if (d.node, d.kind) == (number, "cpu") and d.index >= there]
+    if lacking:
+        raise PlanError(
+            f"The plan uses {', '.join(lacking)}, and Ray counts {there} CPUs on that node. "
+            f"Next: a plan on lab.devices(address='auto'), or emulate=True: then several CPU slots share a core."
         )

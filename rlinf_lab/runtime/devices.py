@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.plan import ExecutionPlan
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:
@@ -38,6 +39,26 @@ def cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
+
+
+def refuse_missing(plan: ExecutionPlan, emulate: bool, kinds: Sequence[str] = ("cpu", "cuda")) -> None:
+    """Raises `PlanError` for a device of this node that is not there. ``emulate``: CPU slots beyond the cores are meant, they share the cores."""
+    here = [d for d in map(Device.parse, plan.devices) if not d.node and d.kind in kinds]
+    wanted = [d for d in here if d.kind == "cpu" and not emulate and d.index >= len(cores())]
+    missing, advice = [str(d) for d in wanted], ", or emulate=True: then several CPU slots share a core, and what is measured is not that of so many cores"
+    if not missing and any(d.kind == "cuda" for d in here):
+        found = gpus()
+        missing = [str(d) for d in here if d.kind == "cuda" and d.index >= found.usable]
+        advice = f" ({found.problem})" if found.problem else ""
+    if missing:
+        raise PlanError(
+            f"Plan {plan.name!r} uses {', '.join(missing)}, which this machine does not have; lab.devices() is {_listed(devices())}. "
+            f"Next: a plan on these{advice}."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return str(names) if len(names) <= 8 else f"{names[0]!r} to {names[-1]!r}"
 
 
 class Gpus(NamedTuple):

@@ -9,7 +9,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.devices import refuse_missing, torch_device
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
@@ -20,14 +20,19 @@ from rlinf_lab.workflow.workflow import Workflow
 
 
 class LocalExecutor:
-    """Threads in this process, one for each rank. See `session.Executor` for the methods."""
+    """Threads in this process, one for each rank. See `session.Executor` for the methods.
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None) -> None:
+    ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have any devices: time is made up.
+    """
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False) -> None:
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan)
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
             raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: executor='ray'.")
+        if clock is None:
+            refuse_missing(plan, emulate)
         self.clock = clock or MonotonicClock()
         place = dict.fromkeys(self.layout.members, "local")
         self.recorder = Recorder("local", self.clock)

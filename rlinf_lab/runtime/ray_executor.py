@@ -34,7 +34,7 @@ from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.cluster import wait_for_nodes
-from rlinf_lab.runtime.devices import cores
+from rlinf_lab.runtime.devices import cores, refuse_missing
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
@@ -53,11 +53,16 @@ DEATH_SECONDS = 3
 
 
 class RayExecutor:
-    """See the module's docstring and `session.Executor`. ``address``: of an existing cluster, as Ray writes it."""
+    """See the module's docstring and `session.Executor`. ``address``: of an existing cluster, as Ray writes it.
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, address: str | None = None) -> None:
+    ``emulate``: the plan may have more CPU slots than a node has cores.
+    """
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False) -> None:
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan)
+        refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
+        self._emulate = emulate
         self._declarations = ship(flow.workers)
         self._address = address
         self.place = place_hosts(self.layout)
@@ -91,7 +96,7 @@ class RayExecutor:
         ensure_ray(self._address)
         try:
             used = sorted({d for host in self.hosts for d in self._device_names(host)})
-            self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping)
+            self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping, emulate=self._emulate)
             ip = "127.0.0.1" if is_private() else ray.util.get_node_ip_address()
             self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, ip)
             self._create(ray)

@@ -67,10 +67,10 @@ class DeviceHost:
         return self._gpus.get(device, device)
 
     def _pin(self) -> None:
-        """Stay on the cores that the plan's CPU devices stand for."""
+        """Stay on the cores that the plan's CPU devices stand for; emulated ones share them in turn."""
         numbers = sorted(d.index for d in map(Device.parse, self._device_names()) if d.kind == "cpu")
         available = cores()
-        mine = {available[i] for i in numbers if i < len(available)}
+        mine = {available[i % len(available)] for i in numbers}
         if mine and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, mine)
 

@@ -26,7 +26,9 @@ import rlinf_lab.demo as demo_module
 from rlinf_lab.demo import PROBE_ITERATIONS, Demo, DemoConfig
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.policies import Weights
+from rlinf_lab.runtime import devices as devices_module
 from rlinf_lab.runtime import local
+from rlinf_lab.runtime.devices import Gpus
 from rlinf_lab.runtime.ray_executor import shutdown
 from rlinf_lab.terminal import TerminalView
 from rlinf_lab.vecenv import make_vec
@@ -177,6 +179,7 @@ def test_with_a_gpu_the_plans_use_it(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """The whole demo with a GPU slot; torch computes on the CPU in its place."""
     monkeypatch.setattr(demo_module, "slots", lambda: ["cpu:0", "cpu:1", "cuda:0"])
     monkeypatch.setattr(local, "torch_device", lambda names: "cpu")
+    monkeypatch.setattr(devices_module, "gpus", lambda: Gpus(1))
     done = play(tmp_path, "numpy/ReachArm-v0", "local", video=False)
     assert set(done.summary["predictions_seconds"]) == {"temporal", "spatial", "fused"}
     assert "fused: policy was measured on cuda and is assumed to take as long on cpu" in done.summary["prediction_notes"]

@@ -7,11 +7,13 @@ import pytest
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.estimate import estimate
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
+MS = 1_000_000
 
 
 class Source(Worker):
@@ -40,13 +42,13 @@ def test_smaller_chunks_are_predicted_to_start_the_consumer_earlier() -> None:
     def plan(chunk: int) -> ExecutionPlan:
         return ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]}, chunk=chunk)
 
-    measured = run(flow, plan(6), 4)
+    measured = run(flow, plan(6), 4, clock=MockClock())
     measured.wait(60)
     found = estimate(flow.graph, plan(6), measured.timeline)
     assert not found.notes  # batches of 6 and of 2: the two parts of the cost are known
     # In closed form: six samples, a batch of six, a batch of two; against eight samples and one last batch of one.
-    assert found.simulate(plan(6), 1).elapsed_ns / 1e9 == pytest.approx(0.060 + 0.040 + 0.020, rel=0.25)
-    assert found.simulate(plan(1), 1).elapsed_ns / 1e9 == pytest.approx(0.010 + 8 * 0.015, rel=0.25)
+    assert found.simulate(plan(6), 1).elapsed_ns == 60 * MS + 40 * MS + 20 * MS
+    assert found.simulate(plan(1), 1).elapsed_ns == 10 * MS + 8 * 15 * MS
 
 
 def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
