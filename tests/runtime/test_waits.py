@@ -80,7 +80,7 @@ def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: 
 
 
 def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "STILL_SECONDS", 1e9)
+    monkeypatch.setattr(observer, "STILL_SECONDS", 1e9)
     until(lambda: held.waits())
     assert held.standstill() == []  # that long it has not stood still
     Slow.held.set()
