@@ -117,7 +117,3 @@ def doctor(command: Doctor) -> int:
     report = examine()
     print(report.to_json() if command.json else report)
     return 0 if report.ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

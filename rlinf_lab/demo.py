@@ -25,7 +25,7 @@ from rlinf_lab.planning.estimate import Estimate, estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.run import Run, run
+from rlinf_lab.runtime.run import Run, check_executor, run
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -52,6 +52,7 @@ class DemoConfig:
     """whether to film the learnt policy"""
 
     def __post_init__(self) -> None:
+        check_executor(self.executor)
         if self.iterations is not None and self.iterations < PROBE_ITERATIONS + 2:
             least = PROBE_ITERATIONS + 2
             raise ConfigError(f"DemoConfig.iterations is {self.iterations}; at least {least}: the first {PROBE_ITERATIONS} measure the temporal plan.")

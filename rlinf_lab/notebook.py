@@ -21,6 +21,9 @@ from rlinf_lab.workflow.workflow import Workflow
 if TYPE_CHECKING:
     from rlinf_lab.widgets.dashboard import Dashboard
 
+MESSAGE = 300  # characters of an error on the dashboard
+
+
 def run(
     flow: Workflow,
     plan: ExecutionPlan | Planned | None = None,
@@ -94,7 +97,7 @@ class _Feeder:
         final = run.state in ENDED
         state = {
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
-            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": said(run.error).split("\n", 1)[0] if run.error else "",
+            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
         }  # fmt: skip
         rows, self._version = run.metrics_since(self._version)
         self._board.push(state, map(_finite, rows), run.timeline, utilisation(run), self._picture(run.frames, final), final)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
@@ -12,7 +14,23 @@ from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
 
 
 def tasks() -> list[str]:
-    return list(gymnasium.registry)
+    """Gymnasium's own tasks that can be made here. What other packages register when they are imported can be made by name."""
+    return [task for task, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium.envs.") and _can_be_made(task)]
+
+
+def has(task: str) -> bool:
+    return task in gymnasium.registry
+
+
+def _can_be_made(task: str) -> bool:
+    """Tried out: what it needs and which spaces it has is known to itself only. Some milliseconds each."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of versions that are out of date
+            GymnasiumEnv(f"gymnasium/{task}", task).close()
+    except (EnvError, MissingDependencyError):
+        return False
+    return True
 
 
 class GymnasiumEnv:
@@ -21,8 +39,8 @@ class GymnasiumEnv:
     def __init__(self, id: str, task: str) -> None:
         try:
             self.env = gymnasium.make(task, render_mode="rgb_array")
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise MissingDependencyError(f"{id} needs a package of its own: {error}") from error
+        except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
+            raise MissingDependencyError(f"{id} needs a package of its own: {error}. Next: install that, or choose from lab.list_envs('gymnasium').") from error
         space, action = self.env.observation_space, self.env.action_space
         for what, found in (("observation", space), ("action", action)):
             if not isinstance(found, Box) or len(found.shape) != 1:

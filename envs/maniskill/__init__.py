@@ -70,6 +70,10 @@ def tasks() -> list[str]:
     return sorted(_simulator()[1])
 
 
+def has(task: str) -> bool:
+    return task in _simulator()[1]
+
+
 class ManiSkillEnv:
     """One stock environment (the CPU backend steps one at a time)."""
 
@@ -89,6 +93,13 @@ class ManiSkillEnv:
                 raise EnvError(
                     f"maniskill/{task} needs assets that are not on this machine: {reason}. "
                     f"Next: python -m mani_skill.utils.download_asset {task}"
+                ) from error
+            except RuntimeError as error:
+                if draws or "rendering device" not in str(error):
+                    raise
+                raise EnvError(
+                    f"maniskill/{task} loads its scene through the renderer, and this machine has no Vulkan device: {error}. "
+                    f"Next: a machine with one (lab.doctor() says), or a task that is built without, such as maniskill/PickCube-v1."
                 ) from error
         self._draws = draws
         self._rng = np.random.default_rng()

@@ -52,6 +52,10 @@ def tasks() -> list[str]:
     return list(_simulator()[1])
 
 
+def has(task: str) -> bool:
+    return task in _simulator()[1]
+
+
 class MetaWorldEnv:
     """One environment. ``shared_tasks``: the object and goal positions to draw from."""
 

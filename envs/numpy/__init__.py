@@ -22,6 +22,10 @@ def tasks() -> list[str]:
     return ["ReachArm-v0"]
 
 
+def has(task: str) -> bool:
+    return task in tasks()
+
+
 class ReachArm:
     """N arms as rows of one array: a step of a thousand costs little more than a step of one."""
 

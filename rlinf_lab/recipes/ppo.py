@@ -14,12 +14,15 @@ setting here needs them: several learner ranks, pixels, recurrent policies, valu
 from __future__ import annotations
 
 import dataclasses
+import math
+import numbers
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
@@ -78,22 +81,27 @@ class PPOConfig:
     """safetensors file that the learner writes when the run ends"""
 
     def __post_init__(self) -> None:
-        for name in ("obs_size", "action_size", "num_envs", "steps", "iterations", "epochs", "minibatch"):
-            self._require(name, getattr(self, name) >= 1, "at least 1")
-        self._require("seed", self.seed >= 0, "at least 0")
+        self._require("env_id", isinstance(self.env_id, str) or callable(self.env_id), "an id, 'simulator/task', or what constructs a VecEnv")
+        for name in ("obs_size", "action_size", "num_envs", "steps", "iterations", "epochs"):
+            self._require(name, _whole(getattr(self, name), 1), "a whole number of at least 1")
+        self._require("minibatch", _whole(self.minibatch, 2), "a whole number of at least 2: advantages are normalised within a minibatch")
+        self._require("seed", _whole(self.seed, 0), "a whole number of at least 0")
+        self._require("horizon", self.horizon is None or _whole(self.horizon, 1), "a whole number of at least 1, or None")
         for name in ("gamma", "lam", "anneal"):
-            self._require(name, 0 <= getattr(self, name) <= 1, "between 0 and 1")
+            self._require(name, _real(value := getattr(self, name)) and 0 <= value <= 1, "a number between 0 and 1")
         for name in ("learning_rate", "clip", "max_grad_norm", "reward_scale"):
-            self._require(name, getattr(self, name) > 0, "greater than 0")
+            self._require(name, _real(value := getattr(self, name)) and value > 0, "a number greater than 0")
         for name in ("value_coefficient", "entropy_coefficient"):
-            self._require(name, getattr(self, name) >= 0, "at least 0")
-        self._require("horizon", self.horizon is None or self.horizon >= 1, "at least 1, or None")
+            self._require(name, _real(value := getattr(self, name)) and value >= 0, "a number of at least 0")
         self._require("minibatch", self.minibatch <= self.env_steps, f"at most num_envs × steps = {self.env_steps}")
-        self._require("log_std", -5 <= self.log_std <= 2, "between -5 and 2")
+        self._require("log_std", _real(self.log_std) and -5 <= self.log_std <= 2, "a number between -5 and 2")
+        units = isinstance(self.hidden, (tuple, list)) and all(_whole(n, 1) for n in self.hidden)
+        self._require("hidden", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
+        self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
         if not holds:
-            raise ConfigError(f"PPOConfig.{field} is {getattr(self, field)!r}; it must be {limit}.")
+            raise ConfigError(f"PPOConfig.{field} is {shown(getattr(self, field))}; it must be {limit}.")
 
     @property
     def env_steps(self) -> int:
@@ -117,6 +125,14 @@ class PPOConfig:
         return partial(
             GaussianMLP, self.obs_size, self.action_size, hidden=self.hidden, log_std=self.log_std, seed=self.seed
         )  # fmt: skip
+
+
+def _whole(value: object, least: int) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _real(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/log.md).

@@ -186,7 +186,7 @@ class Observed:
         for listener in list(self._listeners):
             try:
                 listener(self)
-            except Exception:
+            except BaseException:  # also SystemExit, which would end the background without a word
                 self._listeners.remove(listener)
                 logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 

@@ -3,24 +3,28 @@ or are registered by hand in a notebook cell."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from numbers import Integral
 from typing import Any, Protocol
 
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.vecenv.base import VecEnv
 
 GROUP = "rlinf_lab.envs"
 
 
 class Adapter(Protocol):
-    """What an entry point ``rlinf_lab.envs`` loads: an object with these two functions (a module will do).
+    """What an entry point ``rlinf_lab.envs`` loads: an object with these functions (a module will do).
 
-    ``tasks()`` lists the task names; ``make(task, num_envs, horizon, **options)`` builds a vector. A missing simulator raises
-    `MissingDependencyError`, in both.
+    ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
+    ``make(task, num_envs, horizon, *, options)`` builds a vector, its options by name. A missing simulator raises
+    `MissingDependencyError` in all of them.
     """
 
     def tasks(self) -> list[str]: ...
+    def has(self, task: str) -> bool: ...
     def make(self, task: str, num_envs: int, horizon: int | None, **options: Any) -> VecEnv: ...
 
 
@@ -40,11 +44,14 @@ def make_vec(id: str, num_envs: int = 1, horizon: int | None = None, **options: 
     ``horizon``: steps after which an episode is cut (None: the task's own). Raises `UnknownNameError` with the nearest id,
     `MissingDependencyError` naming the extra of a simulator that is not installed, `ConfigError` for a bad number.
     """
-    if not isinstance(num_envs, int) or num_envs < 1:
-        raise ConfigError(f"make_vec({id!r}, num_envs={num_envs!r}): a whole number of at least 1.")
-    if horizon is not None and (not isinstance(horizon, int) or horizon < 1):
-        raise ConfigError(f"make_vec({id!r}, horizon={horizon!r}): a whole number of steps of at least 1, or None.")
+    if not isinstance(id, str):
+        raise ConfigError(f"make_vec({shown(id)}): an id has the form 'simulator/task'. Next: lab.list_envs() lists them.")
+    if not _is_count(num_envs):
+        raise ConfigError(f"make_vec({id!r}, num_envs={shown(num_envs)}): a whole number of at least 1.")
+    if horizon is not None and not _is_count(horizon):
+        raise ConfigError(f"make_vec({id!r}, horizon={shown(horizon)}): a whole number of steps of at least 1, or None.")
     if id in _REGISTERED:
+        _check_options(id, _REGISTERED[id], options)
         return _REGISTERED[id](num_envs=num_envs, horizon=horizon, **options)
     simulator, _, task = id.partition("/")
     found = {point.name: point for point in entry_points(group=GROUP)}
@@ -52,19 +59,44 @@ def make_vec(id: str, num_envs: int = 1, horizon: int | None = None, **options: 
         known = [*_REGISTERED, *(f"{name}/…" for name in found)]
         raise UnknownNameError.of("environment", id, known, "Ids have the form 'simulator/task'; lab.list_envs() lists them.")
     adapter: Adapter = found[simulator].load()
-    tasks = adapter.tasks()
-    if task not in tasks:
-        raise UnknownNameError.of("environment", id, [f"{simulator}/{t}" for t in tasks])
+    if not adapter.has(task):
+        raise UnknownNameError.of("environment", id, [f"{simulator}/{t}" for t in adapter.tasks()])
+    _check_options(id, adapter.make, options)
     return adapter.make(task, num_envs, horizon, **options)
 
 
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _check_options(id: str, make: Callable[..., VecEnv], options: dict[str, Any]) -> None:
+    """`UnknownNameError` for an option that ``make`` does not have."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        return
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    known = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in ("task", "num_envs", "horizon")]
+    for option in options:
+        if option not in known:
+            raise UnknownNameError.of(f"option of {id}", option, known)
+
+
 def list_envs(simulator: str | None = None) -> list[str]:
-    """Ids of all environments whose simulator is installed; of one simulator if given."""
+    """Ids of the environments that `make_vec` can make here; of one simulator if given.
+
+    Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.
+    """
+    points = {point.name: point for point in entry_points(group=GROUP)}
+    known = {*points, *(i.partition("/")[0] for i in _REGISTERED)}
+    if simulator is not None and simulator not in known:
+        raise UnknownNameError.of("simulator", simulator, known)
     ids = [i for i in _REGISTERED if simulator in (None, i.partition("/")[0])]
-    for point in entry_points(group=GROUP):
-        if simulator in (None, point.name):
+    for name, point in points.items():
+        if simulator in (None, name):
             try:
-                ids += [f"{point.name}/{task}" for task in point.load().tasks()]
+                ids += [f"{name}/{task}" for task in point.load().tasks()]
             except ImportError:
                 if simulator is not None:  # asked for by name: say what is missing
                     raise

@@ -188,6 +188,8 @@ class Worker:
 
     def compute(self, seconds: float) -> None:
         """Occupy the device for ``seconds``: the stand-in for work in schedules, examples and tests."""
+        if not 0 <= seconds < float("inf"):
+            raise WorkflowError(f"{self._who()}: compute({shown(seconds)}). Next: a number of seconds, not negative.")
         self._context.compute(seconds)
 
     @_Given

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -34,6 +36,17 @@ def test_a_wrong_environment_is_one_line_with_a_suggestion(capsys: pytest.Captur
     assert main(["demo", "--env", "metaworld/button-pres-v3", "--out", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert "Did you mean 'metaworld/button-press-v3'" in said and "Traceback" not in said
+
+
+def test_an_unknown_executor_is_refused_before_a_folder_is_made(capsys: pytest.CaptureFixture, tmp_path) -> None:
+    with pytest.raises(SystemExit):
+        main(["demo", "--executor", "x", "--out", str(tmp_path / "runs")])
+    assert "executor='x' is not known" in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+def test_python_m_is_the_command() -> None:
+    shown = subprocess.run([sys.executable, "-m", "rlinf_lab", "trace", "--help"], capture_output=True, text=True, check=True)
+    assert "Chrome trace JSON" in shown.stdout
 
 
 def test_too_few_iterations_are_refused() -> None:

@@ -28,13 +28,17 @@ def test_presets_are_valid(env_id):
 
 
 @pytest.mark.parametrize(("field", "value", "limit"), [
-    ("gamma", 1.2, "between 0 and 1"), ("num_envs", 0, "at least 1"), ("seed", -1, "at least 0"), ("learning_rate", 0.0, "greater than 0"),
-    ("minibatch", 801, "at most num_envs × steps = 800"), ("log_std", 9.0, "between -5 and 2"), ("horizon", 0, "at least 1, or None"),
-    ("entropy_coefficient", -0.1, "at least 0"),
+    ("gamma", 1.2, "a number between 0 and 1"), ("num_envs", 0, "a whole number of at least 1"), ("seed", -1, "a whole number of at least 0"),
+    ("learning_rate", 0.0, "a number greater than 0"), ("minibatch", 801, "at most num_envs × steps = 800"), ("log_std", 9.0, "a number between -5 and 2"),
+    ("horizon", 0, "a whole number of at least 1, or None"), ("entropy_coefficient", -0.1, "a number of at least 0"),
+    ("num_envs", "8", "a whole number of at least 1"), ("num_envs", True, "a whole number of at least 1"), ("steps", 2.5, "a whole number of at least 1"),
+    ("horizon", 2.5, "a whole number of at least 1, or None"), ("minibatch", 1, "a whole number of at least 2"), ("hidden", 64, "a tuple of whole numbers"),
+    ("hidden", (64, 0), "a tuple of whole numbers"), ("gamma", float("nan"), "a number between 0 and 1"), ("gamma", "0.9", "a number between 0 and 1"),
+    ("learning_rate", float("inf"), "a number greater than 0"), ("env_id", 3, "an id, 'simulator/task'"), ("save_to", 3, "a path, or None"),
 ])  # fmt: skip
 def test_a_bad_value_is_named_with_its_limit(field, value, limit):
     with pytest.raises(ConfigError) as error:
-        PPOConfig.preset("metaworld/button-press-v3", **{field: value})
+        PPOConfig(**{"env_id": "metaworld/button-press-v3", **PRESETS["metaworld/button-press-v3"], field: value})
     assert f"PPOConfig.{field} is {value!r}; it must be {limit}" in str(error.value)
 
 

@@ -88,3 +88,19 @@ def test_maniskill_keeps_the_contract_with_and_without_vulkan(icd: str | None) -
     done = subprocess.run([sys.executable, "-c", MANISKILL], capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip().split("\n")[-1] in (("kept True", "kept False") if icd is None else ("kept False",))
+
+
+def test_a_scene_that_needs_a_renderer_says_so_where_there_is_none() -> None:
+    script = """
+from rlinf_lab.errors import EnvError
+from rlinf_lab.vecenv import make_vec
+try:
+    make_vec("maniskill/ReplicaCAD_SceneManipulation-v1", 1)
+except EnvError as error:
+    assert "no Vulkan device" in str(error) and "Next:" in str(error), error
+else:
+    raise SystemExit("it was made")
+"""
+    environment = {**os.environ, "VK_ICD_FILENAMES": "/nonexistent", "VK_DRIVER_FILES": "/nonexistent"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -114,6 +115,39 @@ def test_the_registry_suggests_and_refuses() -> None:
         register_env("walk", walk)
     register_env("mine/Walk-v0", lambda num_envs, horizon: walk())
     assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in list_envs()
+
+
+@pytest.mark.parametrize("count", [True, 0, -1, "8", 2.5, None])
+def test_a_count_is_a_whole_number(count: object) -> None:
+    with pytest.raises(ConfigError, match="num_envs="):
+        make_vec("numpy/ReachArm-v0", count)  # type: ignore[arg-type]
+
+
+def test_unknown_options_are_named_with_those_there_are() -> None:
+    with pytest.raises(UnknownNameError, match=r"option of metaworld/button-press-v3 'task_sed'\. Did you mean 'task_seed'"):
+        make_vec("metaworld/button-press-v3", 1, task_sed=3)
+    with pytest.raises(UnknownNameError, match=r"option of numpy/ReachArm-v0 'bogus'\. Known: none"):
+        make_vec("numpy/ReachArm-v0", 1, bogus=3)
+    register_env("mine/Walk-v1", lambda num_envs, horizon, wind=0: walk())
+    with pytest.raises(UnknownNameError, match="option of mine/Walk-v1 'winds'"):
+        make_vec("mine/Walk-v1", 3, winds=3)
+    with pytest.raises(UnknownNameError, match="Unknown simulator 'metaword'. Did you mean 'metaworld'"):
+        list_envs("metaword")
+
+
+def test_gymnasium_lists_what_can_be_made_whatever_was_imported() -> None:
+    class Elsewhere(gymnasium.Env):
+        """As packages register theirs when they are imported."""
+
+    before = list_envs("gymnasium")
+    gymnasium.register("elsewhere/Thing-v0", entry_point=Elsewhere)
+    try:
+        assert list_envs("gymnasium") == before and "gymnasium/Pendulum-v1" in before
+        assert not {"gymnasium/CartPole-v1", "gymnasium/Hopper-v2", "gymnasium/phys2d/Pendulum-v0"} & set(before)
+        for id in before:
+            make_vec(id, 1).close()
+    finally:
+        gymnasium.registry.pop("elsewhere/Thing-v0")
 
 
 def test_the_arm_is_solved_by_turning_towards_the_target() -> None:
