@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.consuming import Consumption, learn
+from rlinf_lab.planning.consumed import learn
+from rlinf_lab.planning.consuming import Consumption
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.execution import ranks_of
@@ -90,11 +91,9 @@ def channel_of(edge: EdgeProfile) -> str:
 
 def _returns(profile: Profile, edge: EdgeProfile) -> bool:
     """Whether an edge leads back to the head of a cell: the simulator, or the first of its workers."""
-    from rlinf_lab.planning.setting import Setting
-
-    setting = Setting(profile, {"": 1})
-    unit = setting.home[edge.producer]
-    return unit == setting.home[edge.consumer] and edge.consumer == _head(profile, setting.units[unit].members)
+    budget = Budget(profile, {"": 1})
+    unit = budget.home[edge.producer]
+    return unit == budget.home[edge.consumer] and edge.consumer == _head(profile, budget.units[unit].members)
 
 
 def _head(profile: Profile, members: Sequence[str]) -> str:

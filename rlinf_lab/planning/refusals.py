@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rlinf_lab.planning import memory
+from rlinf_lab.planning.budget import Budget, Unit
 from rlinf_lab.planning.tables import allowed
-
-if TYPE_CHECKING:
-    from rlinf_lab.planning.setting import Setting, Unit
 
 FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
 
 
-def refusal(setting: Setting, unit: Unit) -> str:
+def refusal(setting: Budget, unit: Unit) -> str:
     """One sentence for the first worker of a unit that cannot be placed, and what to do next."""
     for name in unit.members:
         for said in (_ranks(setting, name), _memory(setting, (name,)), _reach(setting, name)):
@@ -25,16 +22,16 @@ def refusal(setting: Setting, unit: Unit) -> str:
     return _memory(setting, unit.members) or f"Workers {', '.join(map(repr, unit.members))} have no number of devices in common and too few to sit apart."
 
 
-def _there(setting: Setting) -> str:
+def _there(setting: Budget) -> str:
     return " + ".join(f"{n} {k}".strip() for k, n in setting.devices.items()) + (" devices" if len(setting.devices) == 1 else "")
 
 
-def _counts(setting: Setting, name: str) -> np.ndarray:
+def _counts(setting: Budget, name: str) -> np.ndarray:
     devices = np.arange(1, max(setting.counts) + 1)
     return devices[allowed(setting.profile.workers[name], devices)]
 
 
-def _ranks(setting: Setting, name: str) -> str:
+def _ranks(setting: Budget, name: str) -> str:
     worker = setting.profile.workers[name]
     if worker.resource == "host" or len(_counts(setting, name)):
         return ""
@@ -48,7 +45,7 @@ def _ranks(setting: Setting, name: str) -> str:
     return f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}. Next: devices={more[0]}, or smaller ranks."
 
 
-def _memory(setting: Setting, names: tuple[str, ...]) -> str:
+def _memory(setting: Budget, names: tuple[str, ...]) -> str:
     """``names``: workers that share each device."""
     cap = max(setting.cap(k) for k in setting.kinds)
     counts = [n for n in _counts(setting, names[0]) if all(n in _counts(setting, m) for m in names)]
@@ -64,7 +61,7 @@ def _memory(setting: Setting, names: tuple[str, ...]) -> str:
     return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={math.ceil(least)}."
 
 
-def _least_need(setting: Setting, names: tuple[str, ...], n: int) -> float:
+def _least_need(setting: Budget, names: tuple[str, ...], n: int) -> float:
     """With the finest chunks, which hold the fewest items at once."""
     finest, devices = setting.profile.items / 2 ** (setting.granularities - 1), np.array([n])
     workers = [setting.profile.workers[m] for m in names]
@@ -73,11 +70,11 @@ def _least_need(setting: Setting, names: tuple[str, ...], n: int) -> float:
     return max(w + sum(rest) - r for w, r in zip(work, rest, strict=True))
 
 
-def _fits(setting: Setting, names: tuple[str, ...], n: int, cap: float) -> bool:
+def _fits(setting: Budget, names: tuple[str, ...], n: int, cap: float) -> bool:
     return all(allowed(setting.profile.workers[m], np.array([n]))[0] for m in names) and _least_need(setting, names, n) <= cap
 
 
-def _reach(setting: Setting, name: str) -> str:
+def _reach(setting: Budget, name: str) -> str:
     worker = setting.profile.workers[name]
     reach = max(setting.models[name, k].reach() for k in setting.kinds)
     counts = _counts(setting, name)

@@ -1,41 +1,28 @@
 """A profile with a budget of devices, as problems of the plan search.
 
-A *unit* is what the search places as one: a worker, or the workers of a cycle (a cell). A cell has a form: its members *together* on the same
-devices, taking turns step by step, or *apart*. Who stays resident while others use its devices is decided outside the search, by trying the
-sets that can matter (`arrangements`): it frees the switch and takes memory from the others, which is no function of a part alone.
+A cell has a form: its members *together* on the same devices, taking turns step by step, or *apart*. Who stays resident while others use its
+devices is decided outside the search, by trying the sets that can matter (`arrangements`): it frees the switch and takes memory from the others,
+which is no function of a part alone.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.costs import CostModel, fit
-from rlinf_lab.planning.profile import Cell, Profile
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
+from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.refusals import refusal
-from rlinf_lab.planning.search.problem import Counts, Problem, members, subsets
+from rlinf_lab.planning.search.problem import Problem, members, subsets
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, Tables
 
-CHUNKS = 64  # the finest granularity looked at unless told otherwise
 STAYS = 6  # of so many workers every set of those that stay is tried, of more only some sets
-
-
-@dataclass(frozen=True)
-class Unit:
-    """One worker, or the workers of a cell."""
-
-    members: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return "+".join(self.members)
 
 
 @dataclass(frozen=True)
@@ -47,14 +34,8 @@ class Arrangement:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """``devices``: of each kind. ``chunks``: most chunks of an iteration. ``rule``: of `costs.fit`. ``staleness``: in iterations."""
-
-    profile: Profile
-    devices: Mapping[str, int]
-    chunks: int = CHUNKS
-    rule: str = "fitted"
-    staleness: int = 0
+class Setting(Budget):
+    """A budget with the seconds of every part in every company, and the problems that follow from them."""
 
     @classmethod
     def of(cls, profile: Profile, devices: int | Mapping[str, int], chunks: int = CHUNKS, rule: str = "fitted", staleness: int = 0) -> Setting:
@@ -75,92 +56,10 @@ class Setting:
         setting.check()
         return setting
 
-    # --- who is placed ---------------------------------------------------------------------------------
-    @cached_property
-    def units(self) -> tuple[Unit, ...]:
-        """In an order in which producers come before consumers."""
-        names = list(self.profile.workers)
-        after = {n: {e.consumer for e in self.profile.edges if e.producer == n} for n in names}
-        reach = {n: _reachable(n, after) for n in names}
-        groups: list[tuple[str, ...]] = []
-        for n in names:
-            if not any(n in g for g in groups):
-                groups.append(tuple(m for m in names if m == n or (m in reach[n] and n in reach[m])))
-        groups.sort(key=lambda g: sum(g[0] in reach[other] for other in names if other not in g))
-        return tuple(Unit(g) for g in groups)
-
-    @cached_property
-    def home(self) -> dict[str, int]:
-        """Worker to the number of its unit."""
-        return {m: i for i, unit in enumerate(self.units) for m in unit.members}
-
-    @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        return tuple(self.devices)
-
-    @cached_property
-    def counts(self) -> Counts:
-        return tuple(self.devices.values())
-
-    @cached_property
-    def granularities(self) -> int:
-        return 1 + int(math.log2(min(self.chunks, self.profile.items)))
-
-    @cached_property
-    def edges(self) -> dict[tuple[int, int], int]:
-        """Between units: the finest granularity at which items may cross."""
-        found: dict[tuple[int, int], int] = {}
-        for e in self.profile.edges:
-            ends = self.home[e.producer], self.home[e.consumer]
-            if ends[0] != ends[1]:
-                finest = 0 if e.whole else min(self.granularities - 1, int(math.log2(self.profile.items / e.group)))
-                found[ends] = min(found.get(ends, finest), finest)
-        return found
-
-    @cached_property
-    def shape(self) -> Counts:
-        """Of an array with an entry for every number of devices of each kind."""
-        return tuple(n + 1 for n in self.counts)
-
-    @cached_property
-    def totals(self) -> np.ndarray:
-        """Devices of all kinds together, for each entry of such an array, flat."""
-        return np.sum(np.indices(self.shape), axis=0).ravel()
-
-    @cached_property
-    def models(self) -> dict[tuple[str, str], CostModel]:
-        """By worker and kind of device."""
-        return {(name, kind): model for kind in self.kinds for name, model in fit(self._on_kind(kind), self.rule).items()}
-
     @cached_property
     def tables(self) -> Tables:
         """Seconds of a chunk."""
         return Tables(self)
-
-    def group(self, worker: str) -> int:
-        """The largest group in which a worker's outputs are needed together, by its consumers or theirs."""
-        after = {n: {e.consumer for e in self.profile.edges if e.producer == n} for n in self.profile.workers}
-        downstream = {worker} | _reachable(worker, after)
-        return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
-
-    def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device, or those on the first kind at the relative speed."""
-        first = self.profile.kinds[0].name if self.profile.kinds else ""
-        speeds = {k.name: k.speed for k in self.profile.kinds}
-        workers = {}
-        for name, worker in self.profile.workers.items():
-            own = tuple(s for s in worker.samples if (s.kind or first) == kind)
-            scaled = tuple(replace(s, seconds=s.seconds / speeds[kind]) for s in worker.samples if (s.kind or first) == first and kind != first)
-            if not own and not scaled:
-                raise ConfigError(f"profile.workers.{name}.samples has none on {kind!r} or on the first kind {first!r}. Next: measure it on one of them.")
-            workers[name] = replace(worker, samples=own or scaled)
-        return self.profile.replace(workers=workers)
-
-    def cap(self, kind: str) -> float:
-        """GiB of one device; inf when everything fits."""
-        own = next((k.memory_gib for k in self.profile.kinds if k.name == kind), None)
-        given = own if own is not None else self.profile.device_memory_gib
-        return math.inf if given is None else given
 
     # --- problems of the search --------------------------------------------------------------------------
     def problem(self, arrangement: Arrangement) -> Problem:
@@ -221,11 +120,6 @@ class Setting:
     def _streams(self, unit: Unit) -> bool:
         return any(self.profile.workers[m].kind == "generation" for m in unit.members) and len(unit.members) == 1
 
-    def cell(self, unit: int) -> Cell:
-        """What the profile says about a cell, or the default."""
-        names = self.units[unit].members
-        return next((c for c in self.profile.cells if set(c.members) & set(names)), Cell(names))
-
     # --- what cannot be placed at all ------------------------------------------------------------------------
     def check(self) -> None:
         """Raise `PlanError` naming the worker that fits nowhere, its limit and the nearest thing that would work."""
@@ -234,13 +128,3 @@ class Setting:
             tried = [Forms(tuple(f if j == i else SINGLE for j in range(len(self.units)))) for f in forms]
             if not any(np.isfinite(self.tables.of(i, 0, t)).any() for t in tried):
                 raise PlanError(refusal(self, unit))
-
-
-def _reachable(start: str, after: dict[str, set[str]]) -> set[str]:
-    found: set[str] = set()
-    open_ = [start]
-    while open_:
-        for name in after[open_.pop()] - found:
-            found.add(name)
-            open_.append(name)
-    return found

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from rlinf_lab.planning import memory
+from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.cells import Apart, apart
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
-
-if TYPE_CHECKING:
-    from rlinf_lab.planning.setting import Setting
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
 ROUNDING = 1e-9  # GiB and items
@@ -51,7 +49,7 @@ class Company:
 class Tables:
     """Of one setting; each is made once."""
 
-    setting: Setting
+    setting: Budget
     _known: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _streams: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)

@@ -54,9 +54,15 @@ class Timeline(SpanStore):
         ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises `TimelineError` for a query
         that DuckDB refuses, `MissingDependencyError` without DuckDB.
         """
+        from rlinf_lab.timeline import bubbles, tables
         from rlinf_lab.timeline import query as queries
 
-        return queries.sql(self.snapshot(), query)
+        now = self.snapshot()
+        frames = {
+            "spans": now.to_pandas, "bubbles": lambda: bubbles.bubbles(now, now.accounting(), None), "iterations": now.iterations,
+            "counters": lambda: tables.counters(now),
+        }  # fmt: skip
+        return queries.sql(frames, query)
 
     def counters(self) -> pd.DataFrame:
         """One row per counter sample: name, time_ns, value."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.consuming import fit
+from rlinf_lab.planning.consumed import fit
 from rlinf_lab.planning.estimate import Estimate, estimate
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, Simulator, call, get, put, run, wait
