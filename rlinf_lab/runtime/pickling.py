@@ -10,7 +10,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import WorkflowError, said, shown
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
         data = _dumped(value, buffers, _Pickler)
         if b"__main__" in data:  # a class of a notebook cell or a script, by name: the other process has another __main__
             raise pickle.PicklingError("__main__")
-    except Exception:  # or a lambda: the slower pickler sends them by value
+    except (Exception, SystemExit):  # or a lambda: the slower pickler sends them by value
         buffers.clear()
         try:
             data = _dumped(value, buffers, _ByValue)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # an object's own __reduce__ may leave; it must not take a thread of the run with it
             raise WorkflowError(
-                f"{_named(value)} cannot be sent to another process: {type(error).__name__}: {error}. "
+                f"{_named(value)} cannot be sent to another process: {type(error).__name__}: {said(error)}. "
                 f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
             ) from error
     return data, [b.raw() for b in buffers]
@@ -94,7 +94,6 @@ class _ByValue(cloudpickle.Pickler):
 
 
 def _named(value: Any) -> str:
-    text = repr(value)
     if isinstance(value, tuple) and value and isinstance(value[0], str):  # a message
         return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shown(value)

@@ -13,6 +13,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import _Feeder
+from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -41,6 +42,9 @@ class Counts(Worker):
     def label(self, label: Any) -> None:
         with self.span(label):
             pass
+
+    def raises(self) -> None:
+        raise Unprintable
 
     def show(self) -> None:
         self.frame(np.zeros((4, 4, 3), np.uint8))
@@ -273,3 +277,65 @@ def test_charts_are_names(charts: Any) -> None:
 def test_a_worker_knows_its_rank_and_device_in_its_constructor() -> None:
     flow, plan = made(lambda h, i: h["w"].birth(), ranks=2)
     assert run(flow, plan, 1).wait(30) == [[("w", 0, 2, "cpu"), ("w", 1, 2, "cpu")]]
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class Bomb:
+    def __repr__(self) -> str:
+        raise RuntimeError("no repr")
+
+    def __reduce__(self) -> Any:
+        raise SystemExit(3)
+
+
+def test_errors_and_values_without_a_text_are_told_all_the_same() -> None:
+    flow, plan = made(lambda h, i: h["w"].raises())
+    with pytest.raises(WorkerError, match=r"raises\(\): Unprintable: <Unprintable, whose str raises RuntimeError>"):
+        run(flow, plan, 1).wait(30)
+    with pytest.raises(WorkflowError, match=r"logs x=<Bomb, whose repr raises RuntimeError>"):
+        Counts().log(x=Bomb())
+    with pytest.raises(WorkflowError, match=r"<Bomb, whose repr raises RuntimeError> cannot be sent.*SystemExit: 3"):
+        pickled(Bomb())
+
+
+def test_a_loop_that_fails_without_a_text_ends_the_run_and_the_dashboard_is_told() -> None:
+    flow = Workflow("loop")
+    w, board, real = flow.worker(Counts, name="w"), Board(), []
+
+    @flow.iteration
+    def iteration() -> Any:
+        if real:
+            raise Unprintable
+        return w.go()
+
+    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
+    real.append(True)
+    started = run(flow, plan, 1)
+    started.on_update(_Feeder(started, board, None))  # type: ignore[arg-type]
+    with pytest.raises(Unprintable):
+        started.wait(30)
+    assert started.state == "failed" and board.ended.wait(10)
+
+
+def test_a_listener_that_leaves_does_not_stop_the_others() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    heard: list[str] = []
+
+    def leaves(_: Any) -> None:
+        raise SystemExit(1)
+
+    started = run(flow, plan, inputs=range(3))
+    started.on_update(leaves)
+    started.on_update(lambda r: heard.append(r.state))
+    started.wait(30)
+    assert heard[-1] == "finished"
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_time_to_compute_is_a_number_of_seconds(seconds: float) -> None:
+    with pytest.raises(WorkflowError, match=r"compute\(.*Next"):
+        Counts().compute(seconds)
