@@ -205,13 +205,15 @@ def plan(
     rule: str = "fitted",
     modes: Sequence[str] = MODES,
     simulate: bool = True,
+    quick: bool = False,
 ) -> Plans:
     """Search for plans and rank them.
 
     ``what``: a profile, or a workflow and its ``profile``; then ``plans.best`` is what `lab.run` takes.
     ``devices``: how many, how many of each kind, or their names. ``memory_gib`` of one device (default: the profile's). ``staleness``: how many
     iterations old a rollout's weights may be. ``chunks``: most chunks of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
-    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that.
+    ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``quick``: only the best
+    plan of all, of turns and of streams, for sliders.
 
     Raises `PlanError` when a worker fits nowhere, naming it, its limit and the nearest thing that would work.
     """
@@ -223,7 +225,7 @@ def plan(
     if memory_gib is not None:
         profile = profile.replace(device_memory_gib=memory_gib, kinds=tuple(replace(k, memory_gib=None) for k in profile.kinds))
     setting = Setting.of(profile, counts, chunks, rule, staleness)
-    found = _of_modes(setting, tuple(modes))
+    found = _of_modes(setting, tuple(modes), quick)
     if not found:
         raise PlanError(f"No plan for {profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting)}")
     return _ranked(setting, found, simulate and not staleness, graph, names, tuple(modes))
@@ -249,8 +251,9 @@ def _devices(profile: Profile, devices: int | Mapping[str, int] | Sequence[str])
     return names, len(names)
 
 
-def _of_modes(setting: Setting, modes: tuple[str, ...]) -> list[Candidate]:
-    found = candidates(setting, BOTH if "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers) else (modes[0],))
+def _of_modes(setting: Setting, modes: tuple[str, ...], quick: bool) -> list[Candidate]:
+    free = "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers)
+    found = candidates(setting, BOTH if free else (modes[0],), quick)
     return [c for c in found if c.placement.mode in (*modes, "alone")]
 
 

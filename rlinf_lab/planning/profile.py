@@ -100,6 +100,8 @@ class Lengths:
     sigma: float = rule(0.65, above=0, doc="spread of that log-normal (of the logarithm)")
     group_correlation: float = rule(0.0, low=0, high=1, doc="how alike the lengths of one group are (0 independent, 1 equal)")
     prompt_tokens: float = rule(0.0, low=0, unit="tokens", doc="mean prompt length")
+    factor: float = rule(1.0, above=0, doc="what if: responses so many times as long as those that were measured")
+    tail: float = rule(1.0, low=0, doc="what if: ratio to the median length, to this power (0 all equal, 1 as measured, 2 a longer tail)")
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class GenerationModel:
     devices_per_rank: int = 1
     max_running: int | None = None
     exponent: float | None = None
-    _schedules: dict[tuple[int, int], Schedule] = field(default_factory=dict, repr=False, compare=False)
+    _schedules: dict[tuple[int, int, bool], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY, cap: np.ndarray | None = None) -> np.ndarray:
         """Time until the last response. ``cap``: most running sequences of a rank for each entry of ``devices`` (memory), None: no limit."""
@@ -83,7 +83,7 @@ class GenerationModel:
         slots = int(self._slots(np.array([requests]), None if cap is None else np.array([cap]))[0])
         schedule = self.schedule(slots, group)
         ends = alpha * schedule.ends + beta * schedule.loads * requests / QUANTILES
-        tokens = self.tokens[issue_order(group, self.lengths.group_correlation)]
+        tokens = self.asked[issue_order(group, self.lengths.group_correlation)]
         if group > 1:
             starts = np.arange(0, QUANTILES, group)
             ends, tokens = np.maximum.reduceat(ends, starts), np.add.reduceat(tokens, starts)
@@ -127,6 +127,15 @@ class GenerationModel:
         ratio = None if self.model is None else self.ratio * requests
         return lengths_from_completion(self.lengths, first.seconds, ratio, self._assumed_share())
 
+    @cached_property
+    def asked(self) -> np.ndarray:
+        """The lengths that seconds are asked for: the measured ones, or what `Lengths.factor` and `Lengths.tail` make of them."""
+        factor, tail = self.lengths.factor, self.lengths.tail
+        if factor == tail == 1:
+            return self.tokens
+        median = float(np.median(self.tokens))
+        return factor * median * (self.tokens / median) ** tail
+
     @property
     def ratio(self) -> float:
         """beta / alpha of a token of context, from bytes."""
@@ -157,7 +166,7 @@ class GenerationModel:
     def _row(self, sample: Sample) -> tuple[float, float]:
         """(steps, load) of a measurement."""
         requests = sample.items * self.devices_per_rank / sample.devices
-        schedule = self.schedule(int(self._slots(np.array([requests]), None)[0]))
+        schedule = self.schedule(int(self._slots(np.array([requests]), None)[0]), measured=True)
         return schedule.steps, schedule.load * requests / QUANTILES
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> np.ndarray:
@@ -167,11 +176,11 @@ class GenerationModel:
             limit = np.minimum(limit, self.max_running)
         return np.clip(np.round(QUANTILES * limit / np.maximum(requests, 1e-9)), 1, QUANTILES).astype(int)
 
-    def schedule(self, slots: int, group: int = 1) -> Schedule:
-        """Requests in issue order on ``slots`` slots; a freed slot takes the next."""
-        key = (slots, group)
+    def schedule(self, slots: int, group: int = 1, measured: bool = False) -> Schedule:
+        """Requests in issue order on ``slots`` slots; a freed slot takes the next. ``measured``: of the lengths that were measured."""
+        key = (slots, group, measured)
         if key not in self._schedules:
-            tokens = self.tokens[issue_order(group, self.lengths.group_correlation)]
+            tokens = (self.tokens if measured else self.asked)[issue_order(group, self.lengths.group_correlation)]
             self._schedules[key] = _schedule(tokens, slots, self.lengths.prompt_tokens, by_context=self.model is not None)
         return self._schedules[key]
 

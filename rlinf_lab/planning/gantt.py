@@ -1,0 +1,98 @@
+"""One iteration of a plan as bars: who occupies which devices from when to when. From the chunks that were followed, or from the simulated timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.streams import Work
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+FINEST = 1 / 800  # of an iteration: gaps and bars below it melt together
+BUSY, SWITCHING = 0, 1
+Bar = tuple[float, float, float, float, int, int]
+
+
+@dataclass(frozen=True)
+class Gantt:
+    """``bars``: shape (n, 6), float32: start and end [s], first lane and the one behind the last, worker, `BUSY` or `SWITCHING`.
+
+    Lanes are the devices in order, then one for each worker that has none. ``seconds``: the end of the iteration.
+    """
+
+    bars: np.ndarray
+    lanes: int
+    devices: int
+    workers: tuple[str, ...]
+    seconds: float
+
+    def __repr__(self) -> str:
+        return f"Gantt({len(self.bars)} bars on {self.devices} devices, {self.seconds:.4g} s)"
+
+
+def gantt(planned: Planned) -> Gantt:
+    """Of the iteration that a run settles to."""
+    placement = planned.candidate.placement
+    workers = tuple(placement.seats)
+    devices = sum(placement.setting.counts)
+    hosts = [n for n, s in placement.seats.items() if not len(s.devices)]
+    lanes = {n: (s.devices.start, s.devices.stop) if len(s.devices) else (devices + hosts.index(n), devices + hosts.index(n) + 1)
+             for n, s in placement.seats.items()}  # fmt: skip
+    bars = _followed(planned, lanes) if planned.simulated is None else _simulated(planned.timeline, workers, planned.devices, lanes)
+    table = np.array(bars, np.float32).reshape(-1, 6)
+    return Gantt(table, devices + len(hosts), devices, workers, planned.seconds)
+
+
+def _followed(planned: Planned, lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+    placement = planned.candidate.placement
+    names, found = list(placement.seats), list[Bar]()
+    for unit, work in planned.candidate.streamed.work.items():
+        members = placement.setting.units[unit].members
+        together = len(members) > 1 and len({lanes[m] for m in members}) == 1
+        for i, name in enumerate(members):
+            low, high = lanes[name]
+            parts = len(members) if together else 1  # they take turns step by step, too finely to be seen: each has its part of the height
+            at = i if together else 0
+            first, last = low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts
+            found += [(start, end, first, last, names.index(name), BUSY) for start, end in _melted(work, planned.seconds)]
+    return found
+
+
+def _melted(work: Work, seconds: float) -> list[tuple[float, float]]:
+    order = np.argsort(work.starts, kind="stable")
+    return _merged(work.starts[order], work.ends[order], seconds)
+
+
+def _simulated(timeline: Timeline, workers: tuple[str, ...], devices: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+    spans, tracks = timeline.spans, timeline.tracks
+    marks = spans[spans["kind"] == SpanKind.MARK]
+    last = marks[np.argmax(marks["iteration"])]
+    origin, end = int(last["start"]), int(last["end"])
+    kinds = {BUSY: (SpanKind.RUN,), SWITCHING: (SpanKind.ONLOAD, SpanKind.OFFLOAD)}
+    within = spans[(spans["end"] > origin) & (spans["start"] < end)]
+    at = {name: i for i, name in enumerate(devices)}
+    found: list[Bar] = []
+    for number, track in enumerate(tracks):
+        if track.worker not in workers:
+            continue
+        own = within[within["track"] == number]
+        places = [at[d] for d in track.devices]
+        first, stop = (min(places), max(places) + 1) if places else lanes[track.worker]
+        for kind, of in kinds.items():
+            rows = own[np.isin(own["kind"], of)]
+            rows = rows[np.argsort(rows["start"], kind="stable")]
+            starts, ends = (np.maximum(rows["start"], origin) - origin) / 1e9, (np.minimum(rows["end"], end) - origin) / 1e9
+            found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in _merged(starts, ends, (end - origin) / 1e9)]
+    return found
+
+
+def _merged(starts: np.ndarray, ends: np.ndarray, seconds: float) -> list[tuple[float, float]]:
+    """Ascending intervals, those with less than `FINEST` between them joined."""
+    if not len(starts):
+        return []
+    reached = np.maximum.accumulate(ends)
+    cuts = np.flatnonzero(starts[1:] - reached[:-1] > FINEST * seconds) + 1
+    return [(float(starts[a]), float(reached[b - 1])) for a, b in zip([0, *cuts], [*cuts, len(starts)], strict=True)]

@@ -1,0 +1,203 @@
+"""What if there were more devices, longer responses, less memory? A question is a changed profile and a changed search.
+
+>>> asked = Question.of(plans)
+>>> dataclasses.replace(asked, devices={"": 128}, tail=1.5).answer(plans.profile)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.budget import Budget
+from rlinf_lab.planning.costs import GenerationModel, fit_worker
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import Profile
+
+FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+MOST_DEVICES = 4096
+STALENESS = 4  # iterations
+
+
+@dataclass(frozen=True)
+class Question:
+    """``devices`` of each kind; ``items`` of an iteration; ``chunks``: most of an iteration; ``memory_gib`` of a device (None: no limit).
+
+    ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`). ``switching``: seconds of
+    coming and leaving, relative to the profile's. ``staleness``: iterations that weights may be old.
+    """
+
+    devices: Mapping[str, int]
+    items: int
+    chunks: int
+    memory_gib: float | None = None
+    length: float = 1.0
+    tail: float = 1.0
+    switching: float = 1.0
+    staleness: int = 0
+    rule: str = "fitted"
+
+    @classmethod
+    def of(cls, plans: Plans) -> Question:
+        """The question that these plans answer."""
+        setting = plans.best.candidate.placement.setting
+        caps = {setting.cap(kind) for kind in setting.kinds}
+        memory = min(caps)
+        return cls(
+            dict(setting.devices), setting.profile.items, setting.chunks, None if math.isinf(memory) else memory, staleness=setting.staleness, rule=setting.rule
+        )
+
+    def profile(self, base: Profile) -> Profile:
+        """The profile as it would be. Raises `PlanError` naming a value that cannot be."""
+        for field in ("length", "tail", "switching"):
+            value = getattr(self, field)
+            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0 or (field == "length" and value == 0):
+                raise PlanError(f"what if {field} = {value!r}: a factor of at least 0{' and not 0' * (field == 'length')}, 1 as in the profile.")
+        step = step_of(base)
+        if not isinstance(self.items, int) or self.items < step or self.items % step:
+            near = max(step, round(self.items / step) * step) if isinstance(self.items, int | float) and math.isfinite(self.items) else step
+            raise PlanError(f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}.")
+        if self.memory_gib is not None and not self.memory_gib > 0:
+            raise PlanError(f"what if memory_gib = {self.memory_gib!r}: GiB of one device, above 0, or None for no limit.")
+        times = self.items / base.items
+        kinds = tuple(replace(k, memory_gib=None) for k in base.kinds) if self.memory_gib != Question._memory(base) else base.kinds
+        changed = base.replace(
+            items=self.items, device_memory_gib=self.memory_gib, kinds=kinds,
+            edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
+        )  # fmt: skip
+        for name, worker in base.workers.items():
+            if self.switching != 1:
+                changed = changed.with_worker(name, onload_s=worker.onload_s * self.switching, offload_s=worker.offload_s * self.switching)
+            if worker.lengths is not None and (self.length, self.tail) != (1, 1):
+                lengths = replace(worker.lengths, factor=worker.lengths.factor * self.length, tail=worker.lengths.tail * self.tail)
+                changed = _longer(changed.with_worker(name, lengths=lengths), base, name)
+        return changed
+
+    @staticmethod
+    def _memory(base: Profile) -> float | None:
+        caps = [k.memory_gib if k.memory_gib is not None else base.device_memory_gib for k in base.kinds] or [base.device_memory_gib]
+        known = [c for c in caps if c is not None]
+        return min(known) if known else None
+
+    def answer(self, base: Profile, simulate: bool = False) -> Plans:
+        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits."""
+        return plan(
+            self.profile(base), self.devices, staleness=self.staleness, chunks=self.chunks, rule=self.rule, simulate=simulate, quick=not simulate
+        )
+
+
+def _longer(changed: Profile, base: Profile, generator: str) -> Profile:
+    """Where tokens are weights, whoever works on responses that are longer has more to do."""
+    if base.weights != "tokens":
+        return changed
+    models = [fit_worker(p.workers[generator]) for p in (base, changed)]
+    assert all(isinstance(m, GenerationModel) for m in models)
+    before, after = (float(np.mean(m.asked)) for m in models if isinstance(m, GenerationModel))
+    reached, open_ = set[str](), [generator]
+    while open_:
+        here = open_.pop()
+        for edge in base.edges:
+            if edge.producer == here and edge.consumer not in reached and edge.consumer != generator:
+                reached.add(edge.consumer)
+                open_.append(edge.consumer)
+    for name in reached:
+        if base.workers[name].kind == "batch":
+            changed = changed.scaled(name, after / before)
+    return changed
+
+
+def step_of(profile: Profile) -> int:
+    """Items of an iteration come in multiples of this: whole groups of every edge."""
+    return math.lcm(1, *(e.group for e in profile.edges))
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last). ``field`` is ``devices.KIND`` for a kind."""
+
+    field: str
+    label: str
+    unit: str
+    values: tuple[float | None, ...]
+    why: str = ""
+
+    def at(self, question: Question) -> int:
+        """Where a question stands: the nearest value."""
+        now = question.devices[self.field.partition(".")[2]] if self.field.startswith("devices.") else getattr(question, self.field)
+        return min(range(len(self.values)), key=lambda i: _distance(self.values[i], now))
+
+
+def _distance(value: float | None, now: float | None) -> float:
+    if value is None or now is None:
+        return 0.0 if value is now else math.inf
+    return abs(value - now)
+
+
+def moved(question: Question, field: str, value: float | None) -> Question:
+    """The question with one slider moved. `UnknownNameError` for a field that no slider has."""
+    name, _, kind = field.partition(".")
+    if name == "devices":
+        if kind not in question.devices or value is None:
+            raise UnknownNameError.of("kind of device", kind, question.devices)
+        return replace(question, devices={**question.devices, kind: int(value)})
+    known = ("items", "chunks", "memory_gib", "length", "tail", "switching", "staleness")
+    if name not in known:
+        raise UnknownNameError.of("slider", field, [*(f"devices.{k}" for k in question.devices), *known])
+    change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "chunks", "staleness") else value}
+    return replace(question, **change)
+
+
+def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
+    """Those that can change an answer: no memory slider where nobody needs memory, none for lengths without a generator."""
+    found = []
+    for kind, count in question.devices.items():
+        found.append(Slider(f"devices.{kind}", f"{kind} devices" if kind else "devices", "", _counts(count), "how many there are"))
+    step = step_of(profile)
+    items = sorted({max(step, round(question.items * f / step) * step) for f in FACTORS if f <= 4} | {question.items})
+    found.append(Slider("items", "batch", "items", tuple(items), "items of one iteration; measured sizes are interpolated, others extrapolated"))
+    finest = int(math.log2(max(2, min(1024, profile.items))))
+    found.append(Slider("chunks", "most chunks", "", _with([2**g for g in range(finest + 1)], question.chunks), "how finely an iteration may be streamed"))
+    workers = profile.workers.values()
+    if any(w.lengths is not None for w in workers):
+        found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
+        found.append(Slider("tail", "long tail", "^", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
+    if any(w.memory.resident_gib or w.memory.per_item_gib for w in workers):
+        found.append(Slider("memory_gib", "memory", "GiB", (*_memories(profile, question), None), "of one device; what does not fit is no plan"))
+    if any(w.onload_s or w.offload_s for w in workers):
+        found.append(Slider("switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"))
+    found.append(Slider("staleness", "staleness", "iterations", tuple(range(STALENESS + 1)), "how old the weights of a rollout may be"))
+    return tuple(found)
+
+
+def _counts(now: int) -> tuple[int, ...]:
+    most = min(MOST_DEVICES, max(8, 4 * now))
+    steps = [m * 2**k for k in range(12) for m in (1, 1.5) if m * 2**k == int(m * 2**k) and m * 2**k <= most]
+    return _with([int(s) for s in steps], now)
+
+
+def _with(values: Sequence[int], now: int) -> tuple[int, ...]:
+    return tuple(sorted({*values, now}))
+
+
+def _memories(profile: Profile, question: Question) -> tuple[float, ...]:
+    usual = {8.0, 16.0, 24.0, 32.0, 40.0, 48.0, 64.0, 80.0, 96.0, 141.0, 192.0}
+    budget = Budget(profile, question.devices)
+    least = max(w.memory.resident_gib for w in budget.profile.workers.values())
+    usual |= {round(least * f, 1) for f in (0.5, 1.0, 1.5, 2.0, 3.0)} - {0.0}
+    return tuple(sorted(usual | ({question.memory_gib} if question.memory_gib is not None else set())))
+
+
+def described(plans: Plans) -> dict[str, Any]:
+    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device time]."""
+    data = plans.to_dict()
+    for made, entry in zip(plans, data["plans"], strict=True):
+        if made.simulated is not None:
+            bubbles = made.timeline.bubbles()
+            entry["bubbles"] = [[str(c), float(s)] for c, s in zip(bubbles["cause"], bubbles["share"], strict=True) if s >= 0.005]
+    return data

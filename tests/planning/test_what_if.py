@@ -1,0 +1,154 @@
+"""Questions to a profile: what they change, what a slider may ask, and the bars of an answer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.costs import GenerationModel, fit_worker
+from rlinf_lab.planning.gantt import BUSY, SWITCHING, gantt
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.whatif import Question, described, moved, sliders
+
+DOCS = Path(__file__).parents[2] / "docs" / "profiles"
+
+
+def two(**second: object) -> Profile:
+    a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 2.0)), onload_s=0.5, offload_s=0.5, memory=Memory(10.0))
+    b = dataclasses.replace(a, **second)  # type: ignore[arg-type]
+    return Profile(64, {"a": a, "b": b}, (EdgeProfile("a", "b", group=4),), "two", device_memory_gib=80.0)
+
+
+def answers(plans: Plans, **changes: object) -> Plans:
+    return dataclasses.replace(Question.of(plans), **changes).answer(plans.profile)  # type: ignore[arg-type]
+
+
+def test_a_question_that_changes_nothing_has_the_same_answer() -> None:
+    for name in ("grpo_7b_case4", "maniskill_openvla"):
+        profile = Profile.load(DOCS / f"{name}.json")
+        plans = plan(profile, 16)
+        asked = Question.of(plans)
+        assert asked.profile(profile) == profile
+        again = asked.answer(profile, simulate=True)
+        assert [(p.shape, p.seconds) for p in again] == [(p.shape, p.seconds) for p in plans]
+        quick = asked.answer(profile)
+        assert quick.best.simulated is None and quick.best.candidate.seconds == pytest.approx(plans.best.candidate.seconds, rel=0.02)
+
+
+def test_every_change_reaches_the_plan() -> None:
+    plans = plan(two(), 8, simulate=False)
+    now = plans.best.seconds
+    assert answers(plans, devices={"": 2}).best.seconds > now
+    assert answers(plans, items=128).best.seconds > now
+    assert answers(plans, switching=8.0)["temporal"].seconds >= plans["temporal"].seconds
+    assert answers(plans, staleness=2).best.seconds <= now
+    with pytest.raises(PlanError, match="needs 10 GiB"):
+        answers(plans, memory_gib=4.0)
+    tight = answers(plans, memory_gib=15.0)  # they cannot both stay
+    assert not all(at["stays"] for at in tight["temporal"].placement.values())
+
+
+def test_longer_responses_and_longer_tails() -> None:
+    base = Lengths(4096.0, quantiles=((100.0, 0.5), (1000.0, 0.9), (4000.0, 1.0)))
+    samples = (Sample(8, 512.0, 100.0), Sample(16, 512.0, 70.0))
+    measured = GenerationModel(samples, base)
+
+    def model(**changes: float) -> GenerationModel:
+        return GenerationModel(samples, dataclasses.replace(base, **changes))
+
+    def seconds(m: GenerationModel) -> float:
+        return float(m.seconds(np.array([8]), 512)[0])
+
+    assert model().parameters == measured.parameters == model(factor=2.0, tail=0.5).parameters, "what was measured stays as it was"
+    assert seconds(model(factor=2.0)) == pytest.approx(2 * seconds(measured))  # twice the steps, twice the load
+    assert seconds(model(tail=1.5)) > seconds(measured) > seconds(model(tail=0.5)) > seconds(model(tail=0.0))
+    flat = model(tail=0.0)
+    assert np.ptp(flat.asked) == 0 and flat.asked[0] == pytest.approx(np.median(measured.tokens))
+    first, last = flat.stream(8, 512, 8).times[[0, -1]]
+    assert first == pytest.approx(last), "equal responses end together"
+
+
+def test_workers_downstream_have_more_to_do_where_tokens_are_weights() -> None:
+    generator = WorkerProfile((Sample(8, 512.0, 100.0),), "generation", lengths=Lengths(4096.0, mean_tokens=800.0), exponent=0.5)
+    trainer = WorkerProfile((Sample(8, 512.0, 40.0),))
+    profile = Profile(512, {"g": generator, "t": trainer}, (EdgeProfile("g", "t"),), "tokens", weights="tokens")
+    plans = plan(profile, 8, simulate=False)
+    longer = dataclasses.replace(Question.of(plans), length=2.0).profile(profile)
+    assert longer.workers["t"].samples[0].seconds == pytest.approx(80.0)
+    assert longer.workers["g"].samples == generator.samples and fit_worker(longer.workers["g"]).asked[0] > fit_worker(generator).asked[0]
+    equal = profile.replace(weights="equal")
+    assert dataclasses.replace(Question.of(plans), length=2.0).profile(equal).workers["t"].samples[0].seconds == 40.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"items": 66}, r"items = 66: a whole number of groups of 4 items\. Next: items=64"),
+        ({"items": 0}, "items = 0"),
+        ({"length": 0.0}, r"length = 0\.0: a factor"),
+        ({"tail": -1.0}, r"tail = -1\.0"),
+        ({"switching": float("nan")}, "switching = nan"),
+        ({"memory_gib": -3.0}, r"memory_gib = -3\.0"),
+        ({"devices": {"": 0}}, "whole number of devices"),
+        ({"chunks": 0}, "chunks is 0"),
+        ({"staleness": -1}, "staleness is -1"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(changes: dict, text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        answers(plan(two(), 8, simulate=False), **changes)
+
+
+def test_sliders_are_those_that_matter_and_stand_where_the_question_is() -> None:
+    plans = plan(two(), 6, simulate=False)
+    asked = Question.of(plans)
+    found = {s.field: s for s in sliders(plans.profile, asked)}
+    assert list(found) == ["devices.", "items", "chunks", "memory_gib", "switching", "staleness"]
+    for slider in found.values():
+        at = slider.values[slider.at(asked)]
+        assert at == (6 if slider.field == "devices." else getattr(asked, slider.field))
+        for value in slider.values:
+            assert isinstance(moved(asked, slider.field, value), Question)
+    assert found["memory_gib"].values[-1] is None and moved(asked, "memory_gib", None).memory_gib is None
+    generating = Profile.load(DOCS / "grpo_7b_case4.json")
+    fields = [s.field for s in sliders(generating, Question.of(plan(generating, 16, simulate=False)))]
+    assert {"length", "tail"} < set(fields) and "memory_gib" not in fields
+    with pytest.raises(UnknownNameError, match="Did you mean 'items'"):
+        moved(asked, "item", 3)
+    with pytest.raises(UnknownNameError, match="kind of device"):
+        moved(asked, "devices.h100", 3)
+
+
+@pytest.mark.parametrize("name", ["grpo_7b_case4", "maniskill_openvla", "grpo_1.5b_case1"])
+def test_bars_are_who_sits_where(name: str) -> None:
+    profile = Profile.load(DOCS / f"{name}.json")
+    plans = plan(profile, 16)
+    for planned in plans:
+        for simulated in (planned.simulated, None):
+            picture = gantt(dataclasses.replace(planned, simulated=simulated))
+            starts, ends, first, last, worker, kind = picture.bars.T
+            assert (starts >= 0).all() and (ends > starts).all() and (last > first).all() and set(kind) <= {BUSY, SWITCHING}
+            assert picture.lanes == 16 + sum(not len(s.devices) for s in planned.candidate.placement.seats.values()) and last.max() <= picture.lanes
+            assert ends.max() == pytest.approx(picture.seconds, rel=0.05) and len(picture.bars) < 2000
+            for number, who in enumerate(picture.workers):
+                own = worker == number
+                seat = planned.candidate.placement.seats[who]
+                assert own.any() or all(sample.seconds == 0 for sample in profile.workers[who].samples)
+                if len(seat.devices):
+                    assert first[own].min() >= seat.devices.start and last[own].max() <= seat.devices.stop
+            if planned.mode == "temporal":  # turns: never two at a time on a device
+                for lane in range(16):
+                    there = (first <= lane) & (last > lane)
+                    order = np.argsort(starts[there])
+                    assert (starts[there][order][1:] >= ends[there][order][:-1] - 0.01 * picture.seconds).all()
+
+
+def test_a_description_has_causes_where_it_was_simulated() -> None:
+    data = described(plan(two(), 8))
+    assert data["plans"][0]["bubbles"] and all(0 < share <= 1 for _, share in data["plans"][0]["bubbles"])
+    assert "bubbles" not in described(plan(two(), 8, simulate=False))["plans"][0]
