@@ -75,7 +75,7 @@ class TimelineFeed:
         self._idle_until: int | None = None
         self._told_until = 0
         self._summed: set[int] = set()
-        self._not_before = 0.0
+        self._not_before = self._grown_at = 0.0
 
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
@@ -91,6 +91,7 @@ class TimelineFeed:
             self._shape = shape
             update.tables = self._tables()
         if len(now) > self._seen:
+            self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(self._seen)
             self._seen = len(now)
         if len(now):
@@ -113,7 +114,8 @@ class TimelineFeed:
 
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
         marks = now.marks()
-        settled = marks if final else marks[marks["end"] <= now.end_ns - SETTLE_NS]
+        still = time.monotonic() - self._grown_at >= SETTLE_NS / 1e9  # paused, or everybody waits
+        settled = marks if final or still else marks[marks["end"] <= now.end_ns - SETTLE_NS]
         assert self._idle_until is not None and self._origin is not None
         sure = max(self._idle_until, int(settled["end"].max(initial=0)))
         until = now.end_ns if final else sure

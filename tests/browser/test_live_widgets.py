@@ -264,3 +264,37 @@ def test_a_standstill_is_explained_until_something_moves(jupyterlab: Any) -> Non
     assert cut_off(lab) == []
     lab.run_all()
     lab.wait_until(lambda: not lab.page.locator(".rl-still").first.is_visible(), "its end")
+
+
+ROWS = """
+from rlinf_lab.widgets import Dashboard
+board = Dashboard("rows", charts=["loss"])
+board.push({"state": "running", "iteration": 8}, [{"iteration": i, "seconds": 0.1, "x": -1234567.0 + i} for i in range(8)])
+board
+"""
+
+
+def test_rows_that_come_again_replace_theirs_and_names_may_change(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(
+        jupyterlab.write_notebook(
+            "rows",
+            [
+                ROWS,
+                'board.push(metrics=[{"iteration": i, "seconds": 0.1, "loss": float(i)} for i in range(8)])',
+                'board.push(metrics=[{"iteration": i, "seconds": 0.1, "a.loss": float(i), "b.loss": 50.0} for i in range(8)])',
+            ],
+        )
+    )
+    errors = watch_errors(lab.page)
+
+    def tiles() -> list[str]:
+        return lab.page.locator(".rl-kpi").evaluate_all("(all) => all.map((e) => e.firstChild.textContent + ' ' + e.querySelector('b').textContent)")
+
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: tiles() == ["X −1.23 M", "Iteration 0.100 s"], "what there is, for want of the metric that was asked for")
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: tiles() == ["Loss 7.00", "Iteration 0.100 s"], "the metric that came late")
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: tiles() == ["Loss · a 7.00", "Loss · b 50.0", "Iteration 0.100 s"], "a name for each worker")
+    assert lab.page.locator(".rl-chart h3").all_inner_texts() == ["Loss · a", "Loss · b"]
+    assert cut_off(lab) == [] and not errors and not lab.errors()

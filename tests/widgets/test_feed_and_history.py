@@ -193,3 +193,28 @@ def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> Non
     view.update(final=True)
     assert sent[0][0]["seq"] == 2 and sent[0][0]["layout"]["count"] == int((sample.timeline.spans["iteration"] == 1).sum())
     assert (sample.timeline.spans["kind"] == SpanKind.MARK).sum() == 2
+
+
+def test_what_has_stood_still_for_a_while_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A paused run: no span comes that would be later than the last iterations, and their device time is shown all the same."""
+    now = [100.0]
+    monkeypatch.setattr("rlinf_lab.widgets.feed.time.monotonic", lambda: now[0])
+    sample = SampleRun(steps=2)
+    feed = TimelineFeed(sample.timeline)
+    for _ in range(2):
+        sample.step()
+    assert [row["iteration"] for row in feed.take().bubbles] == []  # each takes a fifth of a second: more may come
+    now[0] += 0.4
+    assert feed.take().bubbles == []
+    now[0] += 0.2
+    assert [row["iteration"] for row in feed.take().bubbles] == [0, 1]
+
+
+def test_a_row_replaces_the_one_of_its_iteration(monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Dashboard()
+    sent = capture(board, monkeypatch)
+    board.push(metrics=[{"iteration": 0, "x": 1.0}, {"iteration": 1, "x": 2.0}])
+    board.push(metrics=[{"iteration": 0, "x": 1.0, "late": 5.0}])
+    sent.clear()
+    board._receive(board, {"type": "history", "have": 0}, [])
+    assert sent[0][0]["metrics"] == [{"iteration": 0, "x": 1.0, "late": 5.0}, {"iteration": 1, "x": 2.0}]

@@ -65,19 +65,20 @@ export class LineChart {
     if (low > 0 && low < high * 0.3) low = 0;
     const ticks = axisTicks(low, high, Math.max(2, Math.floor(height / 34)));
     if (!this.options.percent) { low = Math.min(low, ticks[0]); high = Math.max(high, ticks[ticks.length - 1]); }
-    const pad = { left: 38, right: 8, top: 6, bottom: 16 };
+    const texts = ticks.map((tick) => (this.options.percent ? `${Math.round(tick * 100)} %` : tidy(tick, ticks)));
+    const pad = { left: Math.max(38, 10 + Math.ceil(Math.max(...texts.map((text) => g.measureText(text).width)))), right: 8, top: 6, bottom: 16 };
     const w = width - pad.left - pad.right, h = height - pad.top - pad.bottom;
     const lastX = Math.max(this.last || 0, points.length ? points[points.length - 1][0] : 0, 2);
     const x = (i) => pad.left + ((i - 1) / (lastX - 1)) * w, y = (v) => pad.top + (1 - (v - low) / (high - low)) * h;
     g.textBaseline = "middle";
     g.textAlign = "right";
-    for (const tick of ticks) {
+    for (const [k, tick] of ticks.entries()) {
       const at = Math.round(y(tick)) + 0.5;
       g.strokeStyle = c.line;
       g.lineWidth = 1;
       g.beginPath(); g.moveTo(pad.left, at); g.lineTo(width - pad.right, at); g.stroke();
       g.fillStyle = c.muted;
-      g.fillText(this.options.percent ? `${Math.round(tick * 100)} %` : tidy(tick), pad.left - 6, at);
+      g.fillText(texts[k], pad.left - 6, at);
     }
     g.textBaseline = "alphabetic";
     g.textAlign = "center";
@@ -105,11 +106,14 @@ export class LineChart {
   }
 }
 
-function tidy(v) {
-  const abs = Math.abs(v);
-  if (abs >= 1e6) return `${+(v / 1e6).toFixed(1)}M`;
-  if (abs >= 1e4) return `${+(v / 1e3).toFixed(1)}k`;
-  return String(+v.toPrecision(4)).replace("-", "−");
+/** A tick in few characters, but so many that no two ticks of an axis read alike. */
+function tidy(v, ticks) {
+  if (!v) return "0";
+  const most = Math.max(...ticks.map(Math.abs)), step = ticks.length > 1 ? ticks[1] - ticks[0] : most || 1;
+  const [unit, letter] = most >= 1e9 ? [1e9, "G"] : most >= 1e6 ? [1e6, "M"] : most >= 1e4 ? [1e3, "k"] : [1, ""];
+  if (most >= 1e12 || (most > 0 && most < 1e-3)) return v.toExponential(1).replace("e-", "e−").replace("-", "−");
+  const digits = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step / unit) - 1e-9) + (Number.isInteger(+(step / 10 ** Math.floor(Math.log10(step))).toPrecision(3)) ? 0 : 1)));
+  return `${(v / unit).toFixed(digits)}${letter}`.replace("-", "−");
 }
 
 /** A filled curve of shares from 0 to 1; values: [[time, share], ...]. */

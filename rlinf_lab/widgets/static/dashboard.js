@@ -56,7 +56,10 @@ class RunState {
   /** The metrics to plot: the wished ones that are there, else the first ones there are. */
   keys(wished) {
     const known = [...this.names.keys()];
-    const found = wished.map((name) => known.find((k) => k === name) || known.find((k) => k.endsWith(`.${name}`) || k.endsWith(`_${name}`))).filter(Boolean);
+    const found = wished.flatMap((name) => {
+      const ending = (by) => known.filter((k) => k.endsWith(by + name));
+      return known.includes(name) ? [name] : ending(".").length ? ending(".") : ending("_").slice(0, 1); // each worker's own, where several log it
+    });
     return found.length || !known.length ? found : known.filter((k) => !["iteration", "seconds"].includes(k)).slice(0, 3);
   }
 }

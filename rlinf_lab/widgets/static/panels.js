@@ -47,12 +47,14 @@ export class Figures {
 
   /** tiles: [[label, value, note], ...] */
   set(tiles) {
+    const labels = tiles.map(([label]) => label).join("\n");
+    if (labels !== this.labels) { this.labels = labels; this.tiles.clear(); this.node.replaceChildren(); }
     for (const [label, value, note] of tiles) {
       let tile = this.tiles.get(label);
       if (!tile) {
         tile = { value: make("b"), note: make("small") };
         this.tiles.set(label, tile);
-        this.node.append(make("div.kpi", {}, make("span", {}, label), make("div", {}, tile.value, tile.note)));
+        this.node.append(make("div.kpi", { title: label }, make("span", {}, label), make("div", {}, tile.value, tile.note)));
       }
       tile.value.textContent = value;
       tile.note.textContent = note || "";
@@ -63,7 +65,7 @@ export class Figures {
 export class Utilisation {
   constructor() {
     this.rows = new Map();
-    this.list = make("div.util");
+    this.list = make("div.util", {}, make("span.empty", {}, "nothing sampled yet"));
     this.node = make("section.panel", {}, make("header", {}, make("h3", {}, "Utilisation")), this.list);
   }
 
@@ -75,6 +77,7 @@ export class Utilisation {
       if (!row) {
         row = { canvas: make("canvas"), value: make("span.value") };
         row.stage = make("div.spark", {}, row.canvas);
+        if (!this.rows.size) this.list.replaceChildren();
         this.rows.set(device, row);
         this.list.append(make("div.utilrow", {}, make("span", { title: device }, device), row.stage, row.value));
       }
@@ -158,9 +161,10 @@ export function headline(keys, metrics, bubbles) {
 
 export function share(key, value) { return /(rate|fraction|share)$/.test(key) && (value === undefined || (value >= 0 && value <= 1)); }
 
+/** "learner.value_loss" reads "Value loss · learner". */
 export function label(key) {
-  const text = key.split(".").pop().replaceAll("_", " ");
-  return text[0].toUpperCase() + text.slice(1);
+  const parts = key.split("."), text = parts.pop().replaceAll("_", " "), of = parts.join(".");
+  return text.charAt(0).toUpperCase() + text.slice(1) + (of ? ` · ${of}` : "");
 }
 
 function change(key, metrics) {
