@@ -28,7 +28,7 @@ class Dashboard(PushedWidget):
     ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons.
     """
 
-    _esm = module(*TIMELINE, "charts.js", "panels.js", "dashboard.js")
+    _esm = module(*TIMELINE, "charts.js", "history.js", "panels.js", "dashboard.js")
     _css = stylesheet()
     config = traitlets.Dict(help="title, plan, devices, iterations, charts").tag(sync=True)
 

@@ -10,10 +10,10 @@ function axisTicks(low, high, count) {
   return ticks;
 }
 
-/** The smallest and the largest of some numbers. (Math.min(...list) fails beyond some ten thousand.) */
-function range(values) {
+/** The smallest and the largest value. (Math.min(...list) fails beyond some ten thousand.) */
+function range(points) {
   let low = Infinity, high = -Infinity;
-  for (const v of values) { if (v < low) low = v; if (v > high) high = v; }
+  for (const [, v] of points) { if (v < low) low = v; if (v > high) high = v; }
   return [low, high];
 }
 
@@ -58,7 +58,7 @@ export class LineChart {
     const g = fitCanvas(this.canvas, width, height), points = this.points;
     g.clearRect(0, 0, width, height);
     g.font = `10px ${FONT}`;
-    let [low, high] = range(points.map((p) => p[1]));
+    let [low, high] = range(points);
     if (this.options.percent) { low = 0; high = 1; }
     if (!points.length) { low = 0; high = 1; }
     if (low === high) { const by = Math.abs(low) * 0.1 || 1; low -= by; high += by; }

@@ -1,8 +1,9 @@
 // anywidget entry: the dashboard. One state per model, shared by its views.
-import { applyTheme, connect, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, applyTheme, connect, make, painter, themeMode, watchTheme } from "./base.js";
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
+import { Rows, Sums } from "./history.js";
 import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
 
 const KEPT = 600;
@@ -14,48 +15,24 @@ class RunState {
   reset() {
     this.store.reset();
     this.state = {};
-    this.metrics = []; // rows by iteration
-    this.at = new Map(); // iteration: place of its row
-    this.names = new Map(); // of numbers: how many rows have one
+    this.metrics = new Rows();
     this.samples = [];
-    this.bubbles = [];
+    this.bubbles = new Sums(["busy", ...CAUSES]);
     this.frame = null;
   }
 
   apply(message, parts) {
     this.store.apply(message, parts);
     if (message.state) this.state = message.state;
-    if (message.metrics) message.metrics.forEach((row) => this.put(row));
+    if (message.metrics) message.metrics.forEach((row) => this.metrics.put(row));
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
-    if (message.bubbles) this.bubbles.push(...message.bubbles);
+    if (message.bubbles) message.bubbles.forEach((row) => this.bubbles.add(row));
     if (parts.frame) this.frame = parts.frame;
-  }
-
-  /** A row replaces the one of its iteration: some numbers come later than others, and a name may get its worker's before it. */
-  put(row) {
-    const place = this.at.get(row.iteration);
-    if (place !== undefined) { this.count(this.metrics[place], -1); this.metrics[place] = row; }
-    else if (!this.metrics.length || row.iteration > this.metrics[this.metrics.length - 1].iteration) {
-      this.at.set(row.iteration, this.metrics.push(row) - 1);
-    } else { // out of turn, which is rare
-      this.metrics.splice(this.metrics.findIndex((other) => other.iteration > row.iteration), 0, row);
-      this.metrics.forEach((other, i) => this.at.set(other.iteration, i));
-    }
-    this.count(row, 1);
-  }
-
-  count(row, by) {
-    for (const key in row) {
-      if (typeof row[key] !== "number") continue;
-      const rows = (this.names.get(key) || 0) + by;
-      if (rows) this.names.set(key, rows);
-      else this.names.delete(key);
-    }
   }
 
   /** The metrics to plot: the wished ones that are there, else the first ones there are. */
   keys(wished) {
-    const known = [...this.names.keys()];
+    const known = [...this.metrics.names.keys()];
     const found = wished.flatMap((name) => {
       const ending = (by) => known.filter((k) => k.endsWith(by + name));
       return known.includes(name) ? [name] : ending(".").length ? ending(".") : ending("_").slice(0, 1); // each worker's own, where several log it
@@ -126,10 +103,7 @@ class DashboardView {
     this.header.set(state);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
-    for (const [key, chart] of this.charts) {
-      const points = run.metrics.filter((row) => Number.isFinite(row[key])).map((row, i) => [(row.iteration ?? i) + 1, row[key]]);
-      chart.set(points, state.iterations || 0);
-    }
+    for (const [key, chart] of this.charts) chart.set(run.metrics.points(key), state.iterations || 0);
     this.figures.set(headline(keys, run.metrics, run.bubbles));
     this.utilisation.draw(run.samples, this.colours);
     this.bubbles.draw(run.bubbles, this.colours);

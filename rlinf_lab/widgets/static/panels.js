@@ -97,30 +97,16 @@ export class Bubbles {
     this.node = make("section.panel.bubbles", {}, make("header", {}, make("h3", {}, "Device time"), this.total), this.stage, this.list);
   }
 
-  /** rows: [{iteration, busy, cause: seconds, ...}, ...] */
-  draw(rows, colours) {
-    const keys = ["busy", ...CAUSES], colourOf = (key) => (key === "busy" ? colours.busy : colours.causes[key]);
-    const sorted = [...rows].sort((a, b) => a.iteration - b.iteration);
-    if (this.stage.clientWidth) drawStacks(this.canvas, merged(sorted, Math.floor(this.stage.clientWidth / 3), keys), keys, colourOf, this.stage.clientWidth, this.stage.clientHeight);
-    const sums = Object.fromEntries(keys.map((key) => [key, rows.reduce((s, row) => s + (row[key] || 0), 0)]));
-    const total = keys.reduce((s, key) => s + sums[key], 0);
-    this.total.textContent = total ? `${Math.round((100 * sums.busy) / total)} % busy` : "–";
-    const shown = CAUSES.filter((cause) => sums[cause] > total * 0.001).sort((a, b) => sums[b] - sums[a]).slice(0, 5);
+  /** sums: seconds by cause, and busy, of each iteration. */
+  draw(sums, colours) {
+    const colourOf = (key) => (key === "busy" ? colours.busy : colours.causes[key]), width = this.stage.clientWidth;
+    if (width) drawStacks(this.canvas, sums.merged(Math.floor(width / 3)), sums.keys, colourOf, width, this.stage.clientHeight);
+    const total = sums.keys.reduce((s, key) => s + sums.of(key), 0);
+    this.total.textContent = total ? `${Math.round((100 * sums.of("busy")) / total)} % busy` : "–";
+    const shown = CAUSES.filter((cause) => sums.of(cause) > total * 0.001).sort((a, b) => sums.of(b) - sums.of(a)).slice(0, 5);
     this.list.replaceChildren(...shown.map((cause) => make("div.cause", { title: CAUSE_TEXT[cause] },
-      make("i", { style: `background:${colourOf(cause)}` }), make("span", {}, cause), make("b", {}, `${((100 * sums[cause]) / total).toFixed(1)} %`))));
+      make("i", { style: `background:${colourOf(cause)}` }), make("span", {}, cause), make("b", {}, `${((100 * sums.of(cause)) / total).toFixed(1)} %`))));
   }
-}
-
-/** At most `most` rows: neighbours added up. */
-function merged(rows, most, keys) {
-  if (rows.length <= most || most < 1) return rows;
-  const group = Math.ceil(rows.length / most), out = [];
-  for (let i = 0; i < rows.length; i += group) {
-    const sum = {};
-    for (const row of rows.slice(i, i + group)) for (const key of keys) sum[key] = (sum[key] || 0) + (row[key] || 0);
-    out.push(sum);
-  }
-  return out;
 }
 
 export class Picture {
@@ -141,17 +127,17 @@ export class Picture {
 }
 
 /** Tiles from what is known: the charted metrics, pace, and how busy the devices were lately. */
-export function headline(keys, metrics, bubbles) {
-  const last = metrics[metrics.length - 1] || {}, recent = metrics.slice(-5);
+export function headline(keys, rows, bubbles) {
+  const recent = rows.all.slice(-5);
   const mean = (name) => { const v = recent.map((m) => m[name]).filter(Number.isFinite); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : NaN; };
   const tiles = keys.map((key) => {
-    const rows = metrics.filter((row) => Number.isFinite(row[key])), value = rows[rows.length - 1]?.[key]; // not every iteration measures everything
-    return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, rows)];
+    const points = rows.points(key), value = points[points.length - 1]?.[1]; // not every iteration measures everything
+    return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, points)];
   });
   tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", "mean of last 5"]);
-  const pace = Object.keys(last).find((k) => /(^|[._])steps_per_second$/.test(k));
+  const pace = Object.keys(rows.last || {}).find((k) => /(^|[._])steps_per_second$/.test(k));
   if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
-  const row = bubbles[bubbles.length - 1];
+  const row = bubbles.last;
   if (row) {
     const idle = CAUSES.reduce((s, cause) => s + (row[cause] || 0), 0);
     tiles.push(["Devices busy", `${Math.round((100 * row.busy) / (row.busy + idle))} %`, `iteration ${row.iteration + 1}`]);
@@ -167,9 +153,9 @@ export function label(key) {
   return text.charAt(0).toUpperCase() + text.slice(1) + (of ? ` · ${of}` : "");
 }
 
-function change(key, metrics) {
-  const last = metrics[metrics.length - 1]?.[key], before = metrics[metrics.length - 6]?.[key];
-  if (!Number.isFinite(last) || !Number.isFinite(before)) return "";
+function change(key, points) {
+  const last = points[points.length - 1]?.[1], before = points[points.length - 6]?.[1];
+  if (last === undefined || before === undefined) return "";
   const by = last - before, sign = by < 0 ? "−" : "+";
   return share(key, last) ? `${sign}${Math.abs(100 * by).toFixed(0)} pts vs 5 ago` : `${sign}${figures(Math.abs(by))} vs 5 ago`;
 }
