@@ -11,7 +11,7 @@ import traitlets
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
-from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
+from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.pushed import PushedWidget
 
@@ -28,7 +28,7 @@ class Dashboard(PushedWidget):
     ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons.
     """
 
-    _esm = module(*TIMELINE, "charts.js", "history.js", "panels.js", "dashboard.js")
+    _esm = module(*DASHBOARD)
     _css = stylesheet()
     config = traitlets.Dict(help="title, plan, devices, iterations, charts").tag(sync=True)
 

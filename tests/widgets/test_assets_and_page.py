@@ -11,11 +11,11 @@ from widget_samples import SampleRun
 
 import rlinf_lab.widgets as widgets
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.widgets.assets import STATIC, TIMELINE, module, stylesheet
+from rlinf_lab.widgets.assets import DASHBOARD, STATIC, TIMELINE, module, stylesheet
 
 MODULES = [
     (*TIMELINE, "timeline_widget.js"),
-    (*TIMELINE, "charts.js", "panels.js", "dashboard.js"),
+    DASHBOARD,
     (*TIMELINE, "page.js"),
 ]
 

@@ -1,0 +1,68 @@
+"""What the dashboard's script remembers of iterations, in the browser's own engine, against tables made anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlinf_lab.widgets.assets import module
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any) -> Iterator[Any]:
+    page = browser.new_page()
+    page.add_script_tag(content=f"{module('history.js')}\nwindow.parts = {{ Rows, Sums }};", type="module")
+    page.wait_for_function("() => window.parts", timeout=10_000)
+    yield page
+    page.close()
+
+
+ROWS = """([said, looks]) => {
+  const rows = new parts.Rows(), seen = [];
+  said.forEach((row, k) => {
+    rows.put(row);
+    if (looks.includes(k)) for (const name of ["x", "y"]) seen.push(structuredClone(rows.points(name)));
+  });
+  return { all: rows.all, names: [...rows.names], x: rows.points("x"), y: rows.points("y"), seen };
+}"""
+
+
+def test_rows_that_come_in_any_order_and_again_make_the_curves_of_the_last_ones(page: Any) -> None:
+    said: list[dict[str, Any]] = []
+    state = 11
+    for number in range(400):
+        state = state * 16807 % 2147483647
+        iteration = max(0, number // 2 - (state % 7 if state % 3 == 0 else 0))
+        row: dict[str, Any] = {"iteration": iteration, "x": number}
+        if state % 2:
+            row["y"] = -number
+        said.append(row)
+    looks = list(range(0, 400, 13))
+    found = page.evaluate(ROWS, [said, looks])
+    table = {row["iteration"]: row for row in said}
+    last = [table[i] for i in sorted(table)]
+    assert found["all"] == last
+    assert found["x"] == [[r["iteration"] + 1, r["x"]] for r in last]
+    assert found["y"] == [[r["iteration"] + 1, r["y"]] for r in last if "y" in r]
+    assert dict(found["names"]) == {"iteration": len(last), "x": len(last), "y": sum("y" in r for r in last)}
+    for at, (x, _) in zip(looks, zip(found["seen"][::2], found["seen"][1::2], strict=True), strict=True):
+        then = {row["iteration"]: row["x"] for row in said[: at + 1]}
+        assert x == [[i + 1, then[i]] for i in sorted(then)]
+
+
+def test_sums_of_stretches(page: Any) -> None:
+    rows = [{"iteration": i, "busy": i, "starved": 2} if i % 2 else {"iteration": i, "busy": i} for i in range(10)]
+    found = page.evaluate(
+        """(rows) => {
+          const sums = new parts.Sums(["busy", "starved"]);
+          rows.forEach((row) => sums.add(row));
+          return [sums.of("busy"), sums.of("starved", 2, 5), sums.merged(3), sums.merged(100).length, sums.last.iteration, new parts.Sums(["busy"]).merged(3)];
+        }""",
+        rows,
+    )
+    merged = [{"busy": 6, "starved": 4}, {"busy": 22, "starved": 4}, {"busy": 17, "starved": 2}]
+    assert found == [45, 2, merged, 10, 9, []]
