@@ -34,6 +34,7 @@ _HOME = {
     "run": "rlinf_lab.notebook",
     "show": "rlinf_lab.notebook",
     "TimelineView": "rlinf_lab.widgets.timeline_view",
+    "PlanExplorer": "rlinf_lab.widgets.explorer",
     "timeline_html": "rlinf_lab.widgets.report",
     "WorkerError": "rlinf_lab.errors",
     "devices": "rlinf_lab.runtime.devices",
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from rlinf_lab.vecenv import list_envs as list_envs
     from rlinf_lab.vecenv import make_vec as make_vec
     from rlinf_lab.vecenv import register_env as register_env
+    from rlinf_lab.widgets.explorer import PlanExplorer as PlanExplorer
     from rlinf_lab.widgets.report import timeline_html as timeline_html
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workflow.worker import Collected as Collected

@@ -166,7 +166,7 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
     workers = profile.workers.values()
     if any(w.lengths is not None for w in workers):
         found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
-        found.append(Slider("tail", "long tail", "^", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
+        found.append(Slider("tail", "long tail", "power", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
     if any(w.memory.resident_gib or w.memory.per_item_gib for w in workers):
         found.append(Slider("memory_gib", "memory", "GiB", (*_memories(profile, question), None), "of one device; what does not fit is no plan"))
     if any(w.onload_s or w.offload_s for w in workers):

@@ -1,13 +1,13 @@
-"""Pictures of values: timeline, workflow graph, dashboard. Importing a name loads what it needs, not more."""
+"""Pictures of values: timeline, workflow graph, dashboard, plans. Importing a name loads what it needs, not more."""
 
 from __future__ import annotations
 
 import importlib
 from typing import Any
 
-_HOMES = {"Dashboard": "dashboard", "GraphView": "graph_view", "TimelineView": "timeline_view", "timeline_html": "report"}
+_HOMES = {"Dashboard": "dashboard", "GraphView": "graph_view", "PlanExplorer": "explorer", "TimelineView": "timeline_view", "timeline_html": "report"}
 
-__all__ = ["Dashboard", "GraphView", "TimelineView", "timeline_html"]
+__all__ = ["Dashboard", "GraphView", "PlanExplorer", "TimelineView", "timeline_html"]
 
 
 def __getattr__(name: str) -> Any:

@@ -111,6 +111,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Profile": (lambda o: Profile.from_dict({"items": 4, "workers": {"a": {"samples": [SAMPLE]}}}), "Profile 'profile': 4 items"),
     "plan": (lambda o: lab.plan(Profile.from_dict(TWO), 2), "2 plans for 'two' on 2 devices; none can take less than 2 s (all workers"),
     "Planned": (lambda o: lab.plan(Profile.from_dict(TWO), 2).best, "temporal: 2 s an iteration, a > b\n  a            2 devices"),
+    "PlanExplorer": (lambda o: lab.PlanExplorer(lab.plan(Profile.from_dict(TWO), 2)), "PlanExplorer('two': 2 plans, a > b 2 s)"),
     "make_vec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2), "numpy/ReachArm-v0 × 2"),
     "EnvSpec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
     "devices": (lambda o: lab.devices("cpu"), "['cpu:0'"),

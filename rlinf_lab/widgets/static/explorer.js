@@ -1,0 +1,226 @@
+// anywidget entry: the what-if explorer. Sliders ask the kernel, at most one question at a time; when they rest, the answer is simulated.
+import { applyTheme, connect, figures, make, painter, themeMode, watchTheme } from "./base.js";
+import { GanttCard, hasSwitching } from "./gantt.js";
+
+const MODES = ["temporal", "spatial", "hybrid", "alone"];
+const REST = 300; // ms without a movement until everything is simulated
+const WIDEST = 4; // times as much, or as little, on the scale of the sensitivity
+
+/** What the kernel has told so far. */
+class Told {
+  constructor() { this.reset(); }
+
+  reset() { this.answer = null; this.error = ""; this.ranges = null; this.answered = 0; this.bars = []; this.positions = {}; this.running = false; }
+
+  apply(message, parts) {
+    if (message.answered !== undefined) this.answered = message.answered;
+    if (message.positions) this.positions = message.positions;
+    if (message.error !== undefined) this.error = message.error;
+    if (message.answer) {
+      this.answer = message.answer;
+      this.bars = this.answer.charts.map((_, i) => floats(parts[`bars${i}`]));
+    }
+    if (message.sensitivity !== undefined) { this.ranges = message.sensitivity; this.running = message.running; }
+  }
+}
+
+function floats(part) {
+  if (!part) return new Float32Array();
+  const bytes = part instanceof DataView ? new Uint8Array(part.buffer, part.byteOffset, part.byteLength) : new Uint8Array(part);
+  return new Float32Array(bytes.slice().buffer);
+}
+
+/** Asks for the newest positions, one question at a time. */
+class Asker {
+  constructor(model, told) { Object.assign(this, { model, told, id: 0, waiting: 0, due: null, timer: 0 }); }
+
+  ask(positions, simulate) {
+    clearTimeout(this.timer);
+    this.due = { positions, simulate };
+    this.next();
+    if (!simulate) this.timer = setTimeout(() => this.ask(positions, true), REST);
+  }
+
+  next() {
+    if (this.waiting || !this.due) return;
+    this.id = Math.max(this.id, this.told.answered) + 1;
+    this.waiting = this.id;
+    this.asked = performance.now();
+    this.model.send({ type: "ask", id: this.id, ...this.due });
+    this.due = null;
+  }
+
+  heard() {
+    if (this.waiting && this.told.answered >= this.waiting) { this.took = performance.now() - this.asked; this.waiting = 0; this.next(); }
+  }
+}
+
+class ExplorerView {
+  constructor(model, told, el) {
+    Object.assign(this, { model, told, cards: new Map(), inputs: new Map(), selected: "" });
+    this.sliders = model.get("sliders");
+    this.asker = new Asker(model, told);
+    this.head = make("b.headline");
+    this.chip = make("span.chip");
+    this.note = make("span.muted");
+    this.reset = make("button.button", { onclick: () => this.back(), title: "every slider to where it was" }, "Reset");
+    this.problem = make("p.message", { role: "alert" });
+    this.rows = make("tbody");
+    this.table = make("table.ranked", {}, make("thead", {}, make("tr", {}, ...["plan", "seconds", "", "shape", "devices"].map((h) => make("th", {}, h)))), this.rows);
+    this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
+    this.whyBody = this.why.lastChild;
+    this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each worker's seconds off, until another plan wins" }, "Compute");
+    this.ranges = make("div.ranges");
+    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges);
+    this.gantts = make("div.gantts");
+    this.key = make("div.legend");
+    const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
+    // Arrow keys move the sliders, not JupyterLab's cells.
+    this.root = make("div.explorer", { "data-lm-suppress-shortcuts": "true", onkeydown: (e) => e.stopPropagation() }, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
+      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s))), main));
+    el.append(make("div.host", {}, this.root));
+    this.refresh = painter(this.root, () => this.draw());
+    this.setTheme(themeMode());
+    this.stopTheme = watchTheme((mode) => this.setTheme(mode));
+    this.observer = new ResizeObserver(() => this.refresh());
+    this.observer.observe(this.root);
+    this.appearing = new IntersectionObserver(() => this.refresh());
+    this.appearing.observe(this.root);
+    this.refresh();
+  }
+
+  destroy() { clearTimeout(this.asker.timer); this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); }
+
+  setTheme(mode) { this.colours = applyTheme(this.root, mode); this.refresh(); }
+
+  slider(s) {
+    const shown = make("output"), input = make("input", { type: "range", min: 0, max: s.texts.length - 1, step: 1, value: s.at, "aria-label": s.label });
+    const tell = () => { shown.textContent = s.texts[input.value]; input.setAttribute("aria-valuetext", shown.textContent); };
+    input.addEventListener("input", () => { tell(); this.asker.ask(this.positions(), false); });
+    tell();
+    this.inputs.set(s.field, { input, tell, start: s.at });
+    return make("label.slider", { title: s.why }, make("span", {}, s.label), shown, input);
+  }
+
+  positions() { return Object.fromEntries([...this.inputs].map(([field, { input }]) => [field, +input.value])); }
+
+  back() {
+    for (const { input, tell, start } of this.inputs.values()) { input.value = start; tell(); }
+    this.asker.ask(this.positions(), true);
+  }
+
+  pick(name) { this.selected = name; this.refresh(); }
+
+  /** New from the kernel. Sliders that somebody holds stay where they are. */
+  heard() {
+    this.asker.heard();
+    if (!this.asker.waiting && !this.asker.due) for (const [field, at] of Object.entries(this.told.positions)) {
+      const slider = this.inputs.get(field);
+      if (slider && +slider.input.value !== at) { slider.input.value = at; slider.tell(); }
+    }
+    this.refresh();
+  }
+
+  draw() {
+    const { answer, error, bars } = this.told;
+    this.problem.textContent = this.problem.title = error;
+    this.root.dataset.answered = this.told.answered; // lets a test see what is shown
+    this.root.dataset.took = Math.round(this.asker.took || 0);
+    this.root.dataset.stale = String(Boolean(error));
+    if (!answer) return;
+    const { charts, plans } = answer, best = plans[0].seconds;
+    this.root.dataset.how = plans[0].seconds_are;
+    this.root.dataset.best = plans[0].shape;
+    this.head.textContent = `${plans[0].shape}: ${figures(best)} s an iteration`;
+    this.chip.textContent = error ? "no plan" : plans[0].seconds_are;
+    this.chip.dataset.state = error ? "failed" : plans[0].seconds_are === "simulated" ? "finished" : "running";
+    this.note.textContent = `none can take less than ${figures(answer.lower_bound_s)} s`;
+    if (!plans.some((p) => p.name === this.selected)) this.selected = (plans[1] || plans[0]).name;
+    const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
+    const most = Math.max(...shown.map((i) => charts[i].seconds)) * 1.02;
+    this.legend(charts[0].workers, shown.some((i) => hasSwitching(bars[i])));
+    for (const [mode, card] of this.cards) if (!shown.some((i) => charts[i].mode === mode)) { card.node.remove(); this.cards.delete(mode); }
+    shown.forEach((i) => {
+      const chart = charts[i];
+      if (!this.cards.has(chart.mode)) this.cards.set(chart.mode, new GanttCard((name) => this.pick(name)));
+      const card = this.cards.get(chart.mode);
+      this.gantts.append(card.node);
+      card.set(chart, bars[i], most, best, chart.name === this.selected);
+    });
+    this.gantts.style.setProperty("--rl-cards", shown.length);
+    this.list(plans, answer.refused, best);
+    this.explain(plans);
+    this.sensitivity();
+    for (const card of this.cards.values()) card.draw(this.colours);
+  }
+
+  legend(workers, switching) {
+    const keys = workers.map((name, i) => [name, this.colours.workers[i % this.colours.workers.length]]);
+    if (switching) keys.push(["switching", this.colours.causes.switch]);
+    this.key.replaceChildren(...keys.map(([name, colour]) => make("span.key", {}, make("i", { style: `background:${colour}` }), name)));
+  }
+
+  list(plans, refused, best) {
+    const rows = plans.map((p) => {
+      const bar = make("i.speed", { style: `width:${Math.max(2, 90 * best / p.seconds)}px`, title: `${(100 * best / p.seconds).toFixed(0)} % of the fastest plan's speed` });
+      const places = Object.entries(p.workers).map(([name, at]) => `${name} ${at.devices || "host"}`).join(", ");
+      const row = make("tr", { tabindex: "0", onclick: () => this.pick(p.name), onkeydown: (e) => { if (e.key === "Enter") this.pick(p.name); } },
+        make("td", {}, p.name), make("td", {}, figures(p.seconds)), make("td", {}, bar), make("td", { title: p.shape }, p.shape), make("td", { title: places }, places));
+      row.dataset.selected = String(p.name === this.selected);
+      return row;
+    });
+    const none = refused.map((r) => make("tr.muted", {}, make("td", {}, r.mode), make("td", {}, "–"), make("td"), make("td", { colspan: 2, title: r.reason }, `no plan: ${r.reason}`)));
+    this.rows.replaceChildren(...rows, ...none);
+  }
+
+  explain(plans) {
+    const plan = plans.find((p) => p.name === this.selected), fastest = plans[0];
+    this.why.firstChild.firstChild.textContent = plan === fastest ? `Why ${plan.name}?` : `Why not ${plan.name}?`;
+    const parts = [make("p", {}, plan.reason)];
+    const changed = Object.entries(plan.workers).filter(([name, at]) => JSON.stringify(at) !== JSON.stringify(fastest.workers[name]));
+    if (plan !== fastest && changed.length) parts.push(make("table", {}, make("tr", {}, ...["", plan.name, fastest.name].map((h) => make("th", {}, h))), ...changed.map(([name, at]) =>
+      make("tr", {}, make("th", {}, name), make("td", {}, seat(at)), make("td", {}, seat(fastest.workers[name]))))));
+    if (plan.bubbles) parts.push(make("div.stack", { title: "device time of an iteration" }, ...[["busy", 1 - plan.bubbles.reduce((s, b) => s + b[1], 0)], ...plan.bubbles].map(([cause, share]) =>
+      make("i", { style: `flex:${share};background:${cause === "busy" ? this.colours.busy : this.colours.causes[cause]}`, title: `${cause} ${(100 * share).toFixed(1)} %` }))));
+    if (plan.bubbles) parts.push(make("div.legend", {}, make("span.key", {}, make("i", { style: `background:${this.colours.busy}` }), "busy"), ...plan.bubbles.slice(0, 4).map(([cause, share]) =>
+      make("span.key", {}, make("i", { style: `background:${this.colours.causes[cause]}` }), `${cause} ${(100 * share).toFixed(0)} %`))));
+    this.whyBody.replaceChildren(...parts);
+  }
+
+  sensitivity() {
+    const { ranges, running } = this.told;
+    this.measure.disabled = running;
+    this.measure.textContent = running ? "Searching…" : "Compute";
+    if (!ranges) { this.ranges.replaceChildren(make("p.muted", {}, "Over which range of error in each worker's seconds does the choice stand?")); return; }
+    const x = (f) => 50 + (50 * Math.log(f)) / Math.log(WIDEST), percent = (f) => `${f < 1 ? "−" : "+"}${Math.abs(100 * (f - 1)).toFixed(0)} %`;
+    const rows = ranges.map((r) => make("div.range", {}, make("span", { title: r.worker }, r.worker),
+      make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
+      make("span.muted", {}, `${r.below ? percent(r.low) : "< −75 %"} … ${r.above ? percent(r.high) : "> +300 %"}`)));
+    this.ranges.replaceChildren(...rows, ...(ranges.length ? [make("p.muted", {}, "bar: the choice stands; line: the profile's value; scale: a quarter to four times")] : []));
+  }
+}
+
+function seat(at) {
+  const parts = [at.devices ? `${at.devices} devices` : "host"];
+  if (at.ranks > 1 && at.ranks !== at.devices) parts.push(`${at.ranks} ranks`);
+  if (at.chunks > 1) parts.push(`${at.chunks} chunks`);
+  if (at.sub_batches > 1) parts.push(`${at.sub_batches} sub-batches`);
+  return parts.join(", ") + (at.stays && at.devices ? ", stays" : "");
+}
+
+export default () => {
+  const told = new Told(), views = new Set();
+  return {
+    initialize({ model }) {
+      connect(model, {
+        reset: () => told.reset(),
+        apply: (message, parts) => { told.apply(message, parts); views.forEach((view) => view.heard()); },
+      });
+    },
+    render({ model, el }) {
+      const view = new ExplorerView(model, told, el);
+      views.add(view);
+      return () => { views.delete(view); view.destroy(); };
+    },
+  };
+};

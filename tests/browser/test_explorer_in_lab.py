@@ -1,0 +1,108 @@
+"""The what-if explorer in JupyterLab: it draws, in both themes, and answers the mouse and the keyboard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_widgets import data, pixels, watch_errors
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+
+PROFILES = Path(__file__).parents[2] / "docs" / "profiles"
+EXPLORER = """
+import rlinf_lab as lab
+from rlinf_lab.planning.profile import Memory
+profile = lab.Profile.load({path!r})
+for name, gib in {gib!r}.items():
+    profile = profile.with_worker(name, memory=Memory(gib), onload_s=2.0, offload_s=2.0)
+explorer = lab.PlanExplorer(lab.plan(profile, {devices}))
+explorer
+"""
+ROOT = ".rl-explorer"
+
+
+def opened(jupyterlab: Any, theme: str, name: str, devices: int, gib: dict[str, float]) -> tuple[Any, list[str], list[str]]:
+    cell = EXPLORER.format(path=str(PROFILES / f"{name}.json"), devices=devices, gib=gib)
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"explorer_{name}_{theme}", [cell]), theme=theme)
+    errors, outside = watch_errors(lab.page), list[str]()
+    own = (jupyterlab.url, jupyterlab.url.replace("http", "ws"), "data:", "blob:")
+    lab.page.on("request", lambda r: None if r.url.startswith(own) else outside.append(r.url))
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ROOT, "best") != "", "an answer")
+    lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    return lab, errors, outside
+
+
+def slider(lab: Any, label: str) -> Any:
+    return lab.page.locator(f'{ROOT} input[aria-label="{label}"]')
+
+
+def step(lab: Any, label: str, key: str, times: int = 1) -> None:
+    slider(lab, label).focus()
+    for _ in range(times):
+        lab.page.keyboard.press(key)
+
+
+def settled(lab: Any, shows: str) -> None:
+    """Until what is asked has been simulated and ``shows`` stands in the head or the message."""
+    lab.wait_until(lambda: shows in lab.page.locator(ROOT).inner_text(), shows)
+    lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated" or data(lab, ROOT, "stale") == "true", "a simulation")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_draws_plans_side_by_side_and_fits_a_laptop(jupyterlab: Any, theme: str) -> None:
+    lab, errors, outside = opened(jupyterlab, theme, "grpo_7b_case4", 64, {})
+    lab.screenshot(f"explorer-{theme}")
+    box = lab.page.locator(ROOT).bounding_box()
+    assert box["height"] <= 640
+    titles = lab.page.locator(f"{ROOT} .rl-gantt header b").all_inner_texts()
+    assert titles[:2] == ["temporal", "spatial"] and titles[2].startswith("hybrid")
+    for i in range(3):
+        picture = pixels(lab.page, f"{ROOT} .rl-gantt:nth-child({i + 1}) canvas")
+        colours = {tuple(c) for c in picture.reshape(-1, 3)[::7]}
+        assert len(colours) > 6, "bars of several workers"
+    assert (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "light")
+    assert lab.page.locator(f"{ROOT} tbody tr").count() >= 3
+    lab.set_theme("dark" if theme == "light" else "light")
+    lab.wait_until(lambda: (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "dark"), "the other theme")
+    assert not errors and not lab.errors() and not outside
+
+
+def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
+    lab, errors, _ = opened(jupyterlab, "dark", "grpo_1.5b_case1", 64, {"rollout": 20.0, "inference": 20.0, "training": 60.0})
+    before = lab.page.locator(f"{ROOT} .rl-headline").inner_text()
+    canvas = pixels(lab.page, f"{ROOT} .rl-gantt canvas")
+    step(lab, "devices", "ArrowRight", 2)
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-headline").inner_text() != before, "another answer")
+    lab.wait_until(lambda: data(lab, ROOT, "how") == "simulated", "a simulation")
+    after = pixels(lab.page, f"{ROOT} .rl-gantt canvas")
+    assert before != lab.page.locator(f"{ROOT} .rl-headline").inner_text() and (canvas.shape != after.shape or (canvas != after).any())
+    # Why not this one?
+    last = lab.page.locator(f"{ROOT} tbody tr[tabindex]").last
+    name = last.locator("td").first.inner_text()
+    last.click()
+    lab.wait_until(lambda: f"Why not {name}?" in lab.page.locator(f"{ROOT} .rl-why").inner_text(), "the reason")
+    assert "% slower" in lab.page.locator(f"{ROOT} .rl-why").inner_text()
+    # What does not fit.
+    step(lab, "memory", "Home")
+    settled(lab, "GiB on each of")
+    lab.screenshot("explorer-refused")
+    assert data(lab, ROOT, "stale") == "true" and lab.page.locator(f"{ROOT} .rl-chip").inner_text() == "no plan"
+    lab.page.get_by_role("button", name="Reset").click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-headline").inner_text() == before and data(lab, ROOT, "stale") == "false", "as it was")
+    assert not errors and not lab.errors()
+
+
+def test_sensitivity_is_drawn_row_by_row(jupyterlab: Any) -> None:
+    lab, errors, _ = opened(jupyterlab, "light", "maniskill_openvla", 16, {})
+    lab.page.get_by_role("button", name="Compute").click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-range").count() == 3, "three workers", 120)
+    widths = lab.page.locator(f"{ROOT} .rl-scale i").evaluate_all("(all) => all.map((e) => e.getBoundingClientRect().width)")
+    assert len(widths) == 3 and np.diff(widths).min() >= -1, "the narrowest first"
+    lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.screenshot("explorer-sensitivity")
+    assert not errors and not lab.errors()

@@ -1,0 +1,130 @@
+"""The what-if explorer without a browser: what it sends, what it does with what the page asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning.gantt import gantt
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.widgets import PlanExplorer
+
+DOCS = Path(__file__).parents[2] / "docs" / "profiles"
+
+
+def profile() -> Profile:
+    heavy = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 2.0)), onload_s=0.5, offload_s=0.5, memory=Memory(10.0))
+    return Profile(64, {"a": heavy, "b": heavy}, (EdgeProfile("a", "b"),), "two", device_memory_gib=80.0)
+
+
+class Page:
+    """An explorer with a page that notes what it is sent."""
+
+    def __init__(self) -> None:
+        self.explorer = PlanExplorer(plan(profile(), 8))
+        self.heard: list[tuple[dict[str, Any], dict[str, bytes]]] = []
+        self.explorer.send = lambda content, buffers=None: self.heard.append((content, dict(zip(content["parts"], buffers or [], strict=True))))
+
+    def tell(self, **content: Any) -> dict[str, Any]:
+        self.explorer._receive(None, content, None)
+        return self.heard[-1][0]
+
+    def ask(self, number: int, simulate: bool = False, **positions: int) -> dict[str, Any]:
+        named = {("devices." if k == "devices" else k): v for k, v in positions.items()}
+        return self.tell(type="ask", id=number, simulate=simulate, positions=named)
+
+    def slider(self, field: str) -> list[Any]:
+        return next(list(s.values) for s in self.explorer._sliders if s.field == field)
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_history_is_all_that_is_shown() -> None:
+    page = Page()
+    told = page.tell(type="history")
+    _, parts = page.heard[-1]
+    plans = page.explorer.plans
+    assert [p["name"] for p in told["answer"]["plans"]] == [p.name for p in plans] and told["error"] == ""
+    assert told["answer"]["lower_bound_s"] == plans.bound.seconds and told["answer"]["plans"][0]["bubbles"]
+    for i, chart in enumerate(told["answer"]["charts"]):
+        bars = np.frombuffer(parts[f"bars{i}"], np.float32).reshape(-1, 6)
+        assert np.array_equal(bars, gantt(plans[i]).bars) and chart["workers"] == ["a", "b"] and chart["devices"] == 8
+    assert set(told["positions"]) == {s["field"] for s in page.explorer.sliders}
+    assert all(s["at"] == told["positions"][s["field"]] and len(s["texts"]) > 1 for s in page.explorer.sliders)
+
+
+def test_a_moving_slider_is_answered_at_once_and_simulated_when_it_rests() -> None:
+    page = Page()
+    at = page.slider("devices.").index(16)
+    moving = page.ask(1, devices=at)
+    assert moving["answered"] == 1 and {p["seconds_are"] for p in moving["answer"]["plans"]} == {"followed"}
+    assert page.explorer.question.devices == {"": 16} and moving["positions"]["devices."] == at
+    resting = page.ask(2, simulate=True, devices=at)
+    assert resting["answer"]["plans"][0]["seconds_are"] == "simulated"
+    direct = plan(profile(), 16)
+    assert [(p.shape, p.seconds) for p in page.explorer.plans] == [(p.shape, p.seconds) for p in direct]
+
+
+def test_what_does_not_fit_is_said_and_the_last_answer_stays() -> None:
+    page = Page()
+    before = page.explorer.plans
+    told = page.ask(1, memory_gib=page.slider("memory_gib").index(5.0))
+    assert "needs 10 GiB" in told["error"] and page.explorer.plans is before and "needs 10 GiB" in repr(page.explorer)
+    assert [p["name"] for p in told["answer"]["plans"]] == [p.name for p in before]
+    told = page.ask(2, memory_gib=len(page.slider("memory_gib")) - 1)
+    assert told["error"] == "" and page.explorer.question.memory_gib is None
+
+
+def test_messages_that_make_no_sense_change_nothing() -> None:
+    page = Page()
+    before = page.explorer.question
+    page.ask(1, devices=999, items=-1, nonsense=3)
+    assert page.explorer.question == before
+    page.explorer._receive(None, {"type": "what"}, None)
+    page.explorer._receive(None, "text", None)
+
+
+def test_sensitivity_comes_worker_by_worker_until_something_else_is_asked() -> None:
+    page = Page()
+    page.tell(type="sensitivity")
+    until(lambda: page.heard[-1][0].get("running") is False)
+    rows = [told["sensitivity"] for told, _ in page.heard]
+    assert [len(r) for r in rows] == [0, 1, 2] and {r["worker"] for r in rows[-1]} == {"a", "b"}
+    assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
+    assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
+    assert {r.worker for r in page.explorer.sensitivity().ranges} == {"a", "b"} and page.heard[-1][0]["running"] is False
+
+
+def test_asking_from_a_cell() -> None:
+    explorer = PlanExplorer(plan(profile(), 8, simulate=False))
+    assert explorer.ask(devices=4, memory_gib=40.0) is explorer.plans and explorer.plans.devices == {"": 4}
+    assert explorer.plans.best.simulated is not None
+    with pytest.raises(PlanError, match="needs 10 GiB"):
+        explorer.ask(memory_gib=1.0)
+    with pytest.raises(ConfigError, match=r"ask\(memory=\.\.\.\): a question has devices, items"):
+        explorer.ask(memory=3)
+    with pytest.raises(ConfigError, match=r"the plans of lab\.plan are needed"):
+        PlanExplorer(profile())  # type: ignore[arg-type]
+
+
+def test_a_saved_notebook_keeps_the_table() -> None:
+    data, _ = PlanExplorer(plan(profile(), 8))._repr_mimebundle_()
+    assert "<table" in data["text/html"] and data["text/plain"].startswith("PlanExplorer('two': ")
+
+
+def test_workers_of_published_profiles_have_their_sliders() -> None:
+    explorer = PlanExplorer(plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16, simulate=False))
+    texts = {s["field"]: s["texts"][s["at"]] for s in explorer.sliders}
+    assert texts == {"devices.": "16", "items": "8192 items", "chunks": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
