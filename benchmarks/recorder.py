@@ -12,7 +12,8 @@ from pathlib import Path
 from harness import Case
 
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.sampler import UtilisationSampler
@@ -105,33 +106,35 @@ def slowdown_percent(pairs: int) -> float:
     flow, timeline = build(config), Timeline(["cpu:0"])
     feed, write = TimelineFeed(timeline), SpanWriter.add
     ratios = []
-    with session(flow, ExecutionPlan.fused_cells(flow, ["cpu:0"], {"simulator": 1}), "local") as s:
-        recorder = s._executor.recorder
-        sampler = UtilisationSampler(recorder)
+    executor = LocalExecutor(flow, ExecutionPlan.fused_cells(flow, ["cpu:0"], {"simulator": 1}))
+    recorder, sampler = executor.recorder, UtilisationSampler(executor.recorder)
+    s = Session(executor)  # bare: nobody collects but `watched`
 
-        def watched() -> float:
-            SpanWriter.add = write
-            start = time.process_time()
-            with sampler:
-                s.step("train")
-                for batch in recorder.batches():
-                    timeline.extend(batch)
-                feed.take().content()
-            return time.process_time() - start
-
-        def alone() -> float:
-            SpanWriter.add = lambda *_: None
-            start = time.process_time()
+    def watched() -> float:
+        SpanWriter.add = write
+        start = time.process_time()
+        with sampler:
             s.step("train")
-            return time.process_time() - start
+            for batch in recorder.batches():
+                timeline.extend(batch)
+            feed.take().content()
+        return time.process_time() - start
 
-        try:
-            watched()
-            for number in range(pairs):
-                with_it, without = (watched(), alone()) if number % 2 else (alone(), watched())[::-1]
-                ratios.append(with_it / without)
-        finally:
-            SpanWriter.add = write
+    def alone() -> float:
+        SpanWriter.add = lambda *_: None
+        start = time.process_time()
+        s.step("train")
+        return time.process_time() - start
+
+    try:
+        executor.start()
+        watched()
+        for number in range(pairs):
+            with_it, without = (watched(), alone()) if number % 2 else (alone(), watched())[::-1]
+            ratios.append(with_it / without)
+    finally:
+        SpanWriter.add = write
+        executor.stop()
     return 100 * (statistics.median(ratios) - 1)
 
 
