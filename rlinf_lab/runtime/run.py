@@ -17,6 +17,7 @@ from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observer import Observed, Observer
+from rlinf_lab.runtime.servant import aside
 from rlinf_lab.runtime.session import Executor, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
@@ -49,18 +50,25 @@ class ObservedSession(Session, Observed):
         return self._over
 
     def _start(self) -> None:
+        self._servant.do(self._started)
+
+    def _started(self) -> None:
         self._observer.start()
         self._executor.start()
         self._observer.running()
 
     def _stop(self) -> BaseException | None:
         """What went wrong, if anything. Warns of ranks that compute on."""
-        late, problem = self._observer.stop()
+        late, problem = aside(self._stopped)
         if late:
             warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
+        return problem
+
+    def _stopped(self) -> tuple[list[str], BaseException | None]:
+        late, problem = self._observer.stop()
         self._over = True
         self._observer.end()
-        return problem
+        return late, problem
 
 
 class Run(Observed):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import threading
+import types
 import warnings
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +13,7 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.servant import Servant, aside
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
@@ -76,7 +79,10 @@ class Session:
                 f"old one. Next: run the cells that make the Workflow and declare its workers again.",
                 RuntimeWarning, stacklevel=3,
             )  # fmt: skip
-        self._stepping: int | None = None  # the thread that executes an iteration
+        self._servant = Servant(f"loop of {self._flow.name}")
+        self._frame: types.FrameType | None = None  # of step(), on the stack of the thread that executes an iteration
+        self._thread = 0
+        self._open = False  # an iteration has begun and not ended
         self._layout = executor.layout
         self._calls: list[CallSpec] = []
         self._sealed: set[str] = set()
@@ -91,52 +97,75 @@ class Session:
 
         `ExecutorError` when the session has ended or one of its hosts has died.
         """
-        if self._stepping is not None:
+        if self._is_stepping():
             raise WorkflowError(
                 f"step() of workflow {self._flow.name!r} was called while iteration {self.iteration} is going on. Next: call it after that has "
                 f"returned; a second lab.session(flow, plan) can go on at the same time."
             )
         check_iteration_call(self._flow.name, self._body, args, kwargs, "session.step(...) takes the arguments of the iteration function")
-        self._stepping = threading.get_ident()
+        self._frame, self._thread = sys._getframe(), threading.get_ident()
+        iteration = self.iteration
         try:
-            return self._step(*args, **kwargs)
-        finally:
-            self._stepping = None
-
-    def _step(self, *args: Any, **kwargs: Any) -> Any:
-        host, loop, iteration = self._host, self._loop, self.iteration
-        self._calls, self._sealed, self._ports = [], set(), {}
-        start = host.clock.now_ns()
-        loop.enter(iteration)
-        try:
-            loop.wait_for_calls()
+            self._servant.do(self._begin)
             with self._flow.dispatching(self):
                 result = self._body(*args, **kwargs)
-            self._seal(set(self._layout.graph_channels()))
-            loop.broadcast(("readers", iteration, self._readers()))
-            value = self._resolved(result)
-            loop.wait_for_calls()
-            return value
+            return self._servant.do(lambda: self._end(result))
         except BaseException as error:
-            late = self._give_up(error)
-            cause = host.failure if isinstance(error, Cancelled) else None
-            if late:
-                note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
-                (cause or error).add_note(note)
+            given_up = error  # (Python forgets the name `error` with this block)
+            if self._open:
+                aside(lambda: self._loop.give_up(iteration, given_up))  # the servant may be waiting for something
+            cause = self._servant.do(lambda: self._fail(given_up))
             if cause is not None:
                 raise cause from cause.__cause__  # the original, with its frames, for a debugger
             raise
         finally:
-            loop.leave()
-            name = host.recorder.name("iteration")
-            host.recorder.add(self._track, SpanKind.MARK, name, start, host.clock.now_ns(), iteration)
-            self.iteration += 1
-            loop.broadcast(("retire", iteration - 1))
+            self._frame = None
 
-    def _give_up(self, error: BaseException) -> list[str]:
-        """End the failed iteration everywhere, so that the next one finds idle workers. Returns the calls that compute on."""
-        self._loop.give_up(self.iteration, error)
-        return self._loop.settle()
+    def _is_stepping(self) -> bool:
+        """Whether step() is on the stack of a thread: an interrupt may have thrown it out at any line."""
+        here = sys._current_frames().get(self._thread) if self._frame is not None else None
+        while here is not None:
+            if here is self._frame:
+                return True
+            here = here.f_back
+        return False
+
+    def _begin(self) -> None:
+        if self._open:  # the iteration before was interrupted while it ended
+            self._fail(Cancelled("it was interrupted"))
+        self._calls, self._sealed, self._ports = [], set(), {}
+        self._start = self._host.clock.now_ns()
+        self._loop.enter(self.iteration)
+        self._open = True
+        self._loop.wait_for_calls()
+
+    def _end(self, result: Any) -> Any:
+        self._seal(set(self._layout.graph_channels()))
+        self._loop.broadcast(("readers", self.iteration, self._readers()))
+        value = self._resolved(result)
+        self._loop.wait_for_calls()
+        self._leave()
+        return value
+
+    def _fail(self, error: BaseException) -> BaseException | None:
+        """End the failed iteration everywhere, so that the next one finds idle workers. Returns the failure that ``error`` follows from."""
+        cause = self._host.failure if isinstance(error, Cancelled) else None
+        if self._open:
+            self._loop.give_up(self.iteration, error)
+            late = self._loop.settle()
+            if late:
+                note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
+                (cause or error).add_note(note)
+            self._leave()
+        return cause
+
+    def _leave(self) -> None:
+        host, iteration = self._host, self.iteration
+        self._loop.leave()
+        host.recorder.add(self._track, SpanKind.MARK, host.recorder.name("iteration"), self._start, host.clock.now_ns(), iteration)
+        self._open = False
+        self.iteration += 1
+        self._loop.broadcast(("retire", iteration - 1))  # values of this one may still be asked for
 
     def _readers(self) -> dict[str, dict[str, int]]:
         """For each channel, how many calls of each worker read it in this iteration."""
@@ -148,14 +177,24 @@ class Session:
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""
-        return rebuilt(result, lambda leaf: leaf.wait() if isinstance(leaf, (Handle, Ref)) else leaf)
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Handle):
+                return self._wait(leaf._call, ())
+            return self._wait(leaf._handle._call, leaf._path) if isinstance(leaf, Ref) else leaf
+
+        return rebuilt(result, value)
 
     def __repr__(self) -> str:
-        now = f"in iteration {self.iteration}" if self._stepping is not None else f"{counted(self.iteration, 'iteration')} done"
+        now = f"in iteration {self.iteration}" if self._is_stepping() else f"{counted(self.iteration, 'iteration')} done"
         return f"Session({self._flow.name!r}, plan {self._layout.plan.name!r}: {now})"
 
     # --- dispatcher (see workflow.handles.Dispatcher) ----------------------------------------------------
     def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
+        self._refuse_outside(f"{worker}.{method}()")
+        return self._servant.do(lambda: self._call(worker, method, args, kwargs))
+
+    def _call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
         self._next_call += 1
         spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self.iteration)
         for direction in (READ, WRITE):
@@ -168,7 +207,12 @@ class Session:
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
+        self._refuse_forgotten(call)
         self._refuse_unreachable(call)
+        return self._servant.do(lambda: self._wait(call, path, timeout))
+
+    def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
+        self._refuse_forgotten(call)
         self._seal(self._upstream(call))
         ranks = self._layout.ranks(call.worker)
         host, driver = self._host, self._host.driver
@@ -180,16 +224,23 @@ class Session:
         return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
 
     def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
+        self._refuse_outside(f"put into channel {channel.name!r}")
+        self._servant.do(lambda: self._put(channel, items, key))
+
+    def _put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
         self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
         self._refuse_sealed(channel.name, "The iteration function")
-        port = self._port(channel.name, WRITE)
-        port.put_all(items, key=key)
+        self._port(channel.name, WRITE).put_all(items, key=key)
 
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
+        self._refuse_outside(f"get from channel {channel.name!r}")
+        return self._servant.do(lambda: self._get(channel, n, key))
+
+    def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
         self._seal(self._above([channel.name]))
-        port = self._port(channel.name, READ)
-        return port.get(ALL if n == "all" else n, key=key)
+        items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
+        return items
 
     def _port(self, channel: str, direction: str) -> Any:
         from rlinf_lab.runtime.ports import InboxPort, OutboxPort
@@ -249,13 +300,22 @@ class Session:
 
     def _refuse_unreachable(self, call: CallSpec) -> None:
         """Waiting for what will never come must not be possible."""
-        what = f"The value of {call.worker}.{call.method}() of iteration {call.iteration}"
-        if call.iteration < self.iteration - 1:
-            raise WorkflowError(f"{what} was forgotten when iteration {call.iteration + 1} ended. Next: return it from the iteration function.")
-        if self._stepping is None and not self.done(call):
+        what = _value_of(call)
+        if self._is_stepping():
+            if self._thread != threading.get_ident():
+                raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
+        elif not self.done(call):
             raise WorkflowError(f"{what} is not here, and no iteration is going on. Next: return it from the iteration function, or wait() in it.")
-        if self._stepping not in (None, threading.get_ident()):
-            raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
+
+    def _refuse_forgotten(self, call: CallSpec) -> None:
+        if call.iteration < self.iteration - 1:
+            raise WorkflowError(
+                f"{_value_of(call)} was forgotten when iteration {call.iteration + 1} ended. Next: return it from the iteration function."
+            )
+
+    def _refuse_outside(self, what: str) -> None:
+        if not self._is_stepping():
+            raise WorkflowError(f"{what}: no iteration of workflow {self._flow.name!r} is going on. Next: do it in the iteration function.")
 
     def _refuse_sealed(self, channel: str, who: str) -> None:
         if channel in self._sealed:
@@ -263,3 +323,7 @@ class Session:
                 f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream of this "
                 f"iteration has ended. Next: make the call before the wait()."
             )
+
+
+def _value_of(call: CallSpec) -> str:
+    return f"The value of {call.worker}.{call.method}() of iteration {call.iteration}"

@@ -1,0 +1,114 @@
+"""An interrupt of the main thread at any line of the toolkit: the step is over, the next one works, nothing waits for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import rlinf_lab
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+HERE = str(Path(rlinf_lab.__file__).parent)
+
+
+class Source(Worker):
+    def make(self, n: int, out: Outbox) -> int:
+        for i in range(n):
+            out.put(i)
+        return n
+
+
+class Sink(Worker):
+    def take(self, inbox: Inbox) -> int:
+        return sum(len(batch) for batch in inbox)
+
+
+def chain() -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("chain")
+    first, second, third = flow.channel("first", capacity=4), flow.channel("second", capacity=4), flow.channel("third", capacity=2)
+    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+    between = flow.worker(lambda batch: batch, name="between")
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = source.make(6, first)
+        between(first, second)
+        taken = sink.take(second)
+        third.put_all(range(6))
+        own = sink.take(third)
+        return made.wait(), taken.wait(), own.wait()
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "between": [0], "sink": [1]})
+
+
+class Lines:
+    """Counts the lines of the toolkit that this thread executes, and interrupts it at one of them."""
+
+    def __init__(self, interrupt_at: int = -1) -> None:
+        self.count, self._at = 0, interrupt_at
+        self.where = ""
+
+    def _call(self, frame: FrameType, event: str, _: Any) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(HERE) else None
+
+    def _line(self, frame: FrameType, event: str, _: Any) -> Any:
+        if event == "line":
+            self.count += 1
+            if self.count == self._at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+        return self._line
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        before = sys.gettrace()
+        sys.settrace(self._call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+
+def test_a_step_may_be_interrupted_at_any_line() -> None:
+    assert threading.current_thread() is threading.main_thread(), "only the main thread is interrupted"
+    flow, plan = chain()
+    with session(flow, plan) as s:
+        s.step()
+        lines = Lines()
+        with lines.watching():
+            s.step()
+        assert lines.count > 100
+        for at in range(1, lines.count + 1):
+            lines = Lines(at)
+            with contextlib.suppress(KeyboardInterrupt), lines.watching():
+                s.step()
+            for _ in range(2):
+                assert s.step() == (6, 6, 6), f"after an interrupt at {lines.where}"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_opening_a_session_may_be_interrupted(share: float) -> None:
+    flow, plan = chain()
+
+    def opened(lines: Lines) -> None:
+        with lines.watching(), session(flow, plan):
+            pass
+
+    lines = Lines()
+    opened(lines)
+    before = {t.name for t in threading.enumerate()}
+    with contextlib.suppress(KeyboardInterrupt):
+        opened(Lines(round(lines.count * share)))
+    with session(flow, plan) as s:
+        assert s.step() == (6, 6, 6)
+    assert {t.name for t in threading.enumerate() if t.is_alive() and "[" in t.name} <= before
