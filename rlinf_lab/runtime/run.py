@@ -35,13 +35,15 @@ class ObservedSession(Session, Observed):
         super().__init__(executor)
         self._listeners: list[Callable[[Any], None]] = []
         self._observer = observer or Observer(executor, self._tell)
+        self._stopping = threading.Lock()
         self._over = False
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        self._observer.began()
+        self._servant.do(self._observer.began)
         number, start = self.iteration, time.monotonic()
         result = super().step(*args, **kwargs)
-        self._observer.finished(number, time.monotonic() - start, result)
+        seconds = time.monotonic() - start
+        self._servant.do(lambda: self._observer.finished(number, seconds, result))
         return result
 
     step.__doc__ = Session.step.__doc__
@@ -65,10 +67,13 @@ class ObservedSession(Session, Observed):
         return problem
 
     def _stopped(self) -> tuple[list[str], BaseException | None]:
-        late, problem = self._observer.stop()
-        self._over = True
-        self._observer.end()
-        return late, problem
+        with self._stopping:
+            if self._over:
+                return [], None
+            late, problem = self._observer.stop()
+            self._over = True
+            self._observer.end()
+            return late, problem
 
 
 class Run(Observed):
@@ -290,13 +295,16 @@ def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executo
     """
     check_workflow("session", flow)
     made = ObservedSession(make_executor(executor, flow, plan, **options))
+    problem = None
     try:
-        made._start()
-        yield made
+        try:
+            made._start()
+            yield made
+        finally:
+            problem = made._stop()
     except BaseException:
-        made._stop()
+        made._stop()  # an interrupt may have come before the other one had begun; it is done once
         raise
-    problem = made._stop()
     if problem is not None:
         raise problem
 

@@ -134,7 +134,7 @@ class Session:
         if self._open:  # the iteration before was interrupted while it ended
             self._fail(Cancelled("it was interrupted"))
         self._calls, self._sealed, self._ports = [], set(), {}
-        self._start = self._host.clock.now_ns()
+        self._began = self._host.clock.now_ns()
         self._loop.enter(self.iteration)
         self._open = True
         self._loop.wait_for_calls()
@@ -162,7 +162,7 @@ class Session:
     def _leave(self) -> None:
         host, iteration = self._host, self.iteration
         self._loop.leave()
-        host.recorder.add(self._track, SpanKind.MARK, host.recorder.name("iteration"), self._start, host.clock.now_ns(), iteration)
+        host.recorder.add(self._track, SpanKind.MARK, host.recorder.name("iteration"), self._began, host.clock.now_ns(), iteration)
         self._open = False
         self.iteration += 1
         self._loop.broadcast(("retire", iteration - 1))  # values of this one may still be asked for
