@@ -14,6 +14,7 @@ import numpy as np
 from rlinf_lab.errors import ConfigError, said, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
+from rlinf_lab.runtime.observed_session import ObservedSession
 from rlinf_lab.runtime.run import ENDED, Run
 from rlinf_lab.runtime.run import run as run_in_background
 from rlinf_lab.workflow.workflow import Workflow
@@ -59,13 +60,13 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_loss")) -> Any:
-    """Display the live dashboard of a run, also of one that has ended. Returns the `Dashboard`.
+def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "return", "value_loss")) -> Any:
+    """Display the live dashboard of a run or a session, also of one that has ended. Returns the `Dashboard`.
 
     ``charts``: which metrics to plot; those that the run does not have are left out.
     """
-    if not isinstance(run, Run):
-        raise ConfigError(f"show() takes a Run, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
+    if not isinstance(run, (Run, ObservedSession)):
+        raise ConfigError(f"show() takes a Run or a session, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
     wished = () if isinstance(charts, str) else tuple(charts)
     if not wished or not all(isinstance(name, str) for name in wished):
         raise ConfigError(f"show(charts={shown(charts)}): names of metrics. Next: charts=['loss', ...].")
@@ -73,7 +74,7 @@ def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_los
 
     from rlinf_lab.widgets.dashboard import Dashboard
 
-    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished)
+    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, buttons=isinstance(run, Run))
     board.on_command(lambda command: getattr(run, command)(**({"wait": False} if command == "stop" else {})))
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
@@ -84,14 +85,14 @@ def show(run: Run, charts: Iterable[str] = ("success_rate", "return", "value_los
 class _Feeder:
     """Sends what is new or has changed since the last time; called from the background of the run, ten times a second."""
 
-    def __init__(self, run: Run, board: Dashboard, handle: Any) -> None:
+    def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         self._board, self._handle = board, handle
         self._version = 0  # of the metrics that were sent
         self._pictured: list[Any] = []
         self._closed = False
         self(run)
 
-    def __call__(self, run: Run) -> None:
+    def __call__(self, run: Run | ObservedSession) -> None:
         if self._closed:
             return
         final = run.state in ENDED
@@ -121,7 +122,7 @@ def _finite(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in row.items() if math.isfinite(v)}
 
 
-def utilisation(run: Run) -> dict[str, float]:
+def utilisation(run: Run | ObservedSession) -> dict[str, float]:
     """The latest load of each of the plan's devices, 0 to 1, as the sampler saw it."""
     latest = run.counters
     found = {}

@@ -13,12 +13,14 @@ from typing import Any
 
 import pandas as pd
 
+from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.session import Executor
 from rlinf_lab.runtime.waits import Wait, explained
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
+from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
 STILL_SECONDS = 3
@@ -133,6 +135,9 @@ class Observer:
 class Observed:
     """What runs and sessions show of themselves, live and after their end."""
 
+    flow: Workflow
+    plan: ExecutionPlan
+    error: BaseException | None
     _executor: Executor
     _observer: Observer
     _listeners: list[Callable[[Any], None]]
@@ -176,19 +181,24 @@ class Observed:
         return pd.DataFrame(self._executor.channels())
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background about ten times a second, and once after the end.
+        """Call ``listener(this)`` from the background about ten times a second, and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """
         self._listeners.append(listener)
+        if self._is_over():
+            self._tell_one(listener)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
-            try:
-                listener(self)
-            except BaseException:  # also SystemExit, which would end the background without a word
-                self._listeners.remove(listener)
-                logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
+            self._tell_one(listener)
+
+    def _tell_one(self, listener: Callable[[Any], None]) -> None:
+        try:
+            listener(self)
+        except BaseException:  # also SystemExit, which would end the background without a word
+            self._listeners.remove(listener)
+            logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
     # --- who waits for whom -----------------------------------------------------------------------------
     def waits(self) -> list[Wait]:

@@ -16,8 +16,8 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.devices import devices
 from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
 from rlinf_lab.runtime.observer import Observed, Observer
-from rlinf_lab.runtime.servant import aside
 from rlinf_lab.runtime.session import Executor, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
@@ -26,54 +26,6 @@ EXECUTORS = ("local", "ray")
 STOP_SECONDS = 30
 LAST_WORDS_SECONDS = 2
 ENDED = ("finished", "failed", "stopped")
-
-
-class ObservedSession(Session, Observed):
-    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay after its end."""
-
-    def __init__(self, executor: Executor, observer: Observer | None = None) -> None:
-        super().__init__(executor)
-        self._listeners: list[Callable[[Any], None]] = []
-        self._observer = observer or Observer(executor, self._tell)
-        self._stopping = threading.Lock()
-        self._over = False
-
-    def step(self, *args: Any, **kwargs: Any) -> Any:
-        self._servant.do(self._observer.began)
-        number, start = self.iteration, time.monotonic()
-        result = super().step(*args, **kwargs)
-        seconds = time.monotonic() - start
-        self._servant.do(lambda: self._observer.finished(number, seconds, result))
-        return result
-
-    step.__doc__ = Session.step.__doc__
-
-    def _is_over(self) -> bool:
-        return self._over
-
-    def _start(self) -> None:
-        self._servant.do(self._started)
-
-    def _started(self) -> None:
-        self._observer.start()
-        self._executor.start()
-        self._observer.running()
-
-    def _stop(self) -> BaseException | None:
-        """What went wrong, if anything. Warns of ranks that compute on."""
-        late, problem = aside(self._stopped)
-        if late:
-            warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
-        return problem
-
-    def _stopped(self) -> tuple[list[str], BaseException | None]:
-        with self._stopping:
-            if self._over:
-                return [], None
-            late, problem = self._observer.stop()
-            self._over = True
-            self._observer.end()
-            return late, problem
 
 
 class Run(Observed):
@@ -291,7 +243,7 @@ def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executo
     """For an ordinary Python loop: ``with lab.session(flow, plan) as s: ... s.step(batch)``. Closed at the end of the block.
 
     It shows what a run shows, during the block and after it: ``s.timeline``, ``s.metrics``, ``s.frames``, ``s.counters``,
-    ``s.channels()``, ``s.status()``, ``s.on_update(...)``. Results are yours to keep.
+    ``s.channels()``, ``s.status()``, ``s.on_update(...)``, and `rlinf_lab.show` a dashboard of it. Results are yours to keep.
     """
     check_workflow("session", flow)
     made = ObservedSession(make_executor(executor, flow, plan, **options))
@@ -300,6 +252,9 @@ def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executo
         try:
             made._start()
             yield made
+        except BaseException as error:
+            made.error = error
+            raise
         finally:
             problem = made._stop()
     except BaseException:
@@ -307,8 +262,3 @@ def session(flow: Workflow, plan: ExecutionPlan | Planned | None = None, executo
         raise
     if problem is not None:
         raise problem
-
-
-def left_behind(late: list[str]) -> str:
-    """What to tell the user about ranks that did not end."""
-    return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."

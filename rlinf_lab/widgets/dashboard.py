@@ -25,12 +25,12 @@ class Dashboard(PushedWidget):
     """Progress, learning curves, timeline, utilisation, bubbles and a picture of the environments.
 
     ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
-    ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons.
+    ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none).
     """
 
     _esm = module(*DASHBOARD)
     _css = stylesheet()
-    config = traitlets.Dict(help="title, plan, devices, iterations, charts").tag(sync=True)
+    config = traitlets.Dict(help="title, plan, devices, iterations, charts, buttons").tag(sync=True)
 
     def __init__(
         self,
@@ -39,6 +39,7 @@ class Dashboard(PushedWidget):
         devices: Sequence[str] = (),
         iterations: int | None = None,
         charts: Sequence[str] = ("success_rate", "return", "loss"),
+        buttons: bool = True,
     ) -> None:
         self._feed: TimelineFeed | None = None
         self._state: dict[str, Any] = {}
@@ -47,7 +48,7 @@ class Dashboard(PushedWidget):
         self._frame = b""
         self._frame_at = -FRAME_SECONDS
         self._callbacks: list[Callable[[str], None]] = []
-        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts)}
+        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts), "buttons": buttons}
         super().__init__(config=config)
 
     def push(

@@ -257,12 +257,30 @@ def test_a_picture_is_encoded_once() -> None:
     [
         (lambda: lab.run("x", dashboard=False), r"run\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
         (lambda: lab.session("x").__enter__(), r"session\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
-        (lambda: lab.show(3), r"show\(\) takes a Run, not 3"),  # type: ignore[arg-type]
+        (lambda: lab.show(3), r"show\(\) takes a Run or a session, not 3"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_workflow_or_run_is_named(call: Any, text: str) -> None:
     with pytest.raises((WorkflowError, ConfigError), match=f"{text}.*Next"):
         call()
+
+
+def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    states: list[str] = []
+    with session(flow, plan) as s:
+        board = Board()
+        feeder = _Feeder(s, board, None)  # type: ignore[arg-type]
+        s.on_update(feeder)
+        s.on_update(lambda it: states.append(it.state))
+        assert s.state == "idle" and s.iterations is None
+        for i in range(3):
+            s.step(i)
+        assert lab.show(s).config["buttons"] is False and "idle" in s.state
+    assert s.state == states[-1] == "finished" and board.ended.is_set() and [board.rows[i]["x"] for i in range(3)] == [0.0, 1.0, 2.0]
+    with pytest.raises(KeyError), session(flow, plan) as s:
+        raise KeyError("mine")
+    assert s.state == "failed" and isinstance(s.error, KeyError)
 
 
 @pytest.mark.parametrize("charts", ["loss", [3], []])
@@ -333,6 +351,14 @@ def test_a_listener_that_leaves_does_not_stop_the_others() -> None:
     started.on_update(lambda r: heard.append(r.state))
     started.wait(30)
     assert heard[-1] == "finished"
+
+
+def test_a_listener_that_comes_after_the_end_is_told_once() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    started, heard = run(flow, plan, 1), []
+    started.wait(30)
+    started.on_update(lambda r: heard.append(r.state))
+    assert heard == ["finished"]
 
 
 @pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])

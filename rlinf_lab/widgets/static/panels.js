@@ -2,7 +2,7 @@
 import { CAUSES, CAUSE_TEXT, clock, figures, make } from "./base.js";
 import { drawSpark, drawStacks } from "./charts.js";
 
-const LIVE = ["starting", "running", "paused", "stopping"];
+const LIVE = ["starting", "running", "idle", "paused", "stopping"];
 
 export class Header {
   constructor(config, command) {
@@ -16,7 +16,7 @@ export class Header {
     const plan = config.plan ? [make("span.plan", { title: "execution plan" }, config.plan)] : [];
     this.message = make("p.message", { role: "status" });
     const line = make("div.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times,
-      make("span.buttons", {}, this.pause, this.stop));
+      ...(config.buttons === false ? [] : [make("span.buttons", {}, this.pause, this.stop)]));
     this.node = make("header", {}, line, this.message);
   }
 

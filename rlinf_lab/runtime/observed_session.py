@@ -1,0 +1,84 @@
+"""The session that users get: one that is watched while it works, with the same eyes as a run."""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_lab.runtime.observer import Observed, Observer
+from rlinf_lab.runtime.servant import aside
+from rlinf_lab.runtime.session import Executor, Session
+
+
+class ObservedSession(Session, Observed):
+    """What `session` gives: a `Session` whose timeline, metrics, frames and counters grow while it works, and stay after its end."""
+
+    iterations = None  # nobody knows how many there will be
+    eta_seconds = None
+
+    def __init__(self, executor: Executor, observer: Observer | None = None) -> None:
+        super().__init__(executor)
+        self.flow, self.plan = executor.flow, executor.layout.plan
+        self.error: BaseException | None = None
+        self._started_at, self._seconds = time.monotonic(), 0.0
+        self._listeners: list[Callable[[Any], None]] = []
+        self._observer = observer or Observer(executor, self._tell)
+        self._stopping = threading.Lock()
+        self._over = False
+
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        self._servant.do(self._observer.began)
+        number, start = self.iteration, time.monotonic()
+        result = super().step(*args, **kwargs)
+        seconds = time.monotonic() - start
+        self._servant.do(lambda: self._observer.finished(number, seconds, result))
+        return result
+
+    step.__doc__ = Session.step.__doc__
+
+    @property
+    def state(self) -> str:
+        """running (an iteration), idle (between two), finished, or failed (left by an exception)."""
+        if self._over:
+            return "finished" if self.error is None else "failed"
+        return "idle" if self._host.driver.call is None else "running"
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self._seconds if self._over else time.monotonic() - self._started_at
+
+    def _is_over(self) -> bool:
+        return self._over
+
+    def _start(self) -> None:
+        self._servant.do(self._started)
+
+    def _started(self) -> None:
+        self._observer.start()
+        self._executor.start()
+        self._observer.running()
+
+    def _stop(self) -> BaseException | None:
+        """What went wrong, if anything. Warns of ranks that compute on."""
+        late, problem = aside(self._stopped)
+        if late:
+            warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
+        return problem
+
+    def _stopped(self) -> tuple[list[str], BaseException | None]:
+        with self._stopping:
+            if self._over:
+                return [], None
+            late, problem = self._observer.stop()
+            self.error = self.error or problem
+            self._seconds, self._over = self.elapsed_seconds, True
+            self._observer.end()
+            return late, problem
+
+
+def left_behind(late: list[str]) -> str:
+    """What to tell the user about ranks that did not end."""
+    return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."
