@@ -36,7 +36,7 @@ class Declaration:
     def build(self, context: Context) -> Worker:
         """The worker, which knows its rank and device from the first line of its constructor on."""
         worker = self.cls.__new__(self.cls, *self.args, **self.kwargs)
-        worker._context = context
+        object.__setattr__(worker, "_context", context)  # whatever the class does about attributes
         worker.__init__(*self.args, **self.kwargs)  # type: ignore[misc]
         return worker
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -365,3 +366,27 @@ def test_a_listener_that_comes_after_the_end_is_told_once() -> None:
 def test_a_time_to_compute_is_a_number_of_seconds(seconds: float) -> None:
     with pytest.raises(WorkflowError, match=r"compute\(.*Next"):
         Counts().compute(seconds)
+
+
+@dataclass(frozen=True)
+class Frozen(Worker):
+    step: int
+
+    def go(self) -> int:
+        return self.step + self.ranks
+
+
+class Net(Worker, torch.nn.Module):
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        self.place = self.rank, self.ranks
+
+    def go(self) -> tuple[int, int]:
+        return self.place
+
+
+def test_classes_that_mind_their_attributes_can_be_workers() -> None:
+    flow = Workflow("attributes")
+    frozen, net = flow.worker(Frozen, 4, name="frozen"), flow.worker(Net, name="net")
+    flow.iteration(lambda: (frozen.go(), net.go()))
+    assert run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 1).wait(30) == [(5, (0, 1))]
