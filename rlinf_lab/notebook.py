@@ -75,7 +75,9 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
     from rlinf_lab.widgets.dashboard import Dashboard
 
     board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, buttons=isinstance(run, Run))
-    board.on_command(lambda command: getattr(run, command)(**({"wait": False} if command == "stop" else {})))
+    if isinstance(run, Run):
+        commands = {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
+        board.on_command(lambda command: commands[command]())
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
     run.on_update(feeder)

@@ -44,7 +44,7 @@ class Observer:
         self._stopped = False
         self._samples = 0  # counter samples that are in `counters`
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         self._sampler = UtilisationSampler(executor.driver_host.recorder)
         self._over = threading.Event()
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
@@ -93,8 +93,7 @@ class Observer:
     def finished(self, iteration: int, seconds: float, result: Any) -> None:
         """Raises `WorkflowError` when the loop returns a number under a reserved name."""
         self.table.finished(iteration, seconds, returned(self._loop_name, result))
-        with self._lock:
-            self._unsettled.append((self._executor.rounds(), iteration))
+        self._unsettled.append((self._executor.rounds(), iteration))
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
