@@ -100,7 +100,7 @@ def _phase(
             raise _irregular(name, f"{n} items of {primary!r} with {', '.join(f'{op[2]} of {op[1]!r}' for op in further)}, elsewhere in another relation")
     streams = any(end and end[0][0][1] == primary for end in ends)
     own = [[r[0][0][2] for r in _rounds(parts, primary)] for _, parts in calls]
-    asks = _asked(step, primary, own, streams, calls, records, measured)
+    asks = _asked(name, step, primary, own, streams, calls, records, measured, notes)
     works = tuple(_work(name, [(r[0][0][2], r[k][1]) for r in rounds], notes) for k in range(len(channels)))
     alike = {n for sizes in own for n in sizes}
     if len(alike) == 1:
@@ -119,8 +119,9 @@ def _rounds(parts: Sequence[Part], primary: str) -> list[list[Part]]:
 
 
 def _asked(
-    step: Step, channel: str, sizes: Sequence[Sequence[int]], streams: bool, calls: Sequence[tuple[Recorded, list[Part]]], records: Records, measured: Layout
-) -> int | None:
+    name: str, step: Step, channel: str, sizes: Sequence[Sequence[int]], streams: bool, calls: Sequence[tuple[Recorded, list[Part]]],
+    records: Records, measured: Layout, notes: list[str],
+) -> int | None:  # fmt: skip
     """What the gets of a phase ask for: the plan's chunk (None), everything, or a number of their own."""
     if measured.graph.channel(channel).whole:
         return ALL
@@ -133,8 +134,17 @@ def _asked(
     largest = max((n for s in sizes for n in s), default=0)
     if largest > chunk:
         return largest
+    if largest == chunk or own - {largest}:  # the usual loop over batches; whoever asks for a number gets it, until the end
+        return None
     # A batch shorter than the chunk also comes of a channel that is full; one number again and again, other than what it holds, was asked for.
-    return largest if own == {largest} and largest < chunk and largest != capacity else None
+    if own and largest != capacity:
+        return largest
+    if largest < max((records.passed.get((r.iteration, channel), 0) for r, _ in calls), default=0):
+        notes.append(
+            f"{name}: took {largest} items of channel {channel!r} where the plan's chunk is {'everything' if chunk == ALL else chunk}; whether it asks "
+            f"for a number of its own cannot be seen, assumed not"
+        )
+    return None
 
 
 # --- fitting -----------------------------------------------------------------------------------------------------

@@ -465,7 +465,7 @@ class Engine:
         if p.alone and p.resident:  # the usual case of a spatial plan: nobody else may hold its devices
             for device in p.devices:
                 self._holder[device] = p
-            p.granted = p.holding = bool(p.devices)
+            p.granted = p.holding = True  # also of no devices: a worker that needs none
             p.state = "run"
             self._out.append((_RESUME, p.index, p.lo, p.hi))
             return

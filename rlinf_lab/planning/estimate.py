@@ -85,7 +85,7 @@ class Estimate:
         found = {}
         for worker, need in plan.memory.items():
             on, off = self.switches[worker]
-            if plan.device_memory is not None and need and on is None:
+            if plan.device_memory is not None and need and on is None and any(plan.placements[worker]):
                 raise PlanError(
                     f"Plan {plan.name!r} may move {worker!r} off its devices and back; in the measured run it stayed, so what that costs is not known. "
                     f"Next: measure under a plan with device_memory={plan.device_memory}, or predict plans without it."

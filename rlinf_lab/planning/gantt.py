@@ -84,12 +84,7 @@ def _simulated(timeline: Timeline, workers: tuple[str, ...], devices: tuple[str,
         for kind, of in kinds.items():
             rows = own[np.isin(own["kind"], of)]
             rows = rows[np.argsort(rows["start"], kind="stable")]
-            starts, ends = rows["start"], rows["end"]
-            if not places and kind == BUSY:  # no device, no run: it works between its waits
-                waits = own[np.argsort(own["start"], kind="stable")]
-                starts, ends = np.maximum.accumulate(waits["end"])[:-1], waits["start"][1:]
-                starts, ends = starts[ends > starts], ends[ends > starts]
-            starts, ends = (np.maximum(starts, origin) - origin) / 1e9, (np.minimum(ends, end) - origin) / 1e9
+            starts, ends = (np.maximum(rows["start"], origin) - origin) / 1e9, (np.minimum(rows["end"], end) - origin) / 1e9
             found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in _merged(starts, ends, (end - origin) / 1e9)]
     return found
 

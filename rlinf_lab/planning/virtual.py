@@ -406,7 +406,7 @@ class VirtualHost:
         for do, index, a, b in instructions:
             p = ranks[index]
             if do == _DO_RESUME:
-                p.on_device = p.machine.holding
+                p.on_device = p.machine.holding and index > 0  # the loop's own work is nobody's run
                 if p.lock_waited or p.bound_ns:
                     p.lock_waited = p.on_device and p.bound_round != this
                 p.value = b - a

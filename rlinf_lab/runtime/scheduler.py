@@ -28,6 +28,7 @@ from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.graph import DRIVER
 
 
 class Scheduler:
@@ -232,7 +233,7 @@ class Scheduler:
             if do == Do.RESUME and isinstance(process, FarReader):
                 self._answer(process)
             elif do == Do.RESUME:
-                process.on_device = self._engine.processes[index].holding
+                process.on_device = self._engine.processes[index].holding and process.worker != DRIVER
                 process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
                 self._wake(process)
             elif do == Do.BOUND:

@@ -13,7 +13,7 @@ from enum import IntEnum, StrEnum
 class SpanKind(IntEnum):
     """What a worker rank was doing between two instants (nanoseconds, half-open)."""
 
-    RUN = 0  # user code on the device: the only kind that counts as busy
+    RUN = 0  # user code on its devices (or on the host, for a rank without one): the only kind that counts as busy
     GET = 1  # waiting for input
     PUT = 2  # waiting for room in a full channel
     LOCK = 3  # input is there, waiting for the device

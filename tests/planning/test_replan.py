@@ -95,3 +95,15 @@ def test_what_cannot_be_compared_is_refused() -> None:
     other = plan(Profile(64, {"x": flat(1.0), "y": flat(1.0)}, (EdgeProfile("x", "y"),)), 8).best
     with pytest.raises(PlanError, match="no span of x, y"):
         replan(run_of(best, chain()), other)
+
+
+def test_a_worker_on_the_host_is_measured_too() -> None:
+    """It occupies no device, but it runs: without drift nothing is proposed, with drift it is named."""
+    host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")
+    profile = Profile(64, {"a": flat(10.0), "reward": host, "b": flat(10.0)}, (EdgeProfile("a", "reward"), EdgeProfile("reward", "b")), "host")
+    best = plan(profile, 8).best
+    calm = replan(run_of(best, profile), best)
+    assert not any(d.sustained for d in calm.drifts), repr(calm)
+    assert {d.worker: d.measured for d in calm.drifts}["reward"] == pytest.approx(4.0)
+    drifting = replan(run_of(best, profile.scaled("reward", 2.0)), best)
+    assert [d.worker for d in drifting.drifts if d.sustained] == ["reward"]

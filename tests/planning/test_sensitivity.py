@@ -21,25 +21,26 @@ FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
 STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
 
 
-def winner(profile: Profile, like: Setting) -> str:
-    """The shape that a search finds fastest under a profile, by itself."""
+def winners(profile: Profile, like: Setting) -> set[str]:
+    """The shapes that a search finds fastest under a profile, by itself: more than one where they tie."""
     setting = Setting.of(profile, like.devices, like.chunks, like.rule)
     found = [
         (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
         if not Placement(setting, a, f.tree).misfit()
     ]  # fmt: skip
-    return min(found, key=lambda pair: pair[0])[1].shape
+    best = min(seconds for seconds, _ in found)
+    return {placement.shape for seconds, placement in found if seconds <= best * (1 + 1e-9)}
 
 
 def search_again(plans: Plans, r: Range) -> None:
     setting = plans.best.candidate.placement.setting
-    if winner(plans.profile, setting) != plans.best.shape:
+    if plans.best.shape not in winners(plans.profile, setting):
         return  # chosen over the search's favourite: the ends are not those of a search
     for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
-        assert winner(plans.profile.scaled(r.worker, end * inwards), setting) == plans.best.shape
+        assert plans.best.shape in winners(plans.profile.scaled(r.worker, end * inwards), setting)
         if 1 / WIDEST < end < WIDEST:
-            beyond = winner(plans.profile.scaled(r.worker, end / inwards), setting)
-            assert beyond == shape != plans.best.shape
+            beyond = winners(plans.profile.scaled(r.worker, end / inwards), setting)
+            assert shape in beyond and plans.best.shape not in beyond
 
 
 def test_case_1_searched_again() -> None:
@@ -55,7 +56,7 @@ def test_case_1_searched_again() -> None:
 
 def test_random_graphs_searched_again() -> None:
     bounded = 0
-    for seed in range(10):
+    for seed in range(50):
         try:
             plans = plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
         except PlanError:
@@ -63,7 +64,7 @@ def test_random_graphs_searched_again() -> None:
         (r,) = sensitivity(plans, workers=sorted(plans.profile.workers)[:1]).ranges
         search_again(plans, r)
         bounded += r.low > 1 / WIDEST or r.high < WIDEST
-    assert bounded > 1
+    assert bounded > 10
 
 
 def chain(**workers: WorkerProfile) -> Profile:

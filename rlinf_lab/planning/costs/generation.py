@@ -17,7 +17,7 @@ Source of the fluid form: measured completion curves of reasoning rollouts (RLin
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -124,8 +124,10 @@ class GenerationModel:
             return quantiles(self.lengths)
         first = self.samples[0]
         requests = first.items * self.devices_per_rank / first.devices
-        ratio = None if self.model is None else self.ratio * requests
-        return lengths_from_completion(self.lengths, first.seconds, ratio, self._assumed_share())
+        measured = replace(self.lengths, factor=1.0, tail=1.0)
+        if self.model is None:
+            return lengths_from_completion(measured, None, self._assumed_share())
+        return lengths_from_completion(measured, self.ratio * requests, 0.0)
 
     @cached_property
     def asked(self) -> np.ndarray:

@@ -6,6 +6,8 @@ longer than at the end. The longest response reaches ``max_tokens`` at the last 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from rlinf_lab.planning.costs.lengths import fractions
@@ -14,29 +16,31 @@ from rlinf_lab.planning.profile import Lengths
 STEPS = 2_000
 
 
-def lengths_from_completion(lengths: Lengths, seconds: float, ratio: float | None, share: float) -> np.ndarray:
-    """Quantiles [tokens] of the lengths behind a completion curve.
+@lru_cache(maxsize=64)
+def lengths_from_completion(lengths: Lengths, ratio: float | None, share: float) -> np.ndarray:
+    """Quantiles [tokens] of the lengths behind a completion curve; not to be written to.
 
-    ``seconds``: duration of the run whose samples the model fits; the curve's time axis is scaled to it. ``ratio``: load of one
-    token of context of all requests together, relative to the weights (None: load is the number running, with ``share`` of the seconds).
+    ``ratio``: load of one token of context of all requests together, relative to the weights (None: load is the number running, with ``share``
+    of the seconds). Only the curve's form matters, not how many seconds it took.
     """
     time = np.array([0.0, *(p[0] for p in lengths.completion)])
     done = np.array([0.0, *(p[1] for p in lengths.completion)])
-    time *= seconds / time[-1]
-    grid = np.linspace(0, seconds, STEPS + 1)
+    time /= time[-1]
+    grid = np.linspace(0, 1, STEPS + 1)
     running = 1 - np.interp(grid, time, done)
     tokens = _by_context(grid, running, lengths, ratio) if ratio is not None else _by_count(grid, running, lengths.max_tokens, share)
     # Time at which each quantile finishes, then the tokens that a sequence has by then.
     at = np.interp(fractions(), done, time)
     found = np.interp(at, grid, tokens)
     found[-1] = lengths.max_tokens
+    found.flags.writeable = False
     return found
 
 
 def _by_context(grid: np.ndarray, running: np.ndarray, lengths: Lengths, ratio: float) -> np.ndarray:
     """``alpha · (1 + ratio · running · context)``: Heun's method inside a bisection on alpha."""
     step = float(grid[1])
-    low, high = 1e-9, float(grid[-1]) / lengths.max_tokens
+    low, high = 0.0, float(grid[-1]) / lengths.max_tokens
     tokens = np.zeros_like(grid)
     for _ in range(60):
         alpha = 0.5 * (low + high)

@@ -1,0 +1,98 @@
+"""What answers a person or a running job: a slider's question, a simulation of ten iterations, a look at a run that drifts. CPU milliseconds of one core."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import Case
+
+from rlinf_lab.planning.forecast import forecast
+from rlinf_lab.planning.gantt import gantt
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.replan import replan
+from rlinf_lab.planning.whatif import Question, described, moved, sliders
+
+PROFILES = Path(__file__).parents[1] / "docs" / "profiles"
+NAMES = tuple(sorted(p.stem for p in PROFILES.glob("*.json")))
+DEVICES = 64
+
+
+def plans_of(name: str) -> Plans:
+    return plan(Profile.load(PROFILES / f"{name}.json"), DEVICES, simulate=False)
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    start = time.process_time()
+    work()
+    return 1e3 * (time.process_time() - start)
+
+
+def quantile(values: list[float], q: float) -> float:
+    return statistics.quantiles(values, n=20)[round(20 * q) - 1]
+
+
+def drags(name: str) -> list[float]:
+    """CPU ms of every position of every slider that keeps the number of devices."""
+    plans, found = plans_of(name), list[float]()
+    asked = Question.of(plans)
+    for slider in sliders(plans.profile, asked):
+        for value in slider.values:
+            if not slider.field.startswith("devices."):
+                question = moved(asked, slider.field, value)
+
+                def answer(question: Question = question) -> None:
+                    made = question.answer(plans.profile)
+                    described(made)
+                    [gantt(p) for p in made]
+
+                found.append(milliseconds(answer))
+    return found
+
+
+def rest(name: str) -> float:
+    """All plans searched, the first six simulated, described and drawn: when a slider rests."""
+    plans = plans_of(name)
+
+    def answer() -> None:
+        made = Question.of(plans).answer(plans.profile, simulate=True)
+        described(made)
+        [gantt(p) for p in made]
+
+    return milliseconds(answer)
+
+
+def simulation(name: str) -> float:
+    best = plans_of(name).best
+    return milliseconds(lambda: forecast(best.candidate.placement, 10, best.devices))
+
+
+def look(name: str) -> float:
+    """A run whose first worker drifts by half: seen, and planned anew."""
+    best = plans_of(name).best
+    profile = best.candidate.placement.setting.profile
+    truth = profile.scaled(next(iter(profile.workers)), 1.5)
+    setting = dataclasses.replace(best.candidate.placement.setting, profile=truth)
+    timeline = forecast(dataclasses.replace(best.candidate.placement, setting=setting), 10, best.devices)
+    return milliseconds(lambda: replan(timeline, best))
+
+
+def cases(smoke: bool) -> list[Case]:
+    names = ("maniskill_openvla",) if smoke else NAMES
+    runs = 1 if smoke else 5
+    some = f"{DEVICES} devices, the slowest of the profiles in docs/profiles"
+    return [
+        Case("explorer_drag", "ms, median", lambda: max(quantile(drags(n), 0.5) for n in names), target="<= 200", target_of="value", runs=runs,
+             curve=lambda: [[q, max(quantile(drags(n), q) for n in names)] for q in (0.5, 0.75, 0.95)],
+             note=f"one question of a moving slider, median over all positions of all sliders; {some}; curve: quantile, ms"),
+        Case("explorer_rest", "ms", lambda: max(rest(n) for n in names), runs=runs,
+             note=f"every plan searched, six of them simulated for two iterations; {some}"),
+        Case("simulation_64x10", "ms", lambda: max(simulation(n) for n in names), target="<= 400", target_of="value", runs=runs,
+             note=f"ten iterations of the best plan in the real scheduler, spans recorded; {some}"),
+        Case("replan_64", "ms", lambda: max(look(n) for n in names), target="<= 200", target_of="value", runs=runs,
+             note=f"eight iterations compared with the plan, the search again; {some}"),
+    ]  # fmt: skip
