@@ -9,6 +9,7 @@ from typing import Any
 
 from rlinf_lab.errors import Cancelled, PlanError
 from rlinf_lab.planning.device import Device
+from rlinf_lab.runtime.ray_library import load_ray
 
 JOIN_SECONDS = 60
 _LOCK = threading.Lock()
@@ -17,7 +18,7 @@ _SEEN: dict[str, list[str]] = {}  # cluster: ids of its nodes, in the order of t
 
 def nodes() -> dict[int, dict[str, Any]]:
     """What Ray says of each living node, by number. A number is never used again."""
-    import ray
+    ray = load_ray()
 
     context = ray.get_runtime_context()
     living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}

@@ -26,7 +26,7 @@ from typing import Any
 
 from rlinf_lab.errors import ChannelBroken
 from rlinf_lab.runtime.pickling import pickled
-from rlinf_lab.runtime.slots import GREETING, REFERENCE, SlotPool, SlotViews
+from rlinf_lab.runtime.slots import GREETING, REFERENCE, InSlot, SlotPool, SlotViews
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -120,11 +120,12 @@ class Listener:
             slots = SlotViews(connection, stream.read(GREETING.size))
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
-            while (parts := read_frame(stream, slots)) is not None:
+            while (parts := read_frame(stream)) is not None:
                 try:
-                    self._on_message(pickle.loads(parts[0], buffers=parts[1:]))
-                except Exception as error:  # a class that does not exist here; without a reader the run would hang
+                    self._on_message(pickle.loads(parts[0], buffers=[slots.view(p) if isinstance(p, InSlot) else p for p in parts[1:]]))
+                except Exception as error:  # a class that does not exist here, no more files; without a reader the run would hang
                     self._on_error(peer, error)
+                del parts  # while it waits for the next one, nothing here keeps slots taken
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
@@ -147,16 +148,13 @@ class Listener:
             each.close()
 
 
-def read_frame(stream: Any, slots: SlotViews) -> list[Any] | None:
+def read_frame(stream: Any) -> list[Any] | None:
     """The next message: its pickle, then its buffers; None after a farewell. `EOFError` when the stream ends without one."""
     count = _COUNT.unpack(_exactly(stream, 4))[0]
     if count == FAREWELL:
         return None
     sizes = struct.unpack(f"<{count}Q", _exactly(stream, 8 * count))
-    return [
-        slots.view(bytes(_exactly(stream, REFERENCE.size)), size - IN_SLOT) if size & IN_SLOT else _exactly(stream, size)
-        for size in sizes
-    ]  # fmt: skip
+    return [InSlot(bytes(_exactly(stream, REFERENCE.size)), size - IN_SLOT) if size & IN_SLOT else _exactly(stream, size) for size in sizes]
 
 
 def _exactly(stream: Any, size: int) -> bytearray:

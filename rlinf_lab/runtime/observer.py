@@ -45,7 +45,9 @@ class Observer:
         self._samples = 0  # counter samples that are in `counters`
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
-        self._sampler = UtilisationSampler(executor.driver_host.recorder)
+        host = executor.driver_host
+        alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
+        self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else ())
         self._over = threading.Event()
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
 

@@ -39,6 +39,8 @@ from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
+from rlinf_lab.runtime.ray_library import load_ray
+from rlinf_lab.runtime.servant import aside
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
@@ -91,7 +93,7 @@ class RayExecutor:
 
         `Cancelled` when it is stopped meanwhile.
         """
-        import ray
+        ray = load_ray()
 
         ensure_ray(self._address)
         try:
@@ -175,7 +177,7 @@ class RayExecutor:
             return self._ended
 
     def _stop(self) -> Ended:
-        import ray
+        ray = load_ray()
 
         ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
         answered: set[str] = set()
@@ -289,7 +291,7 @@ _RAY = threading.RLock()  # Ray is initialised by one thread at a time: runs sta
 
 def ensure_ray(address: str | None) -> None:
     """Use the Ray of this process or the one named; else start a private one."""
-    import ray
+    ray = load_ray()
 
     with _RAY:
         if ray.is_initialized():
@@ -300,7 +302,8 @@ def ensure_ray(address: str | None) -> None:
             return
         named = address or os.environ.get("RAY_ADDRESS")
         if named:
-            ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR)
+            # Aside: on the main thread Ray would leave a signal handler.
+            aside(lambda: ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR))
             return
         global _PRIVATE
         if _PRIVATE is not None:  # somebody has shut it down, or its start was interrupted
@@ -335,12 +338,12 @@ class PrivateRay:
 
     def is_current(self) -> bool:
         """False as well after somebody has shut it down and initialised another one."""
-        import ray
+        ray = load_ray()
 
         return bool(self._address) and ray.is_initialized() and ray.get_runtime_context().gcs_address == self._address
 
     def _main(self) -> None:
-        import ray
+        ray = load_ray()
 
         try:
             # address="local" never joins somebody else's Ray that happens to run on this node.

@@ -43,8 +43,8 @@ class DeviceHost:
         layout, place, one_node = pickle.loads(packed)
         self.name, self.layout, self.place = name, layout, place
         self.recorder = Recorder(name, MonotonicClock())
-        self._sampler = self._new_sampler()  # before it leaves the other cores
         self._gpus = see_gpus(self._device_names())
+        self._sampler = self._new_sampler()  # before it leaves the other cores
         self._pin()
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send)
         self.links: dict[str, Link] = {}
@@ -56,10 +56,12 @@ class DeviceHost:
         return {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
 
     def _new_sampler(self) -> UtilisationSampler | None:
-        """On a node other than the driver's, the first host samples its load."""
+        """Every host samples its own GPUs, under the plan's names; on a node other than the driver's, the first one the processors too."""
         node = Device.node_of(sorted(self._device_names()))
         first = min(h for (w, r), h in self.place.items() if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node)
-        return UtilisationSampler(self.recorder, prefix=f"node{node}/", cores=cores()) if node and first == self.name else None
+        mine = cores() if node and first == self.name else ()
+        gpus = [Device.parse(name).local for name in self._gpus]
+        return UtilisationSampler(self.recorder, prefix=f"node{node}/" if node else "", cores=mine, gpus=gpus) if mine or gpus else None
 
     def _torch_device(self, names: Sequence[str]) -> str:
         """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""

@@ -1,8 +1,9 @@
 """Large arrays between processes of a node without a copy on the receiving side: slots of shared memory.
 
-The sender copies a buffer into a memory file (memfd: no name, nothing to leave behind) and sends its number; the receiver maps the file
+The sender copies a buffer into a memory file (memfd: no name, nothing to leave behind) and sends where it lies; the receiver maps the file
 once and builds the array upon it. When the last array on a slot dies its number goes back on the same socket. Nobody waits for a slot: when
-all are taken, another one is made, up to a limit; beyond it buffers travel in the stream.
+all are taken, another one is made, up to a limit; beyond it, and when the process may open no more files, buffers travel in the stream.
+A file holds many slots, for a process may open only so many.
 """
 
 from __future__ import annotations
@@ -15,30 +16,51 @@ import socket
 import struct
 import weakref
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 LEAST = 1 << 16  # bytes: smaller buffers travel in the stream
 LIMIT = 1 << 29  # bytes of all slots of one link
+ARENA = 1 << 25  # bytes of a file, unless one slot needs more; the system gives memory to those that are written
 GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that shows whether slots can be seen
-REFERENCE = struct.Struct("<Ii")  # number and file of a slot
+REFERENCE = struct.Struct("<IIiQ")  # a slot: its number, the number of its arena, that one's file, the offset in it
 _NUMBER = struct.Struct("<I")
 _TOKEN = 16
 
 
-class Slot:
+class Arena:
     """A memory file, mapped here."""
 
     def __init__(self, number: int, size: int) -> None:
-        self.number, self.size = number, size
+        self.number, self.size, self.used = number, size, 0
         self.file = os.memfd_create("rlinf_lab", os.MFD_CLOEXEC)
-        os.ftruncate(self.file, size)
-        self.map = mmap.mmap(self.file, size)
+        try:
+            os.ftruncate(self.file, size)
+            self.map = mmap.mmap(self.file, size)
+        except OSError:
+            os.close(self.file)
+            raise
 
     def close(self) -> None:
         self.map.close()
         os.close(self.file)
+
+
+class Slot(NamedTuple):
+    """A part of an arena."""
+
+    number: int
+    size: int
+    arena: Arena
+    offset: int
+
+
+class InSlot(NamedTuple):
+    """What travels of a buffer that lies in a slot."""
+
+    reference: bytes
+    size: int
 
 
 class SlotPool:
@@ -46,6 +68,7 @@ class SlotPool:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        self._arenas: list[Arena] = []
         self._slots: list[Slot] = []
         self._free: dict[int, list[Slot]] = {}
         self._bytes = 0
@@ -56,10 +79,12 @@ class SlotPool:
         """What to say first: a slot with a secret in it."""
         if not hasattr(os, "memfd_create"):
             return GREETING.pack(0, -1, b"")
-        probe = Slot(0, mmap.PAGESIZE)
+        probe = self._new_arena(mmap.PAGESIZE)
+        if probe is None:
+            return GREETING.pack(0, -1, b"")
         token = secrets.token_bytes(_TOKEN)
         probe.map[:_TOKEN] = token
-        self._slots.append(probe)
+        probe.used = probe.size
         return GREETING.pack(os.getpid(), probe.file, token)
 
     def hear(self, answer: bytes) -> None:
@@ -73,15 +98,30 @@ class SlotPool:
         self._take_back()
         size = max(mmap.PAGESIZE, 1 << (raw.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
-        if not free:
-            if self._bytes + size > LIMIT:
-                return None
-            free.append(Slot(len(self._slots), size))
-            self._slots.append(free[-1])
-            self._bytes += size
-        slot = free.pop()
-        slot.map[: raw.nbytes] = raw.cast("B") if raw.format != "B" or raw.ndim != 1 else raw
-        return REFERENCE.pack(slot.number, slot.file)
+        slot = free.pop() if free else self._new_slot(size)
+        if slot is None:
+            return None
+        slot.arena.map[slot.offset : slot.offset + raw.nbytes] = raw.cast("B") if raw.format != "B" or raw.ndim != 1 else raw
+        return REFERENCE.pack(slot.number, slot.arena.number, slot.arena.file, slot.offset)
+
+    def _new_slot(self, size: int) -> Slot | None:
+        if self._bytes + size > LIMIT:
+            return None
+        arena = next((a for a in self._arenas if a.used + size <= a.size), None) or self._new_arena(max(ARENA, size))
+        if arena is None:
+            return None
+        slot = Slot(len(self._slots), size, arena, arena.used)
+        arena.used += size
+        self._slots.append(slot)
+        self._bytes += size
+        return slot
+
+    def _new_arena(self, size: int) -> Arena | None:
+        try:
+            self._arenas.append(Arena(len(self._arenas), size))
+        except OSError:  # no more files, or no memory: the stream needs neither
+            return None
+        return self._arenas[-1]
 
     def _take_back(self) -> None:
         """Hear which slots are free again."""
@@ -96,8 +136,9 @@ class SlotPool:
 
     def close(self) -> None:
         """The receiver's own maps live on as long as its arrays."""
-        for slot in self._slots:
-            slot.close()
+        for arena in self._arenas:
+            arena.close()
+        self._arenas.clear()
         self._slots.clear()
         self._free.clear()
         self._usable = False
@@ -126,10 +167,10 @@ class SlotViews:
                 os.close(handle)
         return found
 
-    def view(self, reference: bytes, size: int) -> Any:
-        """The bytes of a slot, as an array that arrays can be built upon."""
-        number, file = REFERENCE.unpack(reference)
-        array = np.frombuffer(self._map(number, file), np.uint8, size)
+    def view(self, buffer: InSlot) -> Any:
+        """The bytes of a slot, as an array that arrays can be built upon. `OSError` when this process may open no more files."""
+        number, arena, file, offset = REFERENCE.unpack(buffer.reference)
+        array = np.frombuffer(self._map(arena, file), np.uint8, buffer.size, offset)
         weakref.finalize(array, self._give_back, number).atexit = False
         return array
 

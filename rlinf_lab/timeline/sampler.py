@@ -6,6 +6,7 @@ curves says half of what happened, and a recorder is all that a sampler needs.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
@@ -20,15 +21,20 @@ class UtilisationSampler:
 
     ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB`` (memory
     in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem`` says why there
-    are no GPU curves, in NVML's words; "" when there are. ``cores``: those to sample, where the process has left some of its own.
-    ``prefix`` is put before every name: of another node, for example ``"node1/"``. A context manager too.
+    are no GPU curves, in NVML's words; "" when there are. ``cuda:i`` is the i-th GPU that CUDA_VISIBLE_DEVICES lets this process see.
+    ``cores``: those to sample, where the process has left some of its own; with ``()`` no memory either. ``gpus``: other names for those
+    GPUs, in order; with ``()`` none is sampled. ``prefix`` is put before every name: of another node, for example ``"node1/"``.
+    A context manager too.
     """
 
-    def __init__(self, recorder: Recorder, seconds: float = 0.25, prefix: str = "", cores: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, seconds: float = 0.25, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
+    ) -> None:
         self.recorder = recorder
         self.seconds = seconds
         self.prefix = prefix
         self._cores = cores
+        self._names = gpus
         self.gpu_problem = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -68,25 +74,51 @@ class UtilisationSampler:
     def _gpus(self) -> Callable[[], list[tuple[str, float]]]:
         import pynvml
 
+        if self._names is not None and not self._names:
+            return list
         try:
             pynvml.nvmlInit()
-            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            handles = visible_gpus(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
         except pynvml.NVMLError as error:
             self.gpu_problem = str(error)
             return list
+        names = [f"cuda:{i}" for i in range(len(handles))] if self._names is None else self._names
 
         def sample() -> list[tuple[str, float]]:
-            return [entry for i, handle in enumerate(handles) for entry in self._gpu(pynvml, i, handle)]
+            return [entry for name, handle in zip(names, handles, strict=False) for entry in self._gpu(pynvml, name, handle)]
 
         return sample
 
-    def _gpu(self, nvml: Any, index: int, handle: Any) -> Iterator[tuple[str, float]]:
+    def _gpu(self, nvml: Any, name: str, handle: Any) -> Iterator[tuple[str, float]]:
         """What this GPU tells. A slice of a GPU (MIG) has memory but no utilisation; NVML says so."""
         try:
-            yield f"cuda:{index} MiB", nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB
-            yield f"cuda:{index} %", nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+            yield f"{name} MiB", nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB
+            yield f"{name} %", nvml.nvmlDeviceGetUtilizationRates(handle).gpu
         except nvml.NVMLError as error:
-            self.gpu_problem = f"cuda:{index}: {error}"
+            self.gpu_problem = f"{name}: {error}"
+
+
+def visible_gpus(nvml: Any, listed: str | None) -> list[Any]:
+    """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order; NVML itself counts all that the machine has.
+
+    ``listed``: CUDA_VISIBLE_DEVICES, numbers or the beginnings of UUIDs; as in CUDA, what follows an entry that is no GPU is not seen.
+    Numbers are taken in the order of the bus, which is CUDA's where the GPUs are alike. Raises ``NVMLError``.
+    """
+    handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    if listed is None:
+        return handles
+    seen: list[Any] = []
+    for entry in (e.strip() for e in listed.split(",")):
+        if entry.isdecimal():
+            found = handles[int(entry) : int(entry) + 1]
+        elif entry.startswith("MIG-"):
+            found = [nvml.nvmlDeviceGetHandleByUUID(entry)]
+        else:
+            found = [h for h in handles if entry and nvml.nvmlDeviceGetUUID(h).startswith(entry)]
+        if len(found) != 1:
+            break
+        seen += found
+    return seen
 
 
 def _processors(chosen: Sequence[int] | None) -> Callable[[], list[tuple[str, float]]]:
@@ -95,6 +127,8 @@ def _processors(chosen: Sequence[int] | None) -> Callable[[], list[tuple[str, fl
     process = psutil.Process()
     mine = process.cpu_affinity() if hasattr(process, "cpu_affinity") else list(range(psutil.cpu_count() or 1))
     cores = mine if chosen is None else chosen
+    if chosen is not None and not chosen:
+        return list
     psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with and returns zeros
 
     def sample() -> list[tuple[str, float]]:

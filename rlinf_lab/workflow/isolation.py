@@ -8,6 +8,7 @@ shows nothing; everything else (workers, channels, models) is shared, so methods
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import types
 from collections.abc import Callable, Iterator
@@ -22,30 +23,59 @@ def isolated(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     """The function on copies of its variables, and whether one call of it could leave something for the next."""
     if not isinstance(function, types.FunctionType):
         return function, False
-    code = function.__code__
-    names = [n for n in dict.fromkeys(_names(code)) if n in function.__globals__]
-    held = {n: function.__globals__[n] for n in names}
-    cells = [_content(c) for c in function.__closure__ or ()]
-    memo: dict[int, Any] = {}
-    mine = {n: _copied(v, memo) for n, v in held.items()}
-    inside = [(_copied(c[0], memo),) if c else () for c in cells]
-    closure = tuple(types.CellType(*c) for c in inside)
-    quiet = dict.fromkeys((n for n in _SHOWN if n not in function.__globals__), _nothing)
-    made = types.FunctionType(code, {**function.__globals__, **mine, **quiet}, function.__name__, function.__defaults__, closure)
-    made.__kwdefaults__ = function.__kwdefaults__
-    made.__dict__.update(function.__dict__)
-    return made, bool(memo) or _rebinds(code)
+    made = _Isolation(function.__globals__)
+    return made.function(function), made.leaves_something
+
+
+class _Isolation:
+    """A module's (a notebook's) functions as they see each other, on one set of copies of the variables that they use."""
+
+    def __init__(self, module: dict[str, Any]) -> None:
+        self._module = module
+        self._globals = {**module, **dict.fromkeys((n for n in _SHOWN if n not in module), _nothing)}
+        self._containers: dict[int, Any] = {}
+        self._functions: dict[int, types.FunctionType] = {}
+        self._cells: dict[int, types.CellType] = {}
+        self._rebinds = False
+
+    @property
+    def leaves_something(self) -> bool:
+        return bool(self._containers) or self._rebinds
+
+    def function(self, original: types.FunctionType) -> types.FunctionType:
+        """The same function on the copies; so are the functions of its module that it names, and those that these name."""
+        if id(original) in self._functions:
+            return self._functions[id(original)]
+        code = original.__code__
+        closure = tuple(self._cell(c) for c in original.__closure__ or ())
+        made = types.FunctionType(code, self._globals, original.__name__, None, closure)
+        self._functions[id(original)] = made
+        self._rebinds |= _rebinds(code)
+        made.__defaults__ = original.__defaults__ and tuple(map(self._value, original.__defaults__))
+        made.__kwdefaults__ = original.__kwdefaults__ and {k: self._value(v) for k, v in original.__kwdefaults__.items()}
+        made.__dict__.update(original.__dict__)
+        for name in _names(code):
+            if name in self._module and self._globals[name] is self._module[name]:
+                self._globals[name] = self._value(self._module[name])
+        return made
+
+    def _cell(self, original: types.CellType) -> types.CellType:
+        """Functions that share a variable share its copy."""
+        made = self._cells.get(id(original))
+        if made is None:
+            made = self._cells[id(original)] = types.CellType()
+            with contextlib.suppress(ValueError):  # nothing was assigned yet
+                made.cell_contents = self._value(original.cell_contents)
+        return made
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, types.FunctionType) and value.__globals__ is self._module:
+            return self.function(value)
+        return _copied(value, self._containers)
 
 
 def _nothing(*_: Any, **__: Any) -> None:
     """What print and display do in a dry run."""
-
-
-def _content(cell: types.CellType) -> tuple[Any, ...]:
-    try:
-        return (cell.cell_contents,)
-    except ValueError:  # nothing was assigned yet
-        return ()
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:

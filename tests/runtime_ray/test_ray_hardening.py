@@ -209,7 +209,7 @@ def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_us
             return made.wait(), taken.wait()
 
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell ignores it, a kernel does not
-        handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        handlers, hook = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}, sys.excepthook
         plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
         with session(flow, plan, executor="ray") as s:
             made, taken = s.step(Settings(2))
@@ -220,7 +220,7 @@ def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_us
             except KeyboardInterrupt:
                 print("interrupted")
             print(s.step(Settings(1))[1] == [Item(0)])
-        print(handlers == {s: signal.getsignal(s) for s in handlers})
+        print(handlers == {s: signal.getsignal(s) for s in handlers} and hook is sys.excepthook)
         shutdown()
         """,
     )

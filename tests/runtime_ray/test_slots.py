@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import queue
 import random
@@ -10,6 +11,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +94,46 @@ def test_beyond_the_limit_arrays_travel_in_the_stream(ends: Ends, monkeypatch: p
     kept = [ends.send(np.full(1 << 18, i, np.uint8)) for i in range(12)]
     assert all((a == i).all() for i, a in enumerate(kept))
     assert sum(s.size for s in ends.pool._slots) <= (1 << 20) + 4096
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_many_slots_need_few_files(ends: Ends) -> None:
+    before = open_files()
+    kept = [ends.send(np.full(1 << 16, i, np.uint8)) for i in range(200)]
+    assert all((a == i).all() for i, a in enumerate(kept))
+    assert len(ends.pool._slots) == 200
+    assert open_files() <= before + 4
+
+
+def test_a_sender_that_may_open_no_more_files_uses_the_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(slots.os, "memfd_create", refuse)
+    array = ends.send(np.full(1 << 20, 7, np.uint8))
+    assert (array == 7).all() and not ends.pool._slots
+
+
+def test_a_receiver_that_may_open_no_more_files_says_so_and_hears_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    real = slots.SlotViews._map
+    answers = iter([OSError(errno.EMFILE, "Too many open files")])
+
+    def fail_once(self: slots.SlotViews, arena: int, file: int) -> Any:
+        for error in answers:
+            raise error
+        return real(self, arena, file)
+
+    monkeypatch.setattr(slots.SlotViews, "_map", fail_once)
+    ends.link.send(("put", np.zeros(1 << 20, np.uint8)))
+    array = ends.send(np.full(1 << 20, 7, np.uint8))
+    assert (array == 7).all()
+    assert [str(e) for e in ends.errors] == ["[Errno 24] Too many open files"]
+    ends.link.close()
+    ends.listener.close()
 
 
 def test_any_mixture_arrives_whole(ends: Ends) -> None:

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import threading
 import types
+from typing import Any
 
 import pytest
 
 from rlinf_lab.timeline import Recorder, Timeline
-from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.timeline.sampler import UtilisationSampler, visible_gpus
 
 
 class Signalling(Recorder):
     """Says when a third sample of one counter has come."""
 
-    def __init__(self) -> None:
+    def __init__(self, awaited: str) -> None:
         super().__init__()
+        self.awaited = awaited
         self.seen: list[str] = []
         self.enough = threading.Event()
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
         super().counter(name, time_ns, value)
         self.seen.append(name)
-        if self.seen.count("process MiB") == 3:
+        if self.seen.count(self.awaited) == 3:
             self.enough.set()
 
 
-def sampled() -> tuple[UtilisationSampler, Timeline]:
-    recorder, timeline = Signalling(), Timeline()
-    with UtilisationSampler(recorder, seconds=0.01) as sampler:
+def sampled(awaited: str = "process MiB", **options: Any) -> tuple[UtilisationSampler, Timeline]:
+    recorder, timeline = Signalling(awaited), Timeline()
+    with UtilisationSampler(recorder, seconds=0.01, **options) as sampler:
         assert recorder.enough.wait(20)
         assert sampler.start() is sampler  # a second start changes nothing
     timeline.extend(recorder.drain())
@@ -77,3 +79,41 @@ def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.Mo
     means = timeline.counters().groupby("name", observed=True).value.mean()
     assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
     assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
+
+
+FOUR = types.SimpleNamespace(
+    nvmlDeviceGetCount=lambda: 4,
+    nvmlDeviceGetHandleByIndex=lambda i: i,
+    nvmlDeviceGetUUID=lambda h: f"GPU-{'abcd'[h]}0123",
+    nvmlDeviceGetHandleByUUID=lambda name: name,
+)
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, [0, 1, 2, 3]), ("", []), ("2", [2]), ("3,1", [3, 1]), ("GPU-c", [2]), ("GPU-d0123, 0", [3, 0]), ("1,-1,2", [1]),
+        ("1,7,2", [1]), ("GPU-", []), ("NoDevFiles", []), ("MIG-5", ["MIG-5"]),
+    ],
+)  # fmt: skip
+def test_gpus_are_numbered_as_cuda_shows_them(listed: str | None, seen: list[Any]) -> None:
+    assert visible_gpus(FOUR, listed) == seen
+
+
+def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pynvml
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 4,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
+        "nvmlDeviceGetUtilizationRates": lambda h: types.SimpleNamespace(gpu=40),
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
+    _, timeline = sampled("node1/cuda:5 %", prefix="node1/", cores=(), gpus=["cuda:5"])
+    means = timeline.counters().groupby("name", observed=True).value.mean()
+    assert dict(means) == {"node1/cuda:5 MiB": 4096, "node1/cuda:5 %": 40}
+    _, timeline = sampled(gpus=())
+    assert not [name for name in timeline.names if name.startswith("cuda")]
