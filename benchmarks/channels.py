@@ -112,7 +112,7 @@ class Peers:
         import ray
         from ray.util.queue import Queue
 
-        from rlinf_lab.runtime.ray_executor import ensure_ray
+        from rlinf_lab.runtime.ray_start import ensure_ray
 
         ensure_ray(None)
 

@@ -11,7 +11,7 @@ from harness import Case
 
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.ray_executor import shutdown
+from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import session
 
 TASK = "metaworld/button-press-v3"

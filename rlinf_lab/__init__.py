@@ -37,8 +37,8 @@ _HOME = {
     "PlanExplorer": "rlinf_lab.widgets.explorer",
     "timeline_html": "rlinf_lab.widgets.report",
     "WorkerError": "rlinf_lab.errors",
-    "devices": "rlinf_lab.runtime.devices",
-    "shutdown": "rlinf_lab.runtime.ray_executor",
+    "devices": "rlinf_lab.runtime.cluster",
+    "shutdown": "rlinf_lab.runtime.ray_start",
     "Timeline": "rlinf_lab.timeline.timeline",
     "Recorder": "rlinf_lab.timeline.recorder",
     "make_vec": "rlinf_lab.vecenv",
@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.replan import replan as replan
     from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
-    from rlinf_lab.runtime.devices import devices as devices
+    from rlinf_lab.runtime.cluster import devices as devices
     from rlinf_lab.runtime.profiler import profile as profile
-    from rlinf_lab.runtime.ray_executor import shutdown as shutdown
+    from rlinf_lab.runtime.ray_start import shutdown as shutdown
     from rlinf_lab.runtime.run import Run as Run
     from rlinf_lab.runtime.run import session as session
     from rlinf_lab.timeline.recorder import Recorder as Recorder

@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def demo(command: Demo) -> int:
     from rlinf_lab.demo import Demo as DemoRun
-    from rlinf_lab.runtime.ray_executor import shutdown
+    from rlinf_lab.runtime.ray_start import shutdown
     from rlinf_lab.terminal import TerminalView
 
     try:

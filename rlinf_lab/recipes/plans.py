@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import devices
+from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATORS = 2  # ranks of the simulator at most: the presets have environments for so many
@@ -19,8 +19,8 @@ SIMULATORS = 2  # ranks of the simulator at most: the presets have environments 
 
 def slots() -> list[str]:
     """The devices for a workflow of `ppo.build` on this machine: two cores; with a GPU, that and two cores; what there is of them."""
-    best = devices()
-    return [*devices("cpu")[:SIMULATORS], *(d for d in best[:1] if d.startswith("cuda"))]
+    best = devices_here()
+    return [*devices_here("cpu")[:SIMULATORS], *(d for d in best[:1] if d.startswith("cuda"))]
 
 
 def candidates(flow: Workflow, names: Sequence[str]) -> list[ExecutionPlan]:

@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, PlanError
+from rlinf_lab.errors import Cancelled, PlanError, UnknownNameError
 from rlinf_lab.planning.device import Device
+from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.ray_library import load_ray
+from rlinf_lab.runtime.ray_start import ensure_ray
 
 JOIN_SECONDS = 60
 _LOCK = threading.Lock()
@@ -28,8 +30,25 @@ def nodes() -> dict[int, dict[str, Any]]:
         return {number: living[name] for number, name in enumerate(seen) if name in living}
 
 
-def cluster_devices(here: Sequence[str], kind: str | None) -> list[str]:
-    """The devices of all nodes: those of this one (``here``), then what Ray counts on the others, GPUs only if there are any."""
+def devices(kind: str | None = None, address: str | None = None) -> list[str]:
+    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for each core (``"cpu"``).
+
+    ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its nodes, those of others
+    as ``node1/cuda:0`` and so on.
+
+    A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides it. ``cuda:i`` is
+    the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none, with the reason.
+    """
+    if address is None:
+        return devices_here(kind)
+    if kind not in (None, "cpu", "cuda"):
+        raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
+    ensure_ray(address)
+    return _of_all_nodes([*devices_here("cpu"), *(d for d in devices_here() if d.startswith("cuda"))], kind)
+
+
+def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
+    """Those of this node (``here``), then what Ray counts on the others, GPUs only if there are any."""
     found = [Device.parse(name) for name in here]
     for number, node in nodes().items():
         if number:

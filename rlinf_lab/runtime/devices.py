@@ -11,23 +11,10 @@ from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
 
 
-def devices(kind: str | None = None, address: str | None = None) -> list[str]:
-    """The devices of this machine that this process can use: its GPUs if there are any (``kind="cuda"``), else one for each core (``"cpu"``).
-
-    ``address``: of a Ray cluster, as Ray writes it (``"auto"``: the one that runs here); then the devices of all its nodes, those of others
-    as ``node1/cuda:0`` and so on.
-
-    A GPU counts when torch can compute on it: not with a build of torch for CPUs, nor where CUDA_VISIBLE_DEVICES hides it. ``cuda:i`` is
-    the i-th of those, as torch names them. Raises `PlanError` when ``kind="cuda"`` and there is none, with the reason.
-    """
+def devices_here(kind: str | None = None) -> list[str]:
+    """`rlinf_lab.devices` of this machine."""
     if kind not in (None, "cpu", "cuda"):
         raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
-    if address is not None:
-        from rlinf_lab.runtime.cluster import cluster_devices
-        from rlinf_lab.runtime.ray_executor import ensure_ray
-
-        ensure_ray(address)
-        return cluster_devices([*devices("cpu"), *(d for d in devices() if d.startswith("cuda"))], kind)
     found = Gpus(0) if kind == "cpu" else gpus()
     if kind == "cuda" and not found.usable:
         raise PlanError(f"devices(kind='cuda'): {found.problem}. Next: {f'{found.mend}, or ' * bool(found.mend)}devices('cpu').")
@@ -52,7 +39,7 @@ def refuse_missing(plan: ExecutionPlan, emulate: bool, kinds: Sequence[str] = ("
         advice = f" ({found.problem})" if found.problem else ""
     if missing:
         raise PlanError(
-            f"Plan {plan.name!r} uses {', '.join(missing)}, which this machine does not have; lab.devices() is {_listed(devices())}. "
+            f"Plan {plan.name!r} uses {', '.join(missing)}, which this machine does not have; lab.devices() is {_listed(devices_here())}. "
             f"Next: a plan on these{advice}."
         )
 

@@ -23,9 +23,9 @@ from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import FarReader, Frame, HostContext, Process
-from rlinf_lab.runtime.queues import Queue, QueueTable, StreamId
+from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
-from rlinf_lab.runtime.routing import Router
+from rlinf_lab.runtime.routing import Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of

@@ -20,8 +20,7 @@ from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Memory, Profile, RankRule
 from rlinf_lab.planning.reading import known
-from rlinf_lab.runtime.devices import devices as all_devices
-from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.devices import devices_here, torch_device
 from rlinf_lab.runtime.run import run
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -67,7 +66,7 @@ def profile(
         raise PlanError(f"profile() takes a Workflow, not {flow!r}.")
     if iterations < 1:
         raise PlanError(f"profile(iterations={iterations}): at least one.")
-    measuring = _Measuring(flow, tuple(devices or all_devices()), dict(ranks or {}), inputs, iterations, executor)
+    measuring = _Measuring(flow, tuple(devices or devices_here()), dict(ranks or {}), inputs, iterations, executor)
     found = measuring.profile(items, generators, progress)
     if path is not None:
         found.save(path)

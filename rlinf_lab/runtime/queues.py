@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.layout import Layout
-
-if TYPE_CHECKING:
-    from rlinf_lab.runtime.routing import Router
-
-
-class QueueId(NamedTuple):
-    """A queue, the same on every host. ``shard``: unit of a fused group; ``key``: -1 on a channel without keys."""
-
-    channel: str
-    iteration: int
-    shard: int
-    home: str
-    key: int
-
-
-class StreamId(NamedTuple):
-    """All queues that end together."""
-
-    channel: str
-    iteration: int
-    shard: int
-    home: str
+from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 
 
 @dataclass(eq=False, slots=True)

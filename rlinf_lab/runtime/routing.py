@@ -7,10 +7,29 @@ others ask it for items (`wire`: get, got), so that whoever is free takes what c
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from rlinf_lab.errors import ChannelClosed
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime.queues import QueueId
+
+
+class QueueId(NamedTuple):
+    """A queue, the same on every host. ``shard``: unit of a fused group; ``key``: -1 on a channel without keys."""
+
+    channel: str
+    iteration: int
+    shard: int
+    home: str
+    key: int
+
+
+class StreamId(NamedTuple):
+    """All queues that end together."""
+
+    channel: str
+    iteration: int
+    shard: int
+    home: str
 
 
 class Router:

@@ -14,7 +14,7 @@ from typing import Any
 from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
-from rlinf_lab.runtime.devices import devices
+from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
 from rlinf_lab.runtime.observer import Observed, Observer
@@ -234,7 +234,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
         if option not in known:
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
     if plan is None:
-        plan = ExecutionPlan.temporal(flow, devices())
+        plan = ExecutionPlan.temporal(flow, devices_here())
     return made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.runtime.process import Process
-from rlinf_lab.runtime.queues import Queue, QueueId, StreamId
+from rlinf_lab.runtime.queues import Queue
+from rlinf_lab.runtime.routing import QueueId, StreamId
 from rlinf_lab.runtime.waits import Wait, cycle
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec

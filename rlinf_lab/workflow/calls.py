@@ -12,7 +12,7 @@ from rlinf_lab.workflow.annotations import WRITE as WRITE
 from rlinf_lab.workflow.annotations import channel_ends
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
-from rlinf_lab.workflow.handles import Dispatcher, Handle, Ref
+from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart, Ref
 from rlinf_lab.workflow.structure import Path, rebuilt
 from rlinf_lab.workflow.symbol import Symbol
 
@@ -178,9 +178,7 @@ class _Argument:
         )
 
     def _refuse_parts_of_the_loop(self, value: Any) -> None:
-        from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
-
-        if isinstance(value, (WorkerHandle, Workflow)):
+        if isinstance(value, LoopPart):
             raise WorkflowError(
                 f"{self._method}: {self._name!r} is {shown(value)}; workers do not call each other. Next: give them a channel, or pass "
                 f"the value that one call returns to the other call."

@@ -24,6 +24,10 @@ class Dispatcher(Protocol):
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]: ...
 
 
+class LoopPart:
+    """A workflow, or a worker of it: what the iteration function calls, and no value that could be given to a worker."""
+
+
 class _Lazy:
     """A value that may not be there yet. What only a value can do is refused by name instead of giving something wrong."""
 

@@ -19,7 +19,7 @@ from rlinf_lab.errors import RlinfLabError, WorkflowError
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, RefArg, bind
 from rlinf_lab.workflow.channel import Channel, ChannelSpec
 from rlinf_lab.workflow.graph import DRIVER, Call, LoopStep, Node, Step, ValueEdge, WorkflowGraph
-from rlinf_lab.workflow.handles import Handle
+from rlinf_lab.workflow.handles import Handle, LoopPart
 from rlinf_lab.workflow.isolation import isolated
 from rlinf_lab.workflow.structure import Path, leaves, path_text
 from rlinf_lab.workflow.symbol import Symbol
@@ -170,11 +170,9 @@ def trace(flow: Workflow) -> WorkflowGraph:
 
 def _variants(flow: Workflow) -> list[list[inspect.Parameter]]:
     """The parameters that get a symbol: those without a default, then all of them."""
-    from rlinf_lab.workflow.workflow import WorkerHandle
-
     named = [p for p in inspect.signature(flow.body).parameters.values() if p.kind is not p.VAR_KEYWORD]
     required = [p for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
-    free = [p for p in named if not isinstance(p.default, (Channel, WorkerHandle))]  # `def iteration(numbers=numbers)`
+    free = [p for p in named if not isinstance(p.default, (Channel, LoopPart))]  # `def iteration(numbers=numbers)`
     # A parameter behind one that keeps its default can be passed by name only.
     return [required] if len(free) == len(required) else [required, free]
 

@@ -14,7 +14,7 @@ from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, Workf
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
-from rlinf_lab.workflow.handles import Dispatcher, Handle
+from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
 from rlinf_lab.workflow.trace import trace
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
 
@@ -23,7 +23,7 @@ from rlinf_lab.workflow.worker import FunctionWorker, Worker
 _DISPATCHERS: ContextVar[Mapping[int, Dispatcher]] = ContextVar("rlinf_lab dispatchers", default=MappingProxyType({}))
 
 
-class WorkerHandle:
+class WorkerHandle(LoopPart):
     """A declared worker inside the iteration function: calling its methods returns a `Handle` at once."""
 
     def __init__(self, flow: Workflow, declaration: Declaration) -> None:
@@ -51,7 +51,7 @@ class WorkerHandle:
         return f"WorkerHandle({self._declaration.name!r}: {self._declaration.class_name}{methods})"
 
 
-class Workflow:
+class Workflow(LoopPart):
     """Workers, channels and one iteration of an ordinary Python loop.
 
     >>> flow = Workflow("double")

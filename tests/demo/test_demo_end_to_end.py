@@ -29,7 +29,7 @@ from rlinf_lab.policies import Weights
 from rlinf_lab.runtime import devices as devices_module
 from rlinf_lab.runtime import local
 from rlinf_lab.runtime.devices import Gpus
-from rlinf_lab.runtime.ray_executor import shutdown
+from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.terminal import TerminalView
 from rlinf_lab.vecenv import make_vec
 

@@ -14,7 +14,8 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PRESETS, PPOConfig, build
-from rlinf_lab.runtime.devices import devices, gpus
+from rlinf_lab.runtime.cluster import devices
+from rlinf_lab.runtime.devices import gpus
 
 
 class Machine:

@@ -20,7 +20,8 @@ from flows import DEVICES, NOTEBOOK_RESULT, Fails, cell_flow, cell_plans, failin
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_executor import RayExecutor, shutdown
+from rlinf_lab.runtime.ray_executor import RayExecutor
+from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Session
 from rlinf_lab.workflow.workflow import Workflow
@@ -108,7 +109,7 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
         mine = ray.put("mine")
         from flows import cell_flow, cell_plans
         from rlinf_lab.runtime.run import session
-        from rlinf_lab.runtime.ray_executor import shutdown
+        from rlinf_lab.runtime.ray_start import shutdown
         flow = cell_flow()
         with session(flow, cell_plans(flow)[0], executor="ray") as s:
             print(s.step())

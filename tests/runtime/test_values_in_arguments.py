@@ -12,7 +12,7 @@ import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_executor import shutdown
+from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -27,7 +27,7 @@ from ray.cluster_utils import Cluster
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.runtime import cluster as module
-from rlinf_lab.runtime.ray_executor import shutdown
+from rlinf_lab.runtime.ray_start import shutdown
 
 class Where(lab.Worker):
     def make(self, out: lab.Outbox) -> str:

@@ -21,7 +21,8 @@ import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_executor import RayExecutor, shutdown
+from rlinf_lab.runtime.ray_executor import RayExecutor
+from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -175,10 +176,10 @@ def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_us
     lines = run_script(
         tmp_path,
         """
-        import os, signal, threading
+        import os, signal, sys, threading
         from dataclasses import dataclass
         import rlinf_lab as lab
-        from rlinf_lab.runtime.ray_executor import shutdown
+        from rlinf_lab.runtime.ray_start import shutdown
         from rlinf_lab.runtime.run import session
 
         @dataclass

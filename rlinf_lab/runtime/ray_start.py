@@ -1,0 +1,118 @@
+"""The Ray that runs use: the one of this process, the one named, or a private one that stays warm until `shutdown`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+
+from rlinf_lab.errors import ExecutorError
+from rlinf_lab.runtime.devices import cores
+from rlinf_lab.runtime.ray_library import load_ray
+from rlinf_lab.runtime.servant import aside
+
+_RAY = threading.RLock()  # Ray is initialised by one thread at a time: runs start in the background
+
+
+def ensure_ray(address: str | None) -> None:
+    """Use the Ray of this process or the one named; else start a private one."""
+    ray = load_ray()
+
+    with _RAY:
+        if ray.is_initialized():
+            if address is not None and not is_private():
+                current = ray.get_runtime_context().gcs_address
+                if address not in (current, "auto"):
+                    raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
+            return
+        named = address or os.environ.get("RAY_ADDRESS")
+        if named:
+            # Aside: on the main thread Ray would leave a signal handler.
+            aside(lambda: ray.init(address=named, namespace=f"rlinf_lab-{os.getpid()}", log_to_driver=False, logging_level=logging.ERROR))
+            return
+        global _PRIVATE
+        if _PRIVATE is not None:  # somebody has shut it down, or its start was interrupted
+            _PRIVATE.close()
+        _PRIVATE = PrivateRay()
+        _PRIVATE.wait()
+
+
+def is_private() -> bool:
+    """Whether the Ray that this process uses now is the one that we have started."""
+    return _PRIVATE is not None and _PRIVATE.is_current()
+
+
+class PrivateRay:
+    """A Ray of our own. It is started by a thread of its own that lives as long as it: the kernel ends Ray's processes with
+    the *thread* that started them, and the thread of a run is gone after the run. (No signal handler is installed off the main thread.)
+    """
+
+    def __init__(self) -> None:
+        self._close = threading.Event()
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._address = ""
+        self._thread = threading.Thread(target=self._main, name="private ray", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Until it runs. Raises `ExecutorError` when it cannot be started."""
+        self._ready.wait()
+        if self._error is not None:
+            raise ExecutorError(f"A private Ray could not be started: {self._error}. Next: rlinf-lab doctor.") from self._error
+
+    def is_current(self) -> bool:
+        """False as well after somebody has shut it down and initialised another one."""
+        ray = load_ray()
+
+        return bool(self._address) and ray.is_initialized() and ray.get_runtime_context().gcs_address == self._address
+
+    def _main(self) -> None:
+        ray = load_ray()
+
+        try:
+            # address="local" never joins somebody else's Ray that happens to run on this node.
+            with _quiet():
+                ray.init(
+                    address="local", num_cpus=max(len(cores()), 2), include_dashboard=False, log_to_driver=False,
+                    logging_level=logging.ERROR, namespace=f"rlinf_lab-{os.getpid()}", configure_logging=False,
+                )  # fmt: skip
+            self._address = ray.get_runtime_context().gcs_address
+        except BaseException as error:
+            self._error = error
+            self._ready.set()
+            return
+        self._ready.set()
+        self._close.wait()
+        if self.is_current():
+            ray.shutdown()
+
+    def close(self) -> None:
+        self._close.set()
+        self._thread.join(30)
+
+
+_PRIVATE: PrivateRay | None = None
+
+
+def shutdown() -> None:
+    """End the private Ray that earlier runs have started; somebody else's is left alone."""
+    global _PRIVATE
+    with _RAY:
+        if _PRIVATE is not None:
+            _PRIVATE.close()
+        _PRIVATE = None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Ray's remarks on how it was started, which its own setting does not reach."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
