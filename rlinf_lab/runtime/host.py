@@ -106,9 +106,11 @@ class Host(Scheduler):
             device = torch_device(self.layout.device_names(process.worker, process.rank))
             context = HostContext(self, process, self.layout.ranks(process.worker), device, self.layout.plan.tokens(process.worker))
             arguments = (process, declarations[process.worker], context)
-            self._threads.append(threading.Thread(target=self._main, args=arguments, name=process.label, daemon=True))
-        for thread in self._threads:
+            thread = threading.Thread(target=self._main, args=arguments, name=process.label, daemon=True)
+            if self.stopping:  # by another thread, which joins those that have been started
+                break
             thread.start()
+            self._threads.append(thread)
         with self._ready:
             self._ready.wait_for(lambda: self._set_up == len(mine) or self.stopping)
         if self.failure is not None:
@@ -133,9 +135,9 @@ class Host(Scheduler):
         self.flush()
         with self._ready:
             self._ready.notify_all()
-        for thread in self._threads:
+        for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
-        return [t.name for t in self._threads if t.is_alive()]
+        return [t.name for t in list(self._threads) if t.is_alive()]
 
     def cancel(self, iteration: int, cause: BaseException) -> None:
         """Give up on an iteration: its waiting calls end with `Cancelled`, the workers stay alive. The caller flushes."""
