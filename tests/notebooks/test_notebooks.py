@@ -16,6 +16,9 @@ SMALL: dict[str, dict[str, Any]] = {
         "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 8, "max_iterations": 40, "expected_rise": 0.3,
     },
     "10_workflows": {"population": 32},
+    "20_profiling": {"items": 12, "iterations": 2},
+    "21_planning": {"devices": 32},
+    "22_published_comparisons": {"simulate": True},
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},
 }  # fmt: skip
