@@ -176,7 +176,7 @@ class Plans(Sequence[Planned]):
         fastest = self.best.seconds
         rows = "".join(
             f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{p.seconds:.4g}</td>"
-            f"<td><span style='display:inline-block;height:.7em;background:#1e69b4;width:{90 * fastest / p.seconds:.0f}px'></span></td>"
+            f"<td style='text-align:left'><span style='display:inline-block;height:.7em;background:#1e69b4;width:{90 * fastest / p.seconds:.0f}px'></span></td>"
             f"<td style='text-align:left'>{escape(p.shape)}</td>"
             f"<td style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
             f"<td style='text-align:left'>{escape(p.reason)}</td></tr>"

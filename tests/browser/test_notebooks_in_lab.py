@@ -38,6 +38,7 @@ SHOW = """async (id) => {
         cut: [...output.querySelectorAll('.jp-OutputArea-output > *')].filter((e) => e.getBoundingClientRect().right > right + 1)
             .map((e) => e.textContent.slice(0, 80)),
         boards: [...output.querySelectorAll('.rl-dashboard')].map((e) => e.innerText),
+        explorers: [...output.querySelectorAll('.rl-explorer')].map((e) => e.dataset.best),
         spans: [...output.querySelectorAll('.rl-timeline')].map((e) => Number(e.dataset.spans || 0)),
     };
 }"""
@@ -61,7 +62,7 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     lab.run_all(wait=False)
     lab.wait_until(lambda: lab.page.evaluate(LAST_HAS_RUN) or any(lab.errors()), "the last cell", 200)
     assert not any(lab.errors())
-    boards, spans = [], []
+    boards, spans, explorers = [], [], []
     for theme in ("dark", "light"):
         if theme == "light":
             lab.set_theme(theme)
@@ -73,8 +74,11 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
             assert seen["cut"] == [] and seen["height"] > 10, cell
             boards += seen["boards"]
             spans += seen["spans"]
-    runs = sum("lab.run(" in c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code")
+            explorers += seen["explorers"]
+    code = [c.source for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+    runs = sum("lab.run(" in source and "clock=" not in source for source in code)  # with a clock of its own it is over at once
     assert len(boards) == 2 * runs, "each run leaves a dashboard, in both themes"
+    assert len(explorers) == 2 * sum("lab.PlanExplorer(" in source for source in code) and all(explorers)
     assert all("finished" in board and "NaN" not in board for board in boards)
     assert all(n > 200 for n in spans)
     assert not failures
