@@ -21,7 +21,7 @@ from rlinf_lab.planning.execution import ranks_of
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
-from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
+from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.streams import stream_of
@@ -35,14 +35,17 @@ ROUNDS = 64  # steps of an episode at most; longer ones are bundled
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
-def forecast(placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0) -> Timeline:
+def forecast(
+    placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
+) -> Timeline:
     """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
+    ``outages``: when devices are away; a gang waits for all of its devices, a generator's rank for its own.
     """
     if placement.setting.staleness:
         raise PlanError("forecast() simulates synchronous iterations; a plan with staleness overlaps them. Next: plan with staleness=0 to see its timeline.")
-    return _Forecast(placement, devices, noise, seed).run(iterations)
+    return _Forecast(placement, devices, noise, seed).run(iterations, outages)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -113,11 +116,11 @@ class _Forecast:
         self.items = chunks * math.ceil(max(DETAIL, ranks) / chunks)
         self.taken: dict[tuple[str, int], int] = {}
 
-    def run(self, iterations: int) -> Timeline:
+    def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
         graph = graph_of(self.profile)
         plan, switches = self._plan(), self._switches()
         calls = [self._call(step.worker, step.call) for step in graph.program]
-        return Simulator(graph, plan, switches).simulate(calls, iterations)
+        return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _independent(self, name: str) -> bool:

@@ -21,6 +21,7 @@ from rlinf_lab.planning.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no, why_none
+from rlinf_lab.planning.scripts import Outage
 from rlinf_lab.planning.search.solver import BOTH
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.timeline.timeline import Timeline
@@ -75,9 +76,9 @@ class Planned:
         """What `lab.run` takes."""
         return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
 
-    def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0) -> Timeline:
-        """A longer forecast; ``noise``: relative standard deviation of every duration."""
-        return forecast(self.candidate.placement, iterations, self.devices, noise, seed)
+    def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
+        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `Outage.of("cuda:3", 100, 160)`: from, to [s]."""
+        return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
 
     def to_dict(self) -> dict[str, Any]:
         how = "followed" if self.simulated is None else "simulated"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import PlanError, WorkflowError
 
 RUN, GET, PUT = 0, 1, 2
 CALL, WAIT = 3, 4  # of the loop only
@@ -82,6 +82,31 @@ class SimCall:
     def __repr__(self) -> str:
         ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
         return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A device is away from ``start_ns`` to ``end_ns``: preempted, failed, or (from 0) not there yet. Ranks that use it wait.
+
+    ``lost``: what was being computed on it is lost and done again from its beginning; else it goes on where it was.
+    """
+
+    device: str
+    start_ns: int
+    end_ns: int
+    lost: bool = False
+
+    @classmethod
+    def of(cls, device: str, start: float, end: float, lost: bool = False) -> Outage:
+        """From seconds."""
+        return cls(device, round(start * 1e9), round(end * 1e9), lost)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_ns < self.end_ns:
+            raise PlanError(
+                f"Outage of {self.device!r} from {self.start_ns} to {self.end_ns} ns: it must end after it begins, and not begin before 0. A device that "
+                f"never comes back leaves its ranks waiting for ever. Next: another plan without it."
+            )
 
 
 def all_at_once(calls: int) -> Callable[[Turn], Script]:

@@ -20,7 +20,7 @@ from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, Script, SimCall, Turn
+from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, Outage, Script, SimCall, Turn
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
@@ -65,7 +65,7 @@ class Rank:
     """One rank of a worker, following scripts."""
 
     __slots__ = (
-        "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "first", "index", "iteration", "left", "lock_from",
+        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "first", "index", "iteration", "left", "lock_from",
         "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
         "switch_from", "switching", "track", "value", "waits_for", "worker",
     )  # fmt: skip
@@ -87,6 +87,7 @@ class Rank:
         self.lock_waited = self.on_device = False
         self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
         self.switch_from = 0
+        self.away: list[tuple[int, int, bool]] = []  # when one of its devices is not there, and whether what it does then is lost
 
     @property
     def label(self) -> str:
@@ -97,8 +98,9 @@ class VirtualHost:
     """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave)."""
 
     def __init__(
-        self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool
-    ) -> None:
+        self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
+        outages: Sequence[Outage] = (),
+    ) -> None:  # fmt: skip
         self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
         self._relieve = relieve
@@ -122,6 +124,8 @@ class VirtualHost:
             index = layout.add_process(self._engine, worker, rank)
             track = self.rows.track(worker, rank, layout.device_names(worker, rank))
             self.ranks.append(Rank(worker, rank, index, track, self._engine.processes[index]))
+            names = layout.device_names(worker, rank)
+            self.ranks[-1].away = sorted((o.start_ns, o.end_ns, o.lost) for o in outages if o.device in names)
         self._of: dict[str, list[Rank]] = {}
         for p in self.ranks:
             self._of.setdefault(p.worker, []).append(p)
@@ -349,7 +353,7 @@ class VirtualHost:
                     continue
                 if kind == RUN:
                     p.doing = _RUNNING
-                    push(timers, (now + n << _BITS) + p.slot)
+                    push(timers, ((now + n if not p.away else self._around(p, n)) << _BITS) + p.slot)
                     continue
                 if kind > PUT:
                     self._drive_on(p, kind)
@@ -385,6 +389,22 @@ class VirtualHost:
                 apply(out)
             else:
                 return
+
+    def _around(self, p: Rank, n: int) -> int:
+        """When a run of ``n`` nanoseconds that begins now ends, around the times at which a device of the rank is away; writes those down."""
+        at, left = self.now, n
+        for start, end, lost in p.away:
+            if end <= at or not p.on_device:
+                continue
+            if start >= at + left:
+                break
+            begin = max(at, start)
+            if begin > p.since:
+                self._add(p, SpanKind.RUN, p.since, begin)
+            self._add(p, SpanKind.LOCK, begin, end)
+            left = n if lost else left - (begin - at)
+            at = p.since = end
+        return at + left
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""
