@@ -68,9 +68,21 @@ def _curve(key: str, metrics: Sequence[Mapping[str, Any]]) -> str:
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     step = _WIDTH / max(1, len(values) - 1)
-    points = " ".join(f"{i * step:.1f},{_PAD + (1 - (v - low) / span) * (_HEIGHT - 2 * _PAD):.1f}" for i, v in enumerate(values))
+    points = " ".join(f"{i * step:.1f},{_PAD + (1 - (v - low) / span) * (_HEIGHT - 2 * _PAD):.1f}" for i, v in _seen(values))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(key)}: {values[-1]:.3g} ({low:.3g} to {high:.3g})</text>'
         f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )
+
+
+def _seen(values: Sequence[float]) -> list[tuple[int, float]]:
+    """(place, value) of what a line this wide can show: the lowest and the highest of each pixel, in order."""
+    size = max(1, len(values) // _WIDTH)
+    if size == 1:
+        return list(enumerate(values))
+    kept = {0, len(values) - 1}
+    for start in range(0, len(values), size):
+        places = range(start, min(start + size, len(values)))
+        kept |= {min(places, key=values.__getitem__), max(places, key=values.__getitem__)}
+    return [(i, values[i]) for i in sorted(kept)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from widget_samples import SampleRun, picture
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.widgets import Dashboard, TimelineView
+from rlinf_lab.widgets.fallback import dashboard_picture
 from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.packing import BUSY, IDLE_WIRE
 
@@ -218,3 +220,11 @@ def test_a_row_replaces_the_one_of_its_iteration(monkeypatch: pytest.MonkeyPatch
     sent.clear()
     board._receive(board, {"type": "history", "have": 0}, [])
     assert sent[0][0]["metrics"] == [{"iteration": 0, "x": 1.0, "late": 5.0}, {"iteration": 1, "x": 2.0}]
+
+
+def test_the_saved_picture_of_a_long_run_is_small_and_shows_its_extremes() -> None:
+    rows = [{"iteration": i, "loss": 1.0 + (9.0 if i == 54_321 else 0.0) - (1.0 if i == 12_345 else 0.0)} for i in range(100_000)]
+    html = dashboard_picture({"title": "long", "plan": "", "iterations": None, "charts": ["loss"]}, {}, rows, None)
+    (points,) = re.findall(r'points="([^"]*)"', html)
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert len(heights) < 1000 and min(heights) == 14.0 and max(heights) == 76.0 and "(0 to 10)" in html
