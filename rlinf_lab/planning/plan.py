@@ -226,6 +226,22 @@ class ExecutionPlan:
             raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
 
+    def diff(self, other: ExecutionPlan) -> str:
+        """What is different in another plan, a line for each entry; empty when they are equal. Placements are compared by device names."""
+        if not isinstance(other, ExecutionPlan):
+            raise PlanError(f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: plans['spatial'].execution.")
+        lines = []
+        for f in dataclasses.fields(self):
+            ours, theirs = getattr(self, f.name), getattr(other, f.name)
+            if not isinstance(ours, Mapping):
+                pairs = [(f.name, ours, theirs)]
+            elif f.name == "placements":
+                pairs = [(f"placements[{w!r}]", self._seats(w), other._seats(w)) for w in {**ours, **theirs}]
+            else:
+                pairs = [(f"{f.name}[{key!r}]", ours.get(key, "default"), theirs.get(key, "default")) for key in {**ours, **theirs}]
+            lines += [f"{name}: {_plain(a)} -> {_plain(b)}" for name, a, b in pairs if a != b]
+        return "\n".join(lines)
+
     def __hash__(self) -> int:
         """Equal plans are equal in these, too; the mappings cannot be hashed."""
         return hash((self.name, self.devices, self.fused))
@@ -239,6 +255,9 @@ class ExecutionPlan:
             lines.append("  chunks       " + ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))
         lines += [f"  fused        {' + '.join(g)}" for g in self.fused]
         return "\n".join(lines)
+
+    def _seats(self, worker: str) -> str:
+        return self._where(worker) if worker in self.placements else "nothing"
 
     def _where(self, worker: str) -> str:
         return some(["+".join(self.device_names(worker, r)) or "nowhere" for r in range(self.ranks(worker))])
@@ -265,6 +284,12 @@ class ExecutionPlan:
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
         )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, tuple):
+        return some([" + ".join(v) if isinstance(v, tuple) else str(v) for v in value]) or "none"
+    return str(value)
 
 
 def graph_in(flow: Any) -> WorkflowGraph:

@@ -411,3 +411,18 @@ def test_many_changed_plans_are_of_both_kinds() -> None:
         except PlanError:
             kinds.add("refused")
     assert {"runs", "refused"} <= kinds
+
+
+def test_plans_are_compared_entry_by_entry() -> None:
+    plan = ExecutionPlan.from_dict(whole_plan())
+    assert plan.diff(plan) == "" and plan.diff(ExecutionPlan.from_json(plan.to_json())) == ""
+    left, *others = plan.placements
+    moved = dataclasses.replace(plan, name="moved", placements={**plan.placements, left: plan.placements[others[-1]]}, chunks={**plan.chunks, "a": 77})
+    lines = dict(line.split(": ", 1) for line in plan.diff(moved).splitlines())
+    assert lines["name"] == f"{plan.name} -> moved" and lines["chunks['a']"] == f"{plan.chunks.get('a', 'default')} -> 77"
+    if plan.placements[left] != plan.placements[others[-1]]:
+        assert f"placements[{left!r}]" in lines
+    back = dict(line.split(": ", 1) for line in moved.diff(plan).splitlines())
+    assert {k: " -> ".join(reversed(v.split(" -> "))) for k, v in back.items()} == lines
+    with pytest.raises(PlanError, match="is compared with another ExecutionPlan, not with 'temporal'"):
+        plan.diff("temporal")  # type: ignore[arg-type]
