@@ -30,7 +30,7 @@ class ObservedSession(Session, Observed):
         self._over = False
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        self._servant.do(self._observer.began)
+        self._observer.began()  # may be torn apart: it looks, and notes the time
         number, start = self.iteration, time.monotonic()
         result = super().step(*args, **kwargs)
         seconds = time.monotonic() - start
