@@ -166,7 +166,7 @@ class Profile:
     kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
     device_memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one device; null: everything fits")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
-    fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null for one written by hand")
+    fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)")
     notes: tuple[str, ...] = rule((), doc="for people")
 
     def __post_init__(self) -> None:
@@ -226,7 +226,7 @@ class Profile:
         return () if self.fingerprint is None else self.fingerprint.differences(here or Fingerprint.here())
 
     def __repr__(self) -> str:
-        origin = "written by hand" if self.fingerprint is None else f"measured on {self.fingerprint}"
+        origin = "no fingerprint" if self.fingerprint is None else f"measured on {self.fingerprint}"
         lines = [f"Profile {self.name!r}: {self.items} items an iteration, {origin}"]
         for name, w in self.workers.items():
             sizes = "; ".join(f"{s.seconds:g} s for {s.items:g} on {s.devices}" + f" beside {'+'.join(s.beside)}" * bool(s.beside) for s in w.samples)
