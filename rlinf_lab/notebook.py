@@ -47,7 +47,11 @@ def run(
     """
     started = run_in_background(flow, plan, iterations, executor, inputs, keep_results, **options)
     if in_notebook() if dashboard is None else dashboard:
-        show(started)
+        try:
+            show(started)
+        except BaseException:  # interrupted: nobody has a handle to stop it with
+            started.stop(wait=False)
+            raise
     return started
 
 

@@ -10,7 +10,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pytest
+
 import rlinf_lab
+from rlinf_lab import notebook
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -112,3 +115,18 @@ def test_opening_and_closing_a_session_may_be_interrupted_at_any_line() -> None:
             if thread.name in ("source[0]", "between[0]", "sink[0]"):  # what ends them may go on in the background
                 thread.join(20)
                 assert not thread.is_alive(), f"{thread.name} after an interrupt at {lines.where}"
+
+
+def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = chain()
+
+    def interrupted(run: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(notebook, "show", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        notebook.run(flow, plan, dashboard=True)
+    for thread in threading.enumerate():
+        if thread.name == "run chain":
+            thread.join(20)
+            assert not thread.is_alive()
