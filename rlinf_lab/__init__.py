@@ -90,7 +90,10 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        value = getattr(importlib.import_module(_HOME[name]), name)
+        from rlinf_lab.runtime.servant import aside
+
+        # Aside: an interrupt in the middle of pandas' import would leave half a pandas until the kernel is restarted.
+        value = getattr(aside(lambda: importlib.import_module(_HOME[name])), name)
         # Looked up once. No module here may be called like one of these names: importing it would put it in their place.
         globals()[name] = value
         return value

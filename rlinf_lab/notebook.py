@@ -71,7 +71,7 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
     """
     if not isinstance(run, (Run, ObservedSession)):
         raise ConfigError(f"show() takes a Run or a session, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
-    wished = () if isinstance(charts, str) else tuple(charts)
+    wished = () if isinstance(charts, str) or not isinstance(charts, Iterable) else tuple(charts)
     if not wished or not all(isinstance(name, str) for name in wished):
         raise ConfigError(f"show(charts={shown(charts)}): names of metrics. Next: charts=['loss', ...].")
     from IPython.display import display

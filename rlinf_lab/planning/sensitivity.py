@@ -6,13 +6,14 @@ long as the search, given the changed profile, finds nothing else that is faster
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
@@ -83,6 +84,12 @@ def sensitivity(
     Decided by the search's model alone. Where the best plan was chosen over the search's own favourite (it was followed, or simulated, and found
     faster), the lead that the favourite has today is granted to it.
     """
+    if not hasattr(plans, "best"):
+        raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives.")
+    if isinstance(entries, str) or not isinstance(entries, Collection):
+        raise PlanError(f"sensitivity(entries={shown(entries)}): names of entries. Next: entries=('seconds',).")
+    if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
+        raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0.")
     for entry in entries:
         if entry not in ENTRIES:
             raise UnknownNameError.of("entry", entry, ENTRIES)

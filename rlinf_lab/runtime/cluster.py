@@ -11,7 +11,7 @@ from rlinf_lab.errors import Cancelled, PlanError, UnknownNameError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.ray_library import load_ray
-from rlinf_lab.runtime.ray_start import ensure_ray
+from rlinf_lab.runtime.ray_start import check_address, ensure_ray
 
 JOIN_SECONDS = 60
 _LOCK = threading.Lock()
@@ -43,6 +43,7 @@ def devices(kind: str | None = None, address: str | None = None) -> list[str]:
         return devices_here(kind)
     if kind not in (None, "cpu", "cuda"):
         raise UnknownNameError.of("kind of device", kind, ["cpu", "cuda"])
+    check_address(address)
     ensure_ray(address)
     return _of_all_nodes([*devices_here("cpu"), *(d for d in devices_here() if d.startswith("cuda"))], kind)
 

@@ -346,7 +346,7 @@ class Host(Scheduler):
             else:
                 self.say(self.place[DRIVER, 0], ("failed", error), urgent=True)
 
-    def unreadable(self, peer: str, error: Exception) -> None:
+    def unreadable(self, peer: str, error: BaseException) -> None:
         """A message of ``peer`` could not be unpickled or handled here."""
         self.report(wire.misunderstood(self.name, peer, error))
         self.flush()

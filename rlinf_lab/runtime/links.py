@@ -77,7 +77,7 @@ class Listener:
         host: str,
         on_message: Callable[[tuple], None],
         on_broken: Callable[[str], None],
-        on_error: Callable[[str, Exception], None],
+        on_error: Callable[[str, BaseException], None],
         ip: str = "127.0.0.1",
     ) -> None:
         self._on_message, self._on_broken, self._on_error = on_message, on_broken, on_error
@@ -123,7 +123,7 @@ class Listener:
             while (parts := read_frame(stream)) is not None:
                 try:
                     self._on_message(pickle.loads(parts[0], buffers=[slots.view(p) if isinstance(p, InSlot) else p for p in parts[1:]]))
-                except Exception as error:  # a class that does not exist here, no more files; without a reader the run would hang
+                except BaseException as error:  # a class that is not here, no more files, a SystemExit: without a reader the run would hang
                     self._on_error(peer, error)
                 del parts  # while it waits for the next one, nothing here keeps slots taken
             with self._left_changed:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.session import Executor
@@ -186,6 +187,8 @@ class Observed:
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """
+        if not callable(listener):
+            raise ConfigError(f"on_update({shown(listener)}): a function that takes the run or the session.")
         self._listeners.append(listener)
         if self._is_over():
             self._tell_one(listener)

@@ -37,7 +37,7 @@ from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.ray_host import DeviceHost, failed, pack
 from rlinf_lab.runtime.ray_library import load_ray
-from rlinf_lab.runtime.ray_start import ensure_ray, is_private
+from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
@@ -58,6 +58,7 @@ class RayExecutor:
     """
 
     def __init__(self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False) -> None:
+        check_address(address)
         self.flow = flow
         self.layout = checked_layout(flow.graph, plan)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs

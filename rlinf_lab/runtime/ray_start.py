@@ -8,12 +8,18 @@ import os
 import threading
 from collections.abc import Iterator
 
-from rlinf_lab.errors import ExecutorError
+from rlinf_lab.errors import ConfigError, ExecutorError, shown
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.ray_library import load_ray
 from rlinf_lab.runtime.servant import aside
 
 _RAY = threading.RLock()  # Ray is initialised by one thread at a time: runs start in the background
+
+
+def check_address(address: object) -> None:
+    """Raises `ConfigError` for what cannot be the address of a cluster."""
+    if address is not None and (not isinstance(address, str) or not address):
+        raise ConfigError(f"address={shown(address)}: of a Ray cluster. Next: 'auto' (the one that runs here), 'host:port', or None (a private Ray).")
 
 
 def ensure_ray(address: str | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import numbers
 import threading
 import time
 import warnings
@@ -58,6 +59,9 @@ class Run(Observed):
 
     # --- controlling ---------------------------------------------------------------------------------------
     def start(self) -> Run:
+        """Begin; `run` has done it already."""
+        if self._thread.ident is not None:
+            raise ConfigError(f"{self!r} has been started before. Next: lab.run(...) makes another run.")
         self._thread.start()
         self._observer.start()
         return self
@@ -68,7 +72,9 @@ class Run(Observed):
         An interrupt (Ctrl-C, the kernel's stop button) stops the run cleanly and is raised again.
         ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and not isinstance(timeout, numbers.Real):
+            raise ConfigError(f"wait(timeout={shown(timeout)}): seconds, or None.")
+        deadline = None if timeout is None else time.monotonic() + float(timeout)
         try:
             while not self._ended.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
                 if deadline is not None and time.monotonic() >= deadline:
@@ -202,7 +208,7 @@ def run(
 ) -> Run:
     """Start a workflow under a plan; returns at once. See `rlinf_lab.run`, which also shows a dashboard."""
     check_workflow("run", flow)
-    if iterations is not None and (not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 1):
+    if iterations is not None and (not isinstance(iterations, numbers.Integral) or isinstance(iterations, bool) or iterations < 1):
         raise ConfigError(f"run(iterations={shown(iterations)}): a whole number of at least 1, or None.")
     if inputs is not None and not isinstance(inputs, Iterable):
         raise ConfigError(f"run(inputs={shown(inputs)}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
@@ -210,7 +216,7 @@ def run(
         raise ConfigError(f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest.")
     one = () if inputs is None else (None,)
     check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
-    return Run(make_executor(executor, flow, plan, **options), iterations, inputs, keep_results).start()
+    return Run(make_executor(executor, flow, plan, **options), None if iterations is None else int(iterations), inputs, keep_results).start()
 
 
 def check_workflow(who: str, flow: object) -> None:

@@ -199,7 +199,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
-def misunderstood(here: str, peer: str, error: Exception) -> ExecutorError:
+def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
     """A message that does not unpickle, or that a handler failed on."""
     start = f"Host {here!r} could not understand a message of {peer!r}: {type(error).__name__}: {error}."
     if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):

@@ -17,7 +17,7 @@ from typing import IO, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE, SpanArray, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 
@@ -101,6 +101,8 @@ class SpanStore:
     """The data of a timeline: spans, tracks, names, counter samples and the devices they are about."""
 
     def __init__(self, devices: Sequence[str] = ()) -> None:
+        if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
+            raise TimelineError(f"Timeline({shown(devices)}): names of devices. Next: Timeline(['cpu:0', 'cpu:1']), or Timeline().")
         self._lock = threading.Lock()
         self._devices: dict[str, None] = dict.fromkeys(devices)
         self._tracks: dict[Track, int] = {}

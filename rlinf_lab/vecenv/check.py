@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from rlinf_lab.errors import EnvError
+from rlinf_lab.errors import ConfigError, EnvError, shown
 from rlinf_lab.records import EnvStep
 from rlinf_lab.vecenv.base import VecEnv
 
@@ -18,6 +18,8 @@ def check_env(make: Callable[[], VecEnv], steps: int | None = None, seed: int = 
     final observation kept, the same seed giving the same episode, and different environments beginning differently.
     ``steps``: how many to take (default: one horizon and two more).
     """
+    if not callable(make):
+        raise ConfigError(f"check_env({shown(make)}): a function that makes a vector. Next: check_env(lambda: lab.make_vec('numpy/ReachArm-v0', 4)).")
     first, second = make(), make()
     try:
         _check(first, second, steps or first.spec.horizon + 2, seed)

@@ -33,8 +33,10 @@ _REGISTERED: dict[str, Callable[..., VecEnv]] = {}
 
 def register_env(id: str, make: Callable[..., VecEnv]) -> None:
     """Add an environment: ``make(num_envs=..., horizon=..., **options)`` builds the vector. ``id`` is "simulator/task"."""
-    if id.count("/") != 1:
-        raise ConfigError(f"register_env({id!r}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
+    if not isinstance(id, str) or id.count("/") != 1:
+        raise ConfigError(f"register_env({shown(id)}): an id has the form 'simulator/task', for example 'mine/Reach-v0'.")
+    if not callable(make):
+        raise ConfigError(f"register_env({id!r}, {shown(make)}): the second is a function, make(num_envs=..., horizon=..., **options).")
     _REGISTERED[id] = make
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import traitlets
 
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
@@ -29,6 +30,9 @@ class TimelineView(PushedWidget):
     def __init__(
         self, timeline: Timeline, *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted"), height: int = 380
     ) -> None:
+        for given in (timeline, over):
+            if (given is not None and not isinstance(given, Timeline)) or timeline is None:
+                raise ConfigError(f"TimelineView({shown(given)}): a Timeline. Next: TimelineView(run.timeline).")
         self.timeline, self.over = timeline, over
         self._feeds = [TimelineFeed(t) for t in (timeline, over) if t is not None]
         super().__init__(height=height, labels=list(labels[: len(self._feeds)]))

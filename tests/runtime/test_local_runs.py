@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -192,6 +193,16 @@ def test_bad_input_is_refused_by_name() -> None:
         run(flow, cell_plans(flow)[0], 0)
     with pytest.raises(PlanError, match="must be an ExecutionPlan"):
         run(flow, "temporal", 1)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="address=5: .*'host:port'"):
+        run(flow, cell_plans(flow)[0], 1, executor="ray", address=5)
+    going = run(flow, cell_plans(flow)[0], np.int64(2))  # a whole number, whoever made it
+    with pytest.raises(ConfigError, match="timeout='x'"):
+        going.wait("x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"on_update\(3\)"):
+        going.on_update(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="has been started before"):
+        going.start()
+    assert len(going.wait(60)) == 2
 
 
 def test_writing_after_waiting_downstream_is_refused() -> None:

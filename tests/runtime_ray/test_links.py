@@ -27,7 +27,7 @@ class Peer:
         self.name = name
         self.heard: list[tuple] = []
         self.broken: list[str] = []
-        self.errors: list[Exception] = []
+        self.errors: list[BaseException] = []
         self.answer: Callable[[tuple], Any] = lambda message: None
         self.changed = threading.Condition()
         self.listener = Listener(name, self._on_message, self._on_broken, self._on_error)
@@ -44,7 +44,7 @@ class Peer:
             self.broken.append(host)
             self.changed.notify_all()
 
-    def _on_error(self, host: str, error: Exception) -> None:
+    def _on_error(self, host: str, error: BaseException) -> None:
         with self.changed:
             self.errors.append(error)
             self.changed.notify_all()
@@ -150,3 +150,19 @@ def test_the_death_of_a_process_is_noticed_on_both_directions() -> None:
         child.kill()
         child.wait()
         me.listener.close()
+
+
+class Leaves:
+    """Ends the thread that unpickles it, if that lets it."""
+
+    def __reduce__(self) -> tuple:
+        return sys.exit, ("as it was asked to",)
+
+
+def test_what_exits_when_it_is_unpickled_is_reported_and_the_next_is_heard(peers: tuple[Peer, Peer]) -> None:
+    a, b = peers
+    assert a.link is not None
+    a.link.send(("put", Leaves()))
+    a.link.send(("put", 1))
+    b.wait_for(lambda: b.heard == [("put", 1)])
+    assert [type(e) for e in b.errors] == [SystemExit]

@@ -113,6 +113,12 @@ def test_the_registry_suggests_and_refuses() -> None:
         make_vec("numpy/ReachArm-v0", 1, -3)
     with pytest.raises(ConfigError, match="simulator/task"):
         register_env("walk", walk)
+    with pytest.raises(ConfigError, match=r"register_env\(3\): an id has the form"):
+        register_env(3, walk)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'mine/Walk-v0', 3.: the second is a function"):
+        register_env("mine/Walk-v0", 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"check_env\(3\): a function"):
+        check_env(3)  # type: ignore[arg-type]
     register_env("mine/Walk-v0", lambda num_envs, horizon: walk())
     assert make_vec("mine/Walk-v0", 3).num_envs == 3 and "mine/Walk-v0" in list_envs()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from widget_samples import SampleRun, picture
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.widgets import Dashboard, TimelineView
 from rlinf_lab.widgets.fallback import dashboard_picture
@@ -228,3 +228,12 @@ def test_the_saved_picture_of_a_long_run_is_small_and_shows_its_extremes() -> No
     (points,) = re.findall(r'points="([^"]*)"', html)
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert len(heights) < 1000 and min(heights) == 14.0 and max(heights) == 76.0 and "(0 to 10)" in html
+
+
+@pytest.mark.parametrize("given", [3, None, "run"])
+def test_what_is_no_timeline_is_refused_by_name(given: Any) -> None:
+    with pytest.raises(ConfigError, match="a Timeline. Next: TimelineView"):
+        TimelineView(given)
+    if given is not None:
+        with pytest.raises(TimelineError, match="names of devices"):
+            Timeline(given)
