@@ -348,8 +348,11 @@ class Host(Scheduler):
 
     def unreadable(self, peer: str, error: BaseException) -> None:
         """A message of ``peer`` could not be unpickled or handled here."""
-        self.report(wire.misunderstood(self.name, peer, error))
+        self.report(wire.misunderstood(self._who_lives_at(self.name), self._who_lives_at(peer), error))
         self.flush()
+
+    def _who_lives_at(self, host: str) -> str:
+        return f"{host!r} ({', '.join(f'{w}[{r}]' for (w, r), h in self.place.items() if h == host)})"
 
     # --- values ------------------------------------------------------------------------------------------
     def fetch(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from rlinf_lab.errors import Cancelled
 from rlinf_lab.runtime.observer import Observed, Observer
 from rlinf_lab.runtime.servant import aside
 from rlinf_lab.runtime.session import Executor, Session
@@ -26,7 +28,7 @@ class ObservedSession(Session, Observed):
         self._started_at, self._seconds = time.monotonic(), 0.0
         self._listeners: list[Callable[[Any], None]] = []
         self._observer = observer or Observer(executor, self._tell)
-        self._stopping = threading.Lock()
+        self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False
 
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -57,9 +59,12 @@ class ObservedSession(Session, Observed):
         self._servant.do(self._started)
 
     def _started(self) -> None:
-        self._observer.start()
-        self._executor.start()
-        self._observer.running()
+        with self._starting:
+            if self._over:
+                raise Cancelled("The session was closed before its workers were started.")
+            self._observer.start()
+            self._executor.start()
+            self._observer.running()
 
     def _stop(self) -> BaseException | None:
         """What went wrong, if anything. Warns of ranks that compute on."""
@@ -72,10 +77,14 @@ class ObservedSession(Session, Observed):
         with self._stopping:
             if self._over:
                 return [], None
-            late, problem = self._observer.stop()
-            self.error = self.error or problem
-            self._seconds, self._over = self.elapsed_seconds, True
-            self._observer.end()
+            if self._starting.locked():  # the start was interrupted: this ends it
+                with contextlib.suppress(Exception):  # it is told below
+                    self._executor.stop()
+            with self._starting:
+                late, problem = self._observer.stop()
+                self.error = self.error or problem
+                self._seconds, self._over = self.elapsed_seconds, True
+                self._observer.end()
             return late, problem
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from rlinf_lab.errors import WorkflowError, said, shown
+from rlinf_lab.runtime.routing import QueueId
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ class _ByValue(cloudpickle.Pickler):
 
 
 def _named(value: Any) -> str:
-    if isinstance(value, tuple) and value and isinstance(value[0], str):  # a message
-        return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"
-    return shown(value)
+    if not (isinstance(value, tuple) and value and isinstance(value[0], str)):
+        return shown(value)
+    if len(value) == 4 and isinstance(value[1], QueueId):  # a message, see `wire`
+        _, queue, items, _ = value
+        return f"An item of channel {queue.channel!r} ({', '.join(sorted({type(item).__name__ for item in items}))})"
+    return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"

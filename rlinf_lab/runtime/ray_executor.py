@@ -95,6 +95,7 @@ class RayExecutor:
 
         ensure_ray(self._address)
         try:
+            self._refuse_when_stopped()
             used = sorted({d for host in self.hosts for d in self._device_names(host)})
             self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping, emulate=self._emulate)
             ip = "127.0.0.1" if is_private() else ray.util.get_node_ip_address()
@@ -104,6 +105,7 @@ class RayExecutor:
         except BaseException as error:
             stopped = self.driver_host.stopping
             self.stop()
+            self._release()  # also what has come into being since somebody else has stopped it
             if stopped and isinstance(error, ray.exceptions.RayError):
                 raise Cancelled("The run was stopped while its processes were being set up.") from error
             if isinstance(error, ray.exceptions.RayError):
@@ -191,15 +193,22 @@ class RayExecutor:
                     answered.add(name)
             if self._listener is not None:
                 self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
-            for actor in actors.values():
+        self._release()
+        return ended
+
+    def _release(self) -> None:
+        """End processes and links; harmless when they have ended."""
+        ray = load_ray()
+
+        if ray.is_initialized():
+            for actor in list(self._actors.values()):
                 with contextlib.suppress(Exception):  # it is dead already
                     ray.kill(actor, no_restart=True)
             self._wait_for_death()
-        for link in self._links.values():
+        for link in list(self._links.values()):
             link.close()
         if self._listener is not None:
             self._listener.close()
-        return ended
 
     def _wait_for_death(self) -> None:
         """Ray ends a process a little after it was told to; those of this node are gone when `stop` returns."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
+
+_LOCK = threading.Lock()
 
 
 def load_ray() -> Any:
     """The module ``ray``. Its first import replaces ``sys.excepthook``; here what was there is put back."""
-    if "ray" in sys.modules:
-        return sys.modules["ray"]
-    before = sys.excepthook
-    import ray
+    with _LOCK:  # runs start in the background, two at once perhaps
+        before, new = sys.excepthook, "ray" not in sys.modules
+        import ray
 
-    sys.excepthook = before
-    return ray
+        if new:
+            sys.excepthook = before
+        return ray

@@ -201,7 +201,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
 
 def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
     """A message that does not unpickle, or that a handler failed on."""
-    start = f"Host {here!r} could not understand a message of {peer!r}: {type(error).__name__}: {error}."
+    start = f"Host {here} could not understand a message of {peer}: {type(error).__name__}: {error}."
     if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):
         advice = "Next: install the module that defines it on every node, or define the class in a notebook cell (it then travels by value)."
         return ExecutorError(f"{start} {advice}")

@@ -43,8 +43,9 @@ class UtilisationSampler:
         """Begin to sample; nothing if it is sampling already."""
         if self._thread is None:
             self._ended.clear()
-            self._thread = threading.Thread(target=self._main, name="utilisation sampler", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._main, name="utilisation sampler", daemon=True)
+            thread.start()
+            self._thread = thread
         return self
 
     def stop(self) -> None:
