@@ -62,9 +62,10 @@ class TerminalView:
         table = Table(box=None, padding=(0, 2))
         table.add_column("plan")
         table.add_column("seconds an iteration", justify="right")
+        table.add_column("")
         for name, seconds in sorted(predictions.items(), key=lambda item: item[1]):
             mark = "[bold green]chosen[/]" if name == best.name and len(predictions) > 1 else ""
-            table.add_row(name, f"{seconds:.3f}  {mark}")
+            table.add_row(name, f"{seconds:.3f}", mark)
         self.console.print(table)
 
     def end(self, demo: Any, summary: dict[str, Any]) -> None:
