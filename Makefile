@@ -36,7 +36,7 @@ lint: $(STAMP)  ## ruff, mypy, import contracts
 	@.venv/bin/lint-imports --no-cache | tail -n 3
 
 lab: $(STAMP)  ## JupyterLab on the first notebook
-	@.venv/bin/jupyter lab notebooks/00_hello.ipynb
+	@.venv/bin/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) notebooks/00_hello.ipynb $(ARGS)
 
 doctor: $(STAMP)  ## what works on this machine, and how to mend the rest
 	@.venv/bin/rlinf-lab doctor

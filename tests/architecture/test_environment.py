@@ -89,3 +89,9 @@ def test_the_pip_section_installs_from_nothing(tmp_path: Path) -> None:
         say(python, "-c", "import rlinf_lab as lab; assert lab.doctor().ok; assert lab.list_envs('metaworld')", cwd=tmp_path)
     finally:
         shutil.rmtree(tmp_path / "env")  # gigabytes, which pytest would keep
+
+
+def test_make_lab_starts_for_root_too() -> None:
+    """Jupyter refuses root, which is who one is in most containers, unless told so."""
+    said = subprocess.run(["make", "--dry-run", "lab"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "jupyter lab" in said and ("--allow-root" in said) == (os.getuid() == 0)
