@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Worker": "rlinf_lab.workflow.worker",
+    "TorchWorker": "rlinf_lab.workers.residence",
     "Inbox": "rlinf_lab.workflow.worker",
     "Outbox": "rlinf_lab.workflow.worker",
     "Collected": "rlinf_lab.workflow.worker",
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
     from rlinf_lab.widgets.explorer import PlanExplorer as PlanExplorer
     from rlinf_lab.widgets.report import timeline_html as timeline_html
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
+    from rlinf_lab.workers.residence import TorchWorker as TorchWorker
     from rlinf_lab.workflow.worker import Collected as Collected
     from rlinf_lab.workflow.worker import Inbox as Inbox
     from rlinf_lab.workflow.worker import Outbox as Outbox

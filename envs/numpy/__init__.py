@@ -7,6 +7,9 @@ Observation (8): cos and sin of both joint angles, both joint velocities / 4, ve
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +19,7 @@ from rlinf_lab.vecenv import EnvSpec, checked_actions
 LINK, STEP_SECONDS, GAIN, DAMPING = 0.5, 0.05, 12.0, 3.0
 NEAR = 0.06
 PIXELS = 240
+_STATE = ("_angle_N2", "_velocity_N2", "_target_N2", "_age_N", "_rngs", "_started")  # what a step depends on
 
 
 def tasks() -> list[str]:
@@ -58,6 +62,14 @@ class ReachArm:
             self._begin(np.flatnonzero(truncated_N))
             obs_NO = self._observe()
         return EnvStep(obs_NO, reward_N, np.zeros(self.num_envs, bool), truncated_N, distance_N < NEAR, final_NO)
+
+    def save_state(self) -> dict[str, Any]:
+        """See `vecenv.Restorable`."""
+        return copy.deepcopy({name: getattr(self, name) for name in _STATE})
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        for name, value in copy.deepcopy(state).items():
+            setattr(self, name, value)
 
     def _begin(self, rows: NDArray) -> None:
         for i in rows:

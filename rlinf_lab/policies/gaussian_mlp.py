@@ -32,6 +32,8 @@ class _Views(NamedTuple):
     std_O: NDArray
     layers: list[tuple[NDArray, NDArray]]
     """(weight, bias) of each linear layer, weight as inputs × outputs"""
+    address: int
+    """of ``obs_mean`` when they were made; they keep its memory alive, so another address means that the tensors have moved"""
 
 
 class GaussianMLP(nn.Module):
@@ -91,7 +93,10 @@ class GaussianMLP(nn.Module):
         if self.log_std.device.type != "cpu":
             with torch.inference_mode():
                 return self.policy(self.normalise(torch.from_numpy(obs_BO).to(self.log_std.device))).cpu().numpy()
-        mean_O, std_O, layers = self._views or self._make_views()
+        views = self._views
+        if views is None or views.address != self.obs_mean.data_ptr():
+            views = self._make_views()
+        mean_O, std_O, layers, _ = views
         x = np.minimum(np.maximum((obs_BO - mean_O) / std_O, -_CLIP), _CLIP)
         for weight, bias in layers[:-1]:
             x = np.tanh(x @ weight + bias)
@@ -102,7 +107,7 @@ class GaussianMLP(nn.Module):
         # Shared memory, so `load` and an optimiser step change both sides.
         linear = [m for m in self.policy if isinstance(m, nn.Linear)]
         layers = [(m.weight.detach().numpy().T, m.bias.detach().numpy()) for m in linear]
-        self._views = _Views(self.obs_mean.numpy(), self.obs_std.numpy(), layers)
+        self._views = _Views(self.obs_mean.numpy(), self.obs_std.numpy(), layers, self.obs_mean.data_ptr())
         return self._views
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> GaussianMLP:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
@@ -99,12 +99,17 @@ class _Measuring:
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
             plans = [self._smaller(first), *(self._shared(first, count) for count in counts if count > 1)]
             runs = [first, *(self._try(plan, bar) for plan in [*plans, *([self._double(first)] if graph.cells else [])])]
-            memory, switches = self._probed(probes, bar)
+            probed = {worker: self._probed(worker, bar) for worker in probes}
         seen = [r for r in runs if r is not None]
-        return fitted(
+        memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()}
+        switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
+        found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, peaks=self.peaks, generators=generators,
             device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes,
         )  # fmt: skip
+        for worker in (w for w, p in probed.items() if not p.leaves):
+            found = found.with_worker(worker, offloadable=False)
+        return found
 
     # --- plans --------------------------------------------------------------------------------------------
     def _plan(self, name: str, count: int) -> ExecutionPlan:
@@ -162,37 +167,43 @@ class _Measuring:
         return Observed.of(self.flow.graph, plan, finished.timeline)
 
     # --- coming and going -----------------------------------------------------------------------------------
-    def _probed(self, workers: Sequence[str], bar: tqdm) -> tuple[dict[str, Memory], dict[str, tuple[float, float]]]:
-        """Each worker by itself: what it occupies, and how long it takes to leave and to come."""
-        memory, switches = {}, {}
-        for worker in workers:
-            bar.set_postfix_str(f"{worker} by itself")
-            resident, on, off = _come_and_go(self.flow, worker, self.devices[0])
-            memory[worker], switches[worker] = Memory(resident), (on, off)
-            bar.update()
-        return memory, switches
+    def _probed(self, worker: str, bar: tqdm) -> Probed:
+        """A worker by itself: what it occupies, and how long it takes to leave and to come."""
+        bar.set_postfix_str(f"{worker} by itself")
+        probed = _come_and_go(self.flow, worker, self.devices[0])
+        bar.update()
+        return probed
+
+
+class Probed(NamedTuple):
+    """A worker by itself. ``leaves``: whether it can free its device at all."""
+
+    resident_gib: float
+    onload_s: float
+    offload_s: float
+    leaves: bool
 
 
 def _overrides(cls: type[Worker]) -> bool:
     return cls.setup is not Worker.setup or cls.onload is not Worker.onload or cls.offload is not Worker.offload
 
 
-def _come_and_go(flow: Workflow, worker: str, device: str) -> tuple[float, float, float]:
-    """(resident GiB, onload seconds, offload seconds): medians of a few switches."""
+def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
+    """Sets the worker up and lets it leave and come a few times; the shortest seconds count."""
     before = _gib_used(device)
     context = Context()
     context.name, context.device = worker, torch_device([device])
     instance = flow.declaration(worker).build(context)
     instance.setup()
     resident = max(0.0, _gib_used(device) - before)
-    off, on = [], []
+    leaves, off, on = instance.can_leave(), [], []
     try:
-        for _ in range(SWITCHES if type(instance).onload is not Worker.onload or type(instance).offload is not Worker.offload else 0):
+        for _ in range(SWITCHES if leaves else 0):
             off.append(_timed(instance.offload, device))
             on.append(_timed(instance.onload, device))
     finally:
         instance.close()
-    return resident, min(on, default=0.0), min(off, default=0.0)
+    return Probed(resident, min(on, default=0.0), min(off, default=0.0), leaves)
 
 
 def _timed(call: Callable[[], None], device: str) -> float:

@@ -6,7 +6,7 @@ Legend: N environments, O observation, A action.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,3 +54,16 @@ class VecEnv(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A vector of environments that can leave a device: its state is saved, it is closed, made anew later and goes on from there."""
+
+    def save_state(self) -> Any:
+        """Everything that the next steps depend on, generators included, in host memory; not touched by later steps."""
+        ...
+
+    def restore_state(self, state: Any) -> None:
+        """Go on where another vector of the same task, size and horizon was when ``state`` was saved."""
+        ...

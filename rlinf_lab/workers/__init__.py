@@ -2,6 +2,7 @@
 
 from rlinf_lab.workers.learner import LearnerWorker, Update
 from rlinf_lab.workers.policy import PolicyWorker
+from rlinf_lab.workers.residence import Residence, TorchWorker
 from rlinf_lab.workers.simulator import SimulatorWorker
 
-__all__ = ["LearnerWorker", "PolicyWorker", "SimulatorWorker", "Update"]
+__all__ = ["LearnerWorker", "PolicyWorker", "Residence", "SimulatorWorker", "TorchWorker", "Update"]

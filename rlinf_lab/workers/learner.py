@@ -22,8 +22,9 @@ from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import TrainBatch, Trajectory
+from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.worker import Inbox, Worker
+from rlinf_lab.workflow.worker import Inbox
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Update:
     metrics: dict[str, float]
 
 
-class LearnerWorker(Worker):
+class LearnerWorker(TorchWorker):
     """Proximal policy optimisation on one rank.
 
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
@@ -158,20 +159,7 @@ class LearnerWorker(Worker):
     def _learning_rate(self) -> float:
         return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))
 
-    # --- memory, checkpoints ------------------------------------------------------------------------
-    def onload(self) -> None:
-        self._move(self.device)
-
-    def offload(self) -> None:
-        self._move("cpu")
-
-    def _move(self, device: str) -> None:
-        self.policy.to(device)
-        for state in self.optimizer.state.values():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.dim():  # Adam's step counter stays in host memory
-                    state[key] = value.to(device)
-
+    # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs to go on exactly here."""
         return {

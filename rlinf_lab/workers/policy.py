@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import Action, Observation
+from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.worker import Inbox, Outbox
 
 BLOCK = 128  # steps of an environment whose noise is drawn at once
 
 
-class PolicyWorker(Worker):
+class PolicyWorker(TorchWorker):
     """Answers observations with actions, all observations of a batch in one forward pass.
 
     ``policy`` constructs the module (called in `setup`, where the worker lives); give the learner the same one and both start equal.
@@ -51,12 +52,6 @@ class PolicyWorker(Worker):
     def load_weights(self, weights: Weights) -> None:
         """Use these from the next observation on."""
         self.policy.load(weights)
-
-    def onload(self) -> None:
-        self.policy.to(self.device)
-
-    def offload(self) -> None:
-        self.policy.to("cpu")
 
     def _draw(self, batch: list[Observation]) -> NDArray:
         return np.stack([self._row(token.first_env + i, token.step) for token in batch for i in range(len(token.obs_NO))])

@@ -50,6 +50,7 @@ class SimulatorWorker(Worker):
         self.env, self.num_envs, self.steps = env, num_envs, steps
         self.horizon, self.seed, self.taken, self.sizes, self.options = horizon, seed, taken, sizes, options
         self.groups: list[EnvGroup] = []
+        self._states: list[Any] = []
 
     def setup(self) -> None:
         slots = self.ranks * self.sub_batches
@@ -59,11 +60,35 @@ class SimulatorWorker(Worker):
                 f"Next: a multiple of {slots}."
             )
         size = self.num_envs // slots
-        make = self.env if callable(self.env) else _registered(self.env)
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
-            env = make(num_envs=size, horizon=self.horizon, **self.options)
+            env = self._made(size)
             self._check_sizes(env.spec)
             self.groups.append(EnvGroup(env, slot, slot * size, self.seed, self.taken))
+
+    def _made(self, size: int) -> VecEnv:
+        make = self.env if callable(self.env) else _registered(self.env)
+        return make(num_envs=size, horizon=self.horizon, **self.options)
+
+    # --- leaving the device ---------------------------------------------------------------------------------
+    def can_leave(self) -> bool:
+        """Whether all environments are `Restorable`."""
+        from rlinf_lab.vecenv import Restorable
+
+        return all(isinstance(group.env, Restorable) for group in self.groups)
+
+    def offload(self) -> None:
+        """Save the environments' states and close them, if they are `Restorable`; others stay where they are (`can_leave`)."""
+        if self.can_leave():
+            self._states = [group.env.save_state() for group in self.groups]  # type: ignore[attr-defined]
+            for group in self.groups:
+                group.env.close()
+
+    def onload(self) -> None:
+        """Make them anew and go on from the saved states."""
+        for group, state in zip(self.groups, self._states, strict=True) if self._states else ():
+            group.env = self._made(group.size)
+            group.env.restore_state(state)  # type: ignore[attr-defined]
+        self._states = []
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
         """``steps`` steps of every environment; then one `Trajectory` per slot."""
@@ -109,7 +134,7 @@ class SimulatorWorker(Worker):
         }  # fmt: skip
 
     def close(self) -> None:
-        for group in self.groups:
+        for group in () if self._states else self.groups:  # those that are away have been closed
             group.env.close()
 
     def _check_sizes(self, spec: EnvSpec) -> None:

@@ -125,6 +125,10 @@ class Worker:
     def offload(self) -> None:
         """Leave the device (move to host memory) because another worker needs it."""
 
+    def can_leave(self) -> bool:
+        """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload`."""
+        return type(self).offload is not Worker.offload
+
     def close(self) -> None:
         """Release files, processes, windows. Runs once at the end, also after a failure."""
 

@@ -1,0 +1,152 @@
+"""How torch modules and optimisers leave their device and return: each block of memory in one copy, every tensor object stays the same.
+
+    device ──one copy per block──> host memory (page-locked for a GPU, kept for the next time) ──one copy per block──> device
+
+Tensors that share memory (tied weights, views) share it afterwards too. While it is away a tensor lies in host memory and can be read and
+written there: weights may be published by a learner that has left. On a core of the CPU host memory is memory as well; the copies are made all
+the same, so that an emulated plan pays for its switches what a profile says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from rlinf_lab.workflow.worker import Worker
+
+Owner = nn.Module | torch.optim.Optimizer
+
+
+class Residence:
+    """What of some modules and optimisers lives on a device, and where it is now.
+
+    ``owners``: their parameters, buffers, gradients and optimiser states are moved. Tensors that are made while it is here come along the next
+    time. Adam's step counters, which live in host memory, stay there.
+    """
+
+    def __init__(self, owners: Iterable[Owner], device: str) -> None:
+        self.owners, self.device = list(owners), torch.device(device)
+        self.away = False
+        self._held: list[torch.Tensor] = []  # blocks in host memory, used again at the next leaving
+        self._moved: list[tuple[list[torch.Tensor], torch.Tensor]] = []
+
+    def leave(self) -> None:
+        """Move everything to host memory; the device's memory is free afterwards. Nothing happens when it is away already."""
+        if self.away:
+            return
+        free: dict[int, list[torch.Tensor]] = {}
+        for block in self._held:
+            free.setdefault(block.numel(), []).append(block)
+        self._held, self._moved = [], []
+        with torch.no_grad():
+            for tensors in self._blocks():
+                source = _bytes(tensors[0])
+                same = free.get(source.numel())
+                host = same.pop() if same else torch.empty(source.numel(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+                host.copy_(source, non_blocking=self.device.type == "cuda")
+                self._held.append(host)
+                self._moved.append((tensors, host))
+            self._wait()  # before anybody reads the copies or their source is freed
+            for tensors, host in self._moved:
+                _put_onto(tensors, host)
+        self.away = True
+
+    def come_back(self) -> None:
+        """Move everything to the device again. Nothing happens when it is there already."""
+        if not self.away:
+            return
+        with torch.no_grad():
+            for tensors, host in self._moved:
+                there = torch.empty(host.numel(), dtype=torch.uint8, device=self.device)
+                there.copy_(host, non_blocking=self.device.type == "cuda")
+                _put_onto(tensors, there)
+            self._wait()
+        self._moved = []
+        self.away = False
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a switch moves."""
+        return sum(tensors[0].untyped_storage().nbytes() for tensors in self._blocks())
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def _blocks(self) -> list[list[torch.Tensor]]:
+        """The tensors of every block of memory on the device; each tensor once."""
+        found: dict[int, list[torch.Tensor]] = {}
+        seen: set[int] = set()
+        for tensor in self._tensors():
+            storage = tensor.untyped_storage()
+            if id(tensor) not in seen and storage.nbytes() and tensor.device.type == self.device.type:
+                seen.add(id(tensor))
+                found.setdefault(storage.data_ptr(), []).append(tensor)
+        return list(found.values())
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for owner in self.owners:
+            if isinstance(owner, nn.Module):
+                for parameter in owner.parameters():
+                    yield parameter
+                    if parameter.grad is not None:
+                        yield parameter.grad
+                yield from owner.buffers()
+            else:
+                for state in owner.state.values():
+                    yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
+
+    def __repr__(self) -> str:
+        where = "host memory" if self.away else str(self.device)
+        return f"Residence({len(self.owners)} modules and optimisers of {self.device}, {self.nbytes / 2**20:.1f} MiB, now in {where})"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole block of memory under a tensor."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def _put_onto(tensors: list[torch.Tensor], block: torch.Tensor) -> None:
+    """Let tensors that lay on one block lie on another at the same places."""
+    storage = block.untyped_storage()
+    for tensor in tensors:
+        view = torch.empty(0, dtype=tensor.dtype, device=block.device)
+        tensor.data = view.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
+class TorchWorker(Worker):
+    """A worker whose torch modules and optimisers leave the device and return by themselves when the plan switches it.
+
+    They are found among the worker's attributes, also in lists, tuples and dicts there. Override `residents` to say which. Whoever keeps
+    numpy views of parameters makes them anew when their ``data_ptr()`` has changed.
+    """
+
+    _residence: Residence | None = None
+
+    def residents(self) -> list[Owner]:
+        """The modules and optimisers that live on the device; by default all that are attributes."""
+        return list({id(owner): owner for value in vars(self).values() for owner in _owners(value)}.values())
+
+    def offload(self) -> None:
+        if self._residence is None:
+            self._residence = Residence([], self.device)
+        self._residence.owners = self.residents()
+        self._residence.leave()
+
+    def onload(self) -> None:
+        if self._residence is not None:
+            self._residence.come_back()
+
+
+def _owners(value: Any) -> Iterator[Owner]:
+    if isinstance(value, (nn.Module, torch.optim.Optimizer)):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _owners(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _owners(part)
