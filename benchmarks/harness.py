@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-NAMES = ("import_time", "engine", "simulator", "planner_search", "what_if", "workflow_overhead", "channels", "recorder", "timeline_fps", "event_to_screen")
+NAMES = (
+    "import_time", "engine", "simulator", "planner_search", "what_if", "workflow_overhead", "switching", "channels", "recorder", "timeline_fps",
+    "event_to_screen",
+)  # fmt: skip
 
 
 @dataclass

@@ -70,7 +70,8 @@ class Residence:
     @property
     def nbytes(self) -> int:
         """Bytes that a switch moves."""
-        return sum(tensors[0].untyped_storage().nbytes() for tensors in self._blocks())
+        moved = [tensors for tensors, _ in self._moved] if self.away else self._blocks()
+        return sum(tensors[0].untyped_storage().nbytes() for tensors in moved)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -101,7 +102,8 @@ class Residence:
 
     def __repr__(self) -> str:
         where = "host memory" if self.away else str(self.device)
-        return f"Residence({len(self.owners)} modules and optimisers of {self.device}, {self.nbytes / 2**20:.1f} MiB, now in {where})"
+        owners = ", ".join(type(owner).__name__ for owner in self.owners)
+        return f"Residence({owners} of {self.device}, {self.nbytes / 2**20:.1f} MiB, now in {where})"
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import rlinf_lab as lab
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.simulator import SimCall
 from rlinf_lab.runtime.run import run
+from rlinf_lab.workers import Residence
 from rlinf_lab.workflow.trace import Tracer
 from rlinf_lab.workflow.worker import FunctionWorker, Inbox, Outbox
 
@@ -102,6 +104,8 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Outbox": (lambda o: o.ports()[4], "\"Outbox('b' of looks[0], iteration 0)\""),
     "Worker": (lambda o: o.ports()[5], "'<Looks looks[0] on cpu>'"),
     "Worker by hand": (lambda o: Sim(3), "<Sim, by hand>"),
+    "TorchWorker": (lambda o: lab.TorchWorker(), "<TorchWorker, by hand>"),
+    "Residence": (lambda o: Residence([torch.nn.Linear(512, 512)], "cpu"), "Residence(Linear of cpu, 1.0 MiB, now in cpu)"),
     "Collected": (lambda o: lab.Collected(), "[]"),
     "Scripted": (lambda o: lab.Scripted([1, 2, 3], chunk=2), "Scripted(3 items left, in batches of 2)"),
     "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),
