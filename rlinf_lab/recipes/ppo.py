@@ -8,7 +8,7 @@
           └────────── traj (whole iteration) ─────▶ learner
 
 One iteration: ``num_envs × steps`` environment steps, one update, new weights. Simulator and policy form the cell. Left out, because no
-setting here needs them: several learner ranks, pixels, recurrent policies, value clipping.
+setting here needs them: pixels, recurrent policies, value clipping.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     @flow.iteration
     def iteration(request: str = "train") -> Any:
         if request == "state":
-            return learner.state_dict()
+            return first(learner.state_dict().wait())
         if request == "evaluate":
             result = simulator.evaluate(act, obs)
             policy.act(obs, act, deterministic=True)
@@ -204,6 +204,11 @@ def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes
         return pooled(result.wait())
 
     return flow
+
+
+def first(per_rank: Any) -> Any:
+    """What rank 0 returned; learner ranks are equal."""
+    return per_rank[0] if isinstance(per_rank, list) else per_rank
 
 
 def pooled(per_rank: dict[str, float] | list[dict[str, float]]) -> dict[str, float]:

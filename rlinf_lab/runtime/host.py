@@ -18,6 +18,7 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.pickling import Packed
@@ -243,6 +244,7 @@ class Host(Scheduler):
 
     def _perform(self, process: Process, call: CallSpec) -> None:
         value, error = None, None
+        process.exchanges = 0
         try:
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, -1, int(call.starts_on_device), "its devices")
@@ -379,6 +381,10 @@ class Host(Scheduler):
                 with self._mutex:
                     value.leave(process)
         return value.get()
+
+    def exchange(self, process: Process, value: Any) -> list[Any]:
+        """What all ranks of the worker give in this call; see `exchange`."""
+        return exchange(self, process, value)
 
     # --- channels: called by the ports -------------------------------------------------------------------
     def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:

@@ -56,6 +56,7 @@ class Process:
     awaited: str = ""  # the rank whose value it waits for
     asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
+    exchanges: int = 0  # of the present call so far
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -166,6 +167,9 @@ class HostContext(Context):
 
     def compute(self, seconds: float) -> None:
         self._host.sleep(self._process, round(seconds * 1e9))
+
+    def exchange(self, value: Any) -> list[Any]:
+        return self._host.exchange(self._process, value)
 
     def cancelled(self) -> bool:
         return self._process.error is not None or self._host.stopping

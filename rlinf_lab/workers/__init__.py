@@ -1,8 +1,9 @@
 """The stations of reinforcement learning: each is a plain class that also runs by hand, without any runtime."""
 
+from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.learner import LearnerWorker, Update
 from rlinf_lab.workers.policy import PolicyWorker
 from rlinf_lab.workers.residence import Residence, TorchWorker
 from rlinf_lab.workers.simulator import SimulatorWorker
 
-__all__ = ["LearnerWorker", "PolicyWorker", "Residence", "SimulatorWorker", "TorchWorker", "Update"]
+__all__ = ["LearnerWorker", "PolicyWorker", "RankGroup", "Residence", "SimulatorWorker", "TorchWorker", "Update"]

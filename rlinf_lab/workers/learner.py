@@ -22,6 +22,7 @@ from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import TrainBatch, Trajectory
+from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
 from rlinf_lab.workflow.worker import Inbox
@@ -36,7 +37,8 @@ class Update:
 
 
 class LearnerWorker(TorchWorker):
-    """Proximal policy optimisation on one rank.
+    """Proximal policy optimisation. Several ranks share the samples of each minibatch, their gradients are averaged by torch's
+    DistributedDataParallel; up to rounding they learn what one rank learns.
 
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
     ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
@@ -77,12 +79,11 @@ class LearnerWorker(TorchWorker):
         self.env_steps = 0
 
     def setup(self) -> None:
-        if self.ranks > 1:
-            raise ConfigError(f"LearnerWorker runs on one rank, the plan gives it {self.ranks}. Next: ranks={{'learner': 1}}.")
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
         self.policy = self._make().to(self.device)
         self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
+        self.group = RankGroup(self)
         self.moments = Moments.empty(self.policy.obs_mean.shape[0])
         if self._state is not None:
             self.load_state_dict(self._state)
@@ -90,10 +91,10 @@ class LearnerWorker(TorchWorker):
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory]) -> Update:
         """One update from everything of this iteration. Raises `ValueError` if nothing came."""
-        received = trajectories.get_all()
+        received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
         batch = self._batch(sorted(received, key=lambda t: t.first_env))
-        with self.span("update"):
+        with self.span("update"), self.group:
             losses = self._optimise(batch)
         self.moments = self.moments.update(batch.obs_BO)
         self.policy.set_normaliser(self.moments.mean, self.moments.std)
@@ -110,8 +111,11 @@ class LearnerWorker(TorchWorker):
         if not trajectories:
             raise ValueError("LearnerWorker.train got no trajectory. Next: does the simulator put one before its call returns?")
         samples = sum(t.reward_TN.size for t in trajectories)
-        if samples < 2:
-            raise ValueError("LearnerWorker.train got one sample, whose advantage has nothing to be compared with. Next: more environments or steps.")
+        if samples < max(2, self.ranks):
+            raise ValueError(
+                f"LearnerWorker.train got {samples} samples for {self.ranks} ranks: each needs one, and a single advantage has nothing to be compared "
+                f"with. Next: more environments or steps, or fewer ranks."
+            )
         advantages, returns = zip(*map(self._advantages, trajectories), strict=True)
         return TrainBatch(
             obs_BO=_flat([t.obs_TNO for t in trajectories]),
@@ -129,35 +133,50 @@ class LearnerWorker(TorchWorker):
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self._learning_rate()
+        model = self.group.parallel(self.policy)
         device = self.policy.log_std.device
         names = ("obs_BO", "action_BA", "log_prob_B", "advantage_B", "return_B")
         columns = [torch.as_tensor(getattr(batch, n), dtype=torch.float32, device=device) for n in names]
-        parts = number_of_minibatches(len(batch), self.minibatch)
-        sums: dict[str, float] = defaultdict(float)
+        parts = number_of_minibatches(len(batch), self.minibatch, self.ranks)
+        sums: dict[str, Any] = defaultdict(float)  # tensors: reading a number would wait for the GPU after every step
         count = 0
         for _ in range(self.epochs):
             order = torch.from_numpy(self._rng.permutation(len(batch))).to(device)
             for rows in order.tensor_split(parts):
-                for name, value in self._step(*(c[rows] for c in columns)).items():
+                for name, value in self._step(model, *(c[rows] for c in columns)).items():
                     sums[name] += value
                 count += 1
-        return {name: float(value) / count for name, value in sums.items()}
+        return self.group.mean({name: float(value) / count for name, value in sums.items()})
 
-    def _step(self, obs: torch.Tensor, action: torch.Tensor, old: torch.Tensor, adv: torch.Tensor, ret: torch.Tensor) -> dict:
-        mean, value = self.policy(obs)
+    def _step(
+        self, model: nn.Module, obs: torch.Tensor, action: torch.Tensor, old: torch.Tensor, adv: torch.Tensor, ret: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """One gradient step on this rank's part of a minibatch. Returns its share of the minibatch's means."""
+        rows = len(obs)
+        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # of the whole minibatch, on however many ranks
+        obs, action, old, adv, ret = self._part(obs, action, old, adv, ret)
+        share = self.ranks * len(obs) / rows  # relative to a fair one: the mean over the ranks is the mean over all rows
+        mean, value = model(obs)
         log_std = self.policy.log_std
-        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
         loss = self._loss(log_prob(action, mean, log_std), old, adv, value, ret, entropy(log_std))
         self.optimizer.zero_grad()
-        loss.total.backward()
+        (share * loss.total).backward()
         nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
         self.optimizer.step()
-        # Tensors, not numbers: reading a number would wait for the GPU after every step.
-        return {"policy_loss": loss.policy, "value_loss": loss.value, "entropy": loss.entropy,
-                "kl": loss.kl, "clip_fraction": loss.clip_fraction}  # fmt: skip
+        means = {"policy_loss": loss.policy, "value_loss": loss.value, "entropy": loss.entropy,
+                 "kl": loss.kl, "clip_fraction": loss.clip_fraction}  # fmt: skip
+        return {name: share * value.detach() for name, value in means.items()}
+
+    def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
+        """This rank's rows of a minibatch."""
+        return [column.tensor_split(self.ranks)[self.rank] for column in columns]
 
     def _learning_rate(self) -> float:
         return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))
+
+    def offload(self) -> None:
+        self.group.unwrap()
+        super().offload()
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
@@ -174,13 +193,14 @@ class LearnerWorker(TorchWorker):
         self._rng.bit_generator.state = state["rng"]
 
     def close(self) -> None:
-        if self._save_to and hasattr(self, "policy"):
+        if self._save_to and self.rank == 0 and hasattr(self, "policy"):
             self.policy.weights().save(self._save_to)
 
 
-def number_of_minibatches(samples: int, minibatch: int) -> int:
-    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage is zero: no gradient)."""
-    return min(-(-samples // minibatch), samples // 2)
+def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:
+    """How many nearly equal parts: none exceeds ``minibatch``, unless it were of one sample (its normalised advantage is zero: no gradient)
+    or had none for some rank."""
+    return min(-(-samples // minibatch), samples // max(2, ranks))
 
 
 def _flat(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -91,6 +91,9 @@ class Context:
 
         time.sleep(seconds)
 
+    def exchange(self, value: Any) -> list[Any]:
+        return [value]
+
     def cancelled(self) -> bool:
         return False
 
@@ -189,6 +192,13 @@ class Worker:
     def wants_frame(self) -> bool:
         """Whether somebody would look at a picture now. Ask before rendering, which is slow."""
         return self._context.wants_frame()
+
+    def exchange(self, value: Any) -> list[Any]:
+        """The values that all ranks of this worker give, by rank, in the middle of a call: all must ask in the same order.
+
+        Values must pickle; a rank in the same process gets the very object. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
+        """
+        return self._context.exchange(value)
 
     def compute(self, seconds: float) -> None:
         """Occupy the device for ``seconds``: the stand-in for work in schedules, examples and tests."""

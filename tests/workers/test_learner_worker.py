@@ -138,11 +138,12 @@ def test_close_saves_the_weights(tmp_path):
 def test_wrong_use_is_refused():
     with pytest.raises(ValueError, match="no trajectory"):
         learner().train(Scripted([]))
-    worker = LearnerWorker(MAKE, gamma=0.9, lam=0.9, learning_rate=1e-3)
+    few = trajectories()[:1]
+    worker = learner()
     worker._context = Context()
-    worker._context.ranks = 2
-    with pytest.raises(ConfigError, match="one rank"):
-        worker.setup()
+    worker._context.ranks = 1000
+    with pytest.raises(ValueError, match="24 samples for 1000 ranks"):
+        worker._batch(few)
 
 
 def test_no_episode_ended_means_no_rate():

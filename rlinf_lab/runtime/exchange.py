@@ -1,0 +1,48 @@
+"""Values between the ranks of one worker, in the middle of a call: the meeting that collectives of other libraries are set up with.
+
+Each rank leaves its value where the results of calls lie, and fetches those of the others: nobody central is asked, and a rank that fails
+wakes the others like any failed call does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.timeline.span import SpanKind
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
+    from rlinf_lab.runtime.process import Process
+
+_IN_A_CALL = 1 << 20  # exchanges that one call may have
+
+
+def exchange(host: Host, process: Process, value: Any) -> list[Any]:
+    """The values of all ranks, by rank. Blocks until every rank has given its own in the same call, as its exchange of the same number.
+
+    The device is kept meanwhile: no plan lets two ranks of a worker share one.
+    """
+    if process.call is None:
+        raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
+    ranks = host.layout.ranks(process.worker)
+    call, start = process.call, host._spans.end_run(process)
+    key = _key(host, process)
+    with host._mutex:
+        for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
+            host._wake(waiter)
+    host.flush()
+    found = [value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration) for r in range(ranks)]
+    process.since = host.clock.now_ns()
+    if process.since > start:
+        host._spans.add(process, SpanKind.WAIT, start, process.since)
+    return found
+
+
+def _key(host: Host, process: Process) -> int:
+    """In the place of a call's number, of which none is negative: one for each worker, call and exchange within it."""
+    assert process.call is not None
+    process.exchanges += 1
+    if process.exchanges >= _IN_A_CALL:
+        raise WorkflowError(f"{process.label}: {process.exchanges} exchanges in one call. Next: exchange lists, not single values.")
+    return -(process.call.call_id * _IN_A_CALL + process.exchanges)

@@ -1,0 +1,146 @@
+"""torch.distributed among the ranks of one worker, in threads of one process as well as in processes.
+
+    rank 0 opens a store ── exchange(address) ──> every rank joins ──> one process group: DistributedDataParallel, collectives
+
+The group is no default group of the process: several workers, and several ranks in one process, have groups side by side. A collective does not
+hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from rlinf_lab.errors import MissingDependencyError
+from rlinf_lab.workflow.worker import Worker
+
+if TYPE_CHECKING:
+    from torch.nn.parallel import DistributedDataParallel
+
+TIMEOUT_SECONDS = 120.0
+LOOPBACK = "127.0.0.1"
+
+
+class RankGroup:
+    """The ranks of ``worker`` as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
+
+    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there (all ranks must come), and
+    leaves it when the body raises. ``timeout``: seconds that a collective waits for the others.
+    """
+
+    def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
+        if not dist.is_available():
+            raise MissingDependencyError("RankGroup needs torch.distributed, which this build of torch lacks. Next: install another build of torch.")
+        self._worker, self._timeout = worker, datetime.timedelta(seconds=timeout)
+        self._formed = 0  # how many groups so far; 0: none now
+        self._wrapped: list[DistributedDataParallel] = []
+        self._group: Any = None
+        self._store: Any = None
+
+    # --- joining and leaving ------------------------------------------------------------------------------
+    def __enter__(self) -> RankGroup:
+        """Raises what a rank that does not come has raised."""
+        if self._worker.ranks > 1:
+            formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
+            if not formed[0] or len(set(formed)) > 1:
+                self.leave()
+                self._form(max(formed) + 1)
+            elif len(set(wrapped)) > 1:  # some have left their device: wrapping is a collective too, so all do it again
+                self.unwrap()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.leave()
+
+    def _form(self, number: int) -> None:
+        rank, ranks = self._worker.rank, self._worker.ranks
+        if rank == 0:
+            self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
+        addresses = self._worker.exchange((_own_address(), self._store.port if rank == 0 else 0))
+        on_one_machine = len({host for host, _ in addresses}) == 1
+        (first, port), own = addresses[0], addresses[rank][0]
+        client = dist.TCPStore(LOOPBACK if on_one_machine else first, port, is_master=False, timeout=self._timeout)
+        self._group = _process_group(client, rank, ranks, self._worker.device, LOOPBACK if on_one_machine else own, self._timeout)
+        self._formed = number
+        self.barrier()
+
+    def leave(self) -> None:
+        """Close this rank's connections: collectives of the others fail instead of waiting."""
+        self.unwrap()
+        self._group, self._store, self._formed = None, None, 0
+
+    def unwrap(self) -> None:
+        """Forget the modules of `parallel` and their buffers for gradients, as before leaving a device."""
+        # Gloo closes its connections when the last reference goes, not in abort(); frames of the error keep the modules alive.
+        for wrapped in self._wrapped:
+            for name in ("process_group", "reducer", "logger"):
+                wrapped.__dict__.pop(name, None)
+        self._wrapped = []
+
+    # --- working together -----------------------------------------------------------------------------------
+    def parallel(self, module: nn.Module) -> nn.Module | DistributedDataParallel:
+        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does; itself on a single rank."""
+        if self._worker.ranks == 1:
+            return module
+        for wrapped in self._wrapped:
+            if wrapped.module is module:
+                return wrapped
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._wrapped.append(DistributedDataParallel(module, process_group=self._group))
+        return self._wrapped[-1]
+
+    def mean(self, values: dict[str, float]) -> dict[str, float]:
+        """Means over the ranks, which all give the same names."""
+        if self._worker.ranks == 1:
+            return values
+        names = sorted(values)
+        total = torch.tensor([values[name] for name in names], dtype=torch.float64)
+        self._group.allreduce([total]).wait()
+        return dict(zip(names, (total / self._worker.ranks).tolist(), strict=True))
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self._worker.ranks > 1:
+            self._group.allreduce([torch.zeros(1)]).wait()
+
+    def __repr__(self) -> str:
+        now = f"group {self._formed}" if self._formed else "not formed"
+        return f"RankGroup({self._worker!r}, rank {self._worker.rank} of {self._worker.ranks}, {now})"
+
+
+def _process_group(store: Any, rank: int, ranks: int, device: str, address: str, timeout: datetime.timedelta) -> Any:
+    """A group that torch's registry of groups does not know, so that threads of one process can each have their own."""
+    group: Any = dist.ProcessGroup(store, rank, ranks)
+    kinds = dist.ProcessGroup.BackendType
+    backend: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
+    options = backend._Options()
+    options._devices, options._timeout = [backend.create_device(hostname=address)], timeout
+    gloo = backend(store, rank, ranks, options)
+    group._set_default_backend(kinds.GLOO)
+    group._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
+    if device.startswith("cuda"):
+        wishes = dist.ProcessGroupNCCL.Options()
+        wishes._timeout = timeout
+        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, ranks, wishes)
+        group._set_default_backend(kinds.NCCL)
+        group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
+    group._set_group_name(f"rlinf_lab {id(group)}")
+    return group
+
+
+def _own_address() -> str:
+    """Where the other hosts of a cluster reach this one; the loopback on a machine without a network."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the interface (RFC 5737, an address for documentation)
+            return str(probe.getsockname()[0])
+        except OSError:
+            return LOOPBACK

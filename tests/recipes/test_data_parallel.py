@@ -1,0 +1,93 @@
+"""Several learner ranks with torch's DistributedDataParallel: they learn what one rank learns, survive failures, leave their device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rlinf_lab as lab
+from rlinf_lab.recipes.ppo import PPOConfig, build
+from rlinf_lab.workers import RankGroup
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from line_env import LineEnv
+
+SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])]
+
+
+def trained(executor: str, ranks: int, **fields) -> tuple[list[dict], dict]:
+    flow = build(SMALL)
+    plan = lab.ExecutionPlan.temporal(flow, [f"cpu:{i}" for i in range(ranks)], {"learner": ranks}, **fields)
+    with lab.session(flow, plan, executor=executor, emulate=True) as session:
+        metrics = [session.step() for _ in range(3)]
+        return metrics, session.step("state")
+
+
+@pytest.mark.parametrize(("executor", "ranks"), [("local", 2), ("local", 3), pytest.param("ray", 2, marks=EXECUTORS[1].marks)])
+def test_several_ranks_learn_what_one_learns(executor: str, ranks: int) -> None:
+    one, state = trained("local", 1)
+    several, shared = trained(executor, ranks)
+    for a, b in zip(one, several, strict=True):
+        assert a.keys() == b.keys() and a["env_steps"] == b["env_steps"]
+        assert b["value_loss"] == pytest.approx(a["value_loss"], rel=1e-3)
+    for name, array in state["weights"].arrays.items():
+        assert np.allclose(array, shared["weights"].arrays[name], atol=2e-4), name
+    first, *_ = (a for n, a in state["weights"].arrays.items() if n.endswith("weight"))
+    assert np.abs(first).max() > 1e-3
+
+
+def test_ranks_learn_also_when_they_are_switched_out() -> None:
+    stays = trained("local", 2)[1]
+    plan = {"memory": {"learner": 2, "policy": 2, "simulator": 2}, "device_memory": 2}
+    leaves = trained("local", 2, **plan)[1]
+    for name, array in stays["weights"].arrays.items():
+        assert np.allclose(array, leaves["weights"].arrays[name], atol=1e-6), name
+
+
+class Together(lab.Worker):
+    def __init__(self, fails: tuple[int, int]) -> None:
+        self.fails = fails  # (rank, iteration)
+
+    def setup(self) -> None:
+        self.group = RankGroup(self, timeout=60)
+        torch.manual_seed(0)
+        self.net = nn.Linear(2, 1)
+
+    def train(self) -> tuple[list, dict]:
+        with self.group:
+            model = self.group.parallel(self.net)
+            if (self.rank, self.iteration) == self.fails:
+                raise ValueError("no")
+            self.net.zero_grad()
+            model(torch.full((1, 2), self.rank + 1.0)).sum().backward()
+            return self.net.weight.grad.tolist(), self.group.mean({"rank": float(self.rank)})
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_a_rank_that_fails_ends_the_collectives_of_the_others(executor: str) -> None:
+    """Their time-out is a minute, the test's is less than the next step would then take."""
+    flow = lab.Workflow("together")
+    together = flow.worker(Together, (1, 1), name="together")
+    flow.iteration(lambda: together.train())
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"together": [0, 1, 2]})
+    with lab.session(flow, plan, executor=executor, emulate=True) as session:
+        expected = [([[2.0, 2.0]], {"rank": 1.0})] * 3
+        assert session.step() == expected
+        with pytest.raises(lab.WorkerError, match="'together' rank 1 failed in train.*no"):
+            session.step()
+        assert session._loop.busy() == []  # nobody is left in a collective
+        assert session.step() == expected
+
+
+def test_a_rank_alone_needs_no_group() -> None:
+    worker = Together((-1, -1))
+    worker.setup()
+    assert worker.train() == ([[1.0, 1.0]], {"rank": 0.0}) and worker.group.parallel(worker.net) is worker.net
+    worker.group.barrier()
+    assert repr(worker.group) == "RankGroup(<Together, by hand>, rank 0 of 1, not formed)"
