@@ -6,6 +6,7 @@ import io
 import math
 import operator
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -88,13 +89,18 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
     return board
 
 
+CLOCK_SECONDS = 0.25  # between messages that tell the time and the load, when nothing else is new
+
+
 class _Feeder:
-    """Sends what is new or has changed since the last time; called from the background of the run, ten times a second."""
+    """Sends what is new or has changed since the last time; called from the background of the run, sixteen times a second."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         self._board, self._handle = board, handle
         self._version = 0  # of the metrics that were sent
         self._pictured: list[Any] = []
+        self._sent_at = -CLOCK_SECONDS
+        self._sent: tuple[Any, ...] = ()
         self._closed = False
         self(run)
 
@@ -102,12 +108,20 @@ class _Feeder:
         if self._closed:
             return
         final = run.state in ENDED
+        due = final or time.monotonic() >= self._sent_at + CLOCK_SECONDS
+        here = (run.state, run.iteration, len(run.timeline))
+        rows, self._version = run.metrics_since(self._version)
+        if not (due or rows or here != self._sent):
+            return
+        self._sent = here
+        if due:
+            self._sent_at = time.monotonic()
         state = {
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
             "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
         }  # fmt: skip
-        rows, self._version = run.metrics_since(self._version)
-        self._board.push(state, map(_finite, rows), run.timeline, utilisation(run), self._picture(run.frames, final), final)
+        load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
+        self._board.push(state, map(_finite, rows), run.timeline, load, picture, final)
         if final:
             self._closed = True
             if self._handle is not None:

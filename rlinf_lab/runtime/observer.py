@@ -23,12 +23,12 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
-PUMP_SECONDS = 0.1
+PUMP_SECONDS = 1 / 16
 STILL_SECONDS = 3
 
 
 class Observer:
-    """Collects, ten times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, sixteen times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
 
     ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
     collected any more and ``broken`` is called.
@@ -37,7 +37,7 @@ class Observer:
     def __init__(self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
         self.table = MetricTable()
-        self.counters: dict[str, float] = {}
+        self.counters: dict[str, float] = {}  # with the loads of the devices
         self.problem: BaseException | None = None
         self.moved_at = time.monotonic()
         self._executor, self._update, self._broken = executor, update, broken
@@ -131,7 +131,8 @@ class Observer:
             self._samples += len(fresh)
             names = self.timeline.names
             latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
-            self.counters = {**self.counters, **latest}
+            latest = {**self.counters, **latest}
+            self.counters = {**latest, **device_loads(latest)}
 
 
 class Observed:
@@ -175,15 +176,14 @@ class Observed:
     @property
     def counters(self) -> dict[str, float]:
         """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
-        latest = self._observer.counters
-        return {**latest, **device_loads(latest)}
+        return dict(self._observer.counters)
 
     def channels(self) -> pd.DataFrame:
         """Depth, puts and gets of every live queue."""
         return pd.DataFrame(self._executor.channels())
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background about ten times a second, and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background up to sixteen times a second, and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """

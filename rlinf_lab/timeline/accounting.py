@@ -41,6 +41,7 @@ from rlinf_lab.timeline.windows import Ints, Windows, WindowTracker
 __all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account"]
 
 _FRESH = 4  # stretches at the end that are never joined: spans that come a little late make few of them new
+_NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
 
 
@@ -102,7 +103,7 @@ class Ledger:
     def _clear(self) -> None:
         self._rows = 0  # how many spans of the store are in
         self._tables: tuple[int, int] = (-1, -1)
-        self._placement = Placement.of([], [])
+        self._placement = _NOWHERE
         self._tracker = WindowTracker()
         self._stretches: list[_Settled] = []
         self._open = np.empty(0, np.int64)  # numbers of the spans that end after the last `_FRESH` stretches began

@@ -10,6 +10,8 @@ from rlinf_lab.timeline.accounting import CAUSES, Accounting
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
+_LARGEST = np.iinfo(np.int32).max
+
 
 def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
     """(header, data) of the spans that arrived as number ``since`` and later (0: all; later: a live delta).
@@ -33,25 +35,10 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
     next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host), ``names``,
     ``kinds``, ``dropped``. 29 bytes a span.
     """
-    every = store.spans
-    spans = every[since:]
-    spans = spans[np.lexsort((spans["start"], spans["track"]))]
-    track = "<u2" if len(store.tracks) < 1 << 16 else "<u4"
-    name = "<u2" if len(store.names) < (1 << 16) - 1 else "<u4"
-    header, data = _columns(
-        ("start", "<f8", spans["start"] - store.start_ns),
-        ("duration", "<f4", spans["end"] - spans["start"]),
-        ("iteration", "<i4", spans["iteration"]),
-        ("items", "<i4", spans["items"]),
-        ("flow", "<i4", np.minimum(spans["flow"], np.iinfo(np.int32).max)),
-        ("track", track, spans["track"]),
-        ("name", name, spans["name"]),
-        ("channel", name, spans["channel"] + 1),
-        ("kind", "u1", spans["kind"]),
-    )
+    header, data = pack_rows(store, since)
     header |= {
         "since": since,
-        "next": len(every),
+        "next": len(store),
         "start_ns": store.start_ns,
         "end_ns": store.end_ns,
         "devices": store.devices,
@@ -61,6 +48,25 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
         "dropped": store.dropped,
     }
     return header, data
+
+
+def pack_rows(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
+    """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times a second."""
+    spans = store.spans[since:]
+    spans = spans[np.lexsort((spans["start"], spans["track"]))]
+    track = "<u2" if len(store._tracks) < 1 << 16 else "<u4"
+    name = "<u2" if len(store._names) < (1 << 16) - 1 else "<u4"
+    return _columns(
+        ("start", "<f8", spans["start"] - store.start_ns),
+        ("duration", "<f4", spans["end"] - spans["start"]),
+        ("iteration", "<i4", spans["iteration"]),
+        ("items", "<i4", spans["items"]),
+        ("flow", "<i4", np.minimum(spans["flow"], _LARGEST)),
+        ("track", track, spans["track"]),
+        ("name", name, spans["name"]),
+        ("channel", name, spans["channel"] + 1),
+        ("kind", "u1", spans["kind"]),
+    )
 
 
 def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
@@ -89,8 +95,8 @@ def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
 
 def _columns(*columns: tuple[str, str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
     layout, parts, offset = [], [], 0
-    for name, dtype, values in sorted(columns, key=lambda column: -np.dtype(column[1]).itemsize):
+    for name, dtype, values in sorted(columns, key=lambda column: -int(column[1][-1])):
         layout.append([name, dtype, offset])
-        parts.append(values.astype(dtype).tobytes())
+        parts.append(values.astype(dtype, copy=False).tobytes())
         offset += len(parts[-1])
     return {"count": len(columns[0][2]), "columns": layout}, b"".join(parts)

@@ -177,11 +177,18 @@ class Recorder:
 
     def batches(self) -> Iterator[SpanBatch]:
         """All that waits now, portion by portion. It ends, however fast others add meanwhile."""
+        if not self._has_news():  # asked many times a second
+            return
         with self._draining:
             portions = self._spill.files + 1
         for _ in range(portions):
             if batch := self.drain():
                 yield batch
+
+    def _has_news(self) -> bool:
+        """Whether a drain would bring anything."""
+        here = (len(self._tracks), len(self._names), self.dropped)
+        return bool(self._buffer or self._wide or self._counters or self._spill) or here != tuple(self._sent)
 
     def _cut(self) -> SpanArray:
         """Take what waits in memory."""

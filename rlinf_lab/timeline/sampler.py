@@ -6,6 +6,7 @@ curves says half of what happened, and a recorder is all that a sampler needs.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ _MIB = 1 << 20
 
 
 class UtilisationSampler:
-    """Every ``seconds``, from `start` to `stop`, writes into ``recorder``:
+    """Every ``seconds`` (memory: every second time), from `start` to `stop`, writes into ``recorder``:
 
     ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB`` (memory
     in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem`` says why there
@@ -28,7 +29,7 @@ class UtilisationSampler:
     """
 
     def __init__(
-        self, recorder: Recorder, seconds: float = 0.25, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
+        self, recorder: Recorder, seconds: float = 0.5, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
     ) -> None:
         self.recorder = recorder
         self.seconds = seconds
@@ -132,9 +133,13 @@ def _processors(chosen: Sequence[int] | None) -> Callable[[], list[tuple[str, fl
         return list
     psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with and returns zeros
 
+    turn = itertools.count()
+
     def sample() -> list[tuple[str, float]]:
         percents = psutil.cpu_percent(percpu=True)
         entries = [(f"core {core} %", percents[core]) for core in cores if core < len(percents)]
+        if next(turn) % 2:  # memory changes slowly, and reading it costs more
+            return entries
         memory = psutil.virtual_memory()
         used = memory.total - memory.available
         return [*entries, ("process MiB", process.memory_info().rss / _MIB), ("host MiB", used / _MIB)]

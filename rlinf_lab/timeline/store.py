@@ -23,7 +23,6 @@ from rlinf_lab.timeline.span import SpanKind, Track
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
 
-
 #: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it likes.
 MEMORY_BYTES = 64 << 20
 
@@ -36,7 +35,7 @@ class Growing:
     """
 
     def __init__(self, dtype: np.dtype[Any], memory_bytes: int = MEMORY_BYTES) -> None:
-        self._data: NDArray[Any] = np.empty(1024, dtype)
+        self._data: NDArray[Any] = np.empty(0, dtype)
         self._size = 0
         self._memory_bytes = memory_bytes
         self._file: IO[bytes] | None = None
@@ -50,7 +49,7 @@ class Growing:
         """Room for ``count`` more rows, to be filled in before `commit`."""
         size = self._size + count
         if size > len(self._data):
-            self._grow(max(size, 2 * len(self._data)))
+            self._grow(max(size, 2 * len(self._data), 1024))
         return self._data[self._size : size]
 
     def commit(self, count: int) -> None:
@@ -59,6 +58,12 @@ class Growing:
         view = self._data[: self._size]
         view.flags.writeable = False
         self.view = view
+
+    def frozen(self) -> Growing:
+        """The view of now, and nothing else: it cannot grow."""
+        kept = object.__new__(Growing)
+        kept.view = self.view
+        return kept
 
     def append(self, rows: NDArray[Any]) -> None:
         self.reserve(len(rows))[...] = rows
@@ -93,8 +98,15 @@ class _Source:
 
     def __init__(self) -> None:
         self.seq = 0
-        self.tracks = np.empty(0, np.int32)
-        self.names = np.empty(0, np.int32)
+        self.tracks = self.names = np.array([-1], np.int32)  # the last entry stands for none: number -1 finds it
+        self.same = True  # its numbers are ours already
+
+    def learn(self, tracks: list[int], names: list[int]) -> None:
+        """Our numbers of the tracks and names that come next."""
+        if tracks or names:
+            self.tracks = np.concatenate([self.tracks[:-1], np.array([*tracks, -1], np.int32)])
+            self.names = np.concatenate([self.names[:-1], np.array([*names, -1], np.int32)])
+            self.same = all(np.array_equal(table[:-1], np.arange(len(table) - 1)) for table in (self.tracks, self.names))
 
 
 class SpanStore:
@@ -112,6 +124,8 @@ class SpanStore:
         self._marks = Growing(SPAN_DTYPE)
         self._counters = Growing(COUNTER_DTYPE)
         self._bounds: tuple[int, int] | None = None
+        self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
+        self._is_snapshot = False
         self.dropped = 0
 
     # --- writing ----------------------------------------------------------------------------------------
@@ -121,6 +135,8 @@ class SpanStore:
         A batch that was added before is ignored. Raises `TimelineError` when one of the same recorder is missing in
         between, or when a span ends before it starts; the timeline is unchanged then.
         """
+        if self._is_snapshot:
+            raise TimelineError("This is a snapshot, which does not grow. Next: extend the timeline it was taken from.")
         if not batch:
             return
         with self._lock:
@@ -128,8 +144,8 @@ class SpanStore:
             if batch.seq < source.seq:
                 return
             self._check(batch, source)
-            source.tracks = np.append(source.tracks, self._number(self._tracks, batch.tracks))
-            source.names = np.append(source.names, self._number(self._names, batch.names))
+            self._now = None
+            source.learn(self._number(self._tracks, batch.tracks), self._number(self._names, batch.names))
             source.seq += 1
             self._sources[batch.source] = source
             for track in batch.tracks:
@@ -147,19 +163,20 @@ class SpanStore:
                 f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one."
                 " Next: deliver every batch of a recorder, in order."
             )
-        tracks, names = len(source.tracks) + len(batch.tracks), len(source.names) + len(batch.names)
+        if not len(batch.spans):
+            return
+        tracks, names = len(source.tracks) - 1 + len(batch.tracks), len(source.names) - 1 + len(batch.names)
         for field, low, size in (("track", 0, tracks), ("name", -1, names), ("channel", -1, names)):
-            strange = batch.spans[field][(batch.spans[field] < low) | (batch.spans[field] >= size)]
-            if len(strange):
-                raise TimelineError(
-                    f"A span of {batch.source!r} has {field} {strange[0]}, of which there are {size}."
-                    f" Next: pass Recorder.add what Recorder.{field}() returned."
-                )
-        strange = batch.spans["kind"][batch.spans["kind"] >= len(SpanKind)]
-        if len(strange):
-            raise TimelineError(f"A span of {batch.source!r} has kind {strange[0]}. Next: pass Recorder.add a SpanKind.")
-        wrong = np.flatnonzero(batch.spans["end"] < batch.spans["start"])
-        if len(wrong):
+            for strange in (batch.spans[field].min(), batch.spans[field].max()):
+                if not low <= strange < size:
+                    raise TimelineError(
+                        f"A span of {batch.source!r} has {field} {strange}, of which there are {size}."
+                        f" Next: pass Recorder.add what Recorder.{field}() returned."
+                    )
+        if (kind := batch.spans["kind"].max()) >= len(SpanKind):
+            raise TimelineError(f"A span of {batch.source!r} has kind {kind}. Next: pass Recorder.add a SpanKind.")
+        if (batch.spans["end"] < batch.spans["start"]).any():
+            wrong = np.flatnonzero(batch.spans["end"] < batch.spans["start"])
             row = batch.spans[wrong[0]]
             raise TimelineError(
                 f"{len(wrong)} spans of {batch.source!r} end before they start; the first: track {row['track']},"
@@ -167,26 +184,27 @@ class SpanStore:
             )
 
     @staticmethod
-    def _number(table: dict[Any, int], new: Iterable[Any]) -> NDArray[np.int32]:
-        return np.array([table.setdefault(key, len(table)) for key in new], np.int32)
+    def _number(table: dict[Any, int], new: Iterable[Any]) -> list[int]:
+        return [table.setdefault(key, len(table)) for key in new]
 
     def _add_spans(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
         ours = self._spans.reserve(len(rows))
-        for field in ("nbytes", "flow", "iteration", "items", "kind"):
-            ours[field] = rows[field]
-        ours["track"] = source.tracks[rows["track"]]
-        ours["name"] = _translate(rows["name"], source.names)
-        ours["channel"] = _translate(rows["channel"], source.names)
-        np.add(rows["start"], offset_ns, out=ours["start"])
-        np.add(rows["end"], offset_ns, out=ours["end"])
+        ours[...] = rows
+        if not source.same:
+            ours["track"] = source.tracks[rows["track"]]
+            ours["name"] = source.names[rows["name"]]
+            ours["channel"] = source.names[rows["channel"]]
+        if offset_ns:
+            ours["start"] += offset_ns
+            ours["end"] += offset_ns
         self._show(ours)
 
     def _show(self, ours: SpanArray) -> None:
         """Make reserved rows part of the timeline."""
         start, end, old = int(ours["start"].min()), int(ours["end"].max()), self._bounds
-        marks = (ours["kind"] == SpanKind.MARK) & (ours["name"] == self._names.get(ITERATION, -2))
+        marks = ours["kind"] == SpanKind.MARK
         if marks.any():
-            self._marks.append(ours[marks])
+            self._marks.append(ours[marks & (ours["name"] == self._names.get(ITERATION, -2))])
         self._spans.commit(len(ours))
         self._bounds = (min(start, old[0]), max(end, old[1])) if old else (start, end)
 
@@ -205,7 +223,7 @@ class SpanStore:
             self._devices.update(dict.fromkeys(track.devices))
         for name in names:
             self._names[name] = len(self._names)
-        self.dropped = dropped
+        self._now, self.dropped = None, dropped
         self._counters.append(counters)
         if len(spans):
             ours = self._spans.reserve(len(spans))
@@ -213,17 +231,17 @@ class SpanStore:
             self._show(ours)
 
     def snapshot(self) -> Self:
-        """What is there now, as an object that does not grow. The spans are shared, not copied."""
+        """What is there now, as an object that does not grow. The spans are shared, not copied; the same object until something comes."""
+        if self._is_snapshot:
+            return self
         with self._lock:
-            copy = type(self)(list(self._devices))
-            copy._tracks, copy._names = dict(self._tracks), dict(self._names)
-            copy._spans.view, copy._marks.view, copy._counters.view = self._spans.view, self._marks.view, self._counters.view
-            copy._bounds, copy.dropped = self._bounds, self.dropped
-            copy.extend = copy._frozen  # type: ignore[method-assign]
+            if self._now is not None:
+                return self._now
+            self._now = copy = object.__new__(type(self))  # taken many times a second: nothing is made that a snapshot does not need
+            copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
+            copy._spans, copy._marks, copy._counters = self._spans.frozen(), self._marks.frozen(), self._counters.frozen()
+            copy._bounds, copy.dropped, copy._is_snapshot = self._bounds, self.dropped, True
             return copy
-
-    def _frozen(self, batch: SpanBatch, offset_ns: int = 0) -> None:
-        raise TimelineError("This is a snapshot, which does not grow. Next: extend the timeline it was taken from.")
 
     # --- reading ----------------------------------------------------------------------------------------
     @property
@@ -273,8 +291,3 @@ class SpanStore:
         """The MARK spans that say where each iteration begins and ends, by start."""
         marks = self._marks.view
         return marks[np.argsort(marks["start"], kind="stable")]
-
-
-def _translate(numbers: NDArray[np.int32], table: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Table lookup in which -1 (none) stays -1."""
-    return np.append(table, np.int32(-1))[numbers]

@@ -41,6 +41,7 @@ BUBBLE_DTYPE = np.dtype(
 )  # fmt: skip
 
 _LONGEST = 1 << 62  # of the long axis
+_FIRST, _LAST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Stretch:
     def _group_ends(self, spans: Spans) -> Ints:
         """(devices, windows): when the last RUN of any rank of a worker placed on a device ends; the window's start without."""
         place, windows = self._place, self._windows
-        ends = np.full((place.devices, len(windows)), np.iinfo(np.int64).min, np.int64)
+        ends = np.full((place.devices, len(windows)), _FIRST, np.int64)
         run = np.flatnonzero(spans.kind == SpanKind.RUN)
         worker = place.worker[spans.track[run]]
         last = np.empty((place.workers, len(windows)), np.int64)
@@ -291,14 +292,14 @@ def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 def _last_end(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
     """Where intervals (sorted by start) end for the last time inside each window; its start if none reaches into it."""
-    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))
+    reach = np.maximum.accumulate(np.append(_FIRST, end))
     return np.clip(reach[np.searchsorted(start, ends, "left")], starts, ends)
 
 
 def _first_start(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
     """Where disjoint intervals begin first inside each window; its end if none reaches into it."""
     first = np.searchsorted(end, starts, "right")
-    return np.clip(np.append(start, np.iinfo(np.int64).max)[first], starts, ends)
+    return np.clip(np.append(start, _LAST)[first], starts, ends)
 
 
 def _covering(start: Ints, end: Ints, at: Ints) -> tuple[NDArray[np.bool_], Ints]:

@@ -32,7 +32,7 @@ class Timeline(SpanStore):
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
-        copy._ledger = self._ledger
+        copy._ledger = self._ledger  # one that grows with the timeline
         return copy
 
     # --- tables -----------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.accounting import Accounting
-from rlinf_lab.timeline.packed import pack_spans
+from rlinf_lab.timeline.packed import pack_rows
 from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle
 
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
+LOOK_SECONDS = 0.25  # between looks for iterations that have settled
+_REST = 600  # accounting takes at most one 600th of a core
 
 
 @dataclass
@@ -79,14 +80,21 @@ class TimelineFeed:
 
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
-        now = self._now = self.timeline.snapshot()
-        update = Update()
-        if not len(now) and not now.devices:
-            return update
+        now, update = self.timeline.snapshot(), Update()
+        if now is not self._now or self._shape == (-1, -1, -1):
+            self._now = now
+            self._add_spans(now, update)
+        if len(now) and (final or time.monotonic() >= self._not_before):
+            self._add_bubbles(now, update, final)
+        return update
+
+    def _add_spans(self, now: Timeline, update: Update) -> None:
+        if not len(now) and not now._devices:
+            return
         if self._origin is None and len(now):
-            self._origin = self._idle_until = now.start_ns
+            self._origin = self._idle_until = self._told_until = now.start_ns
             self._shape = (-1, -1, -1)  # the origin is in the tables
-        shape = (len(now.devices), len(now.tracks), len(now.names))
+        shape = (len(now._devices), len(now._tracks), len(now._names))
         if shape != self._shape:
             self._shape = shape
             update.tables = self._tables()
@@ -94,9 +102,6 @@ class TimelineFeed:
             self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(self._seen)
             self._seen = len(now)
-        if len(now):
-            self._add_bubbles(now, update, final)
-        return update
 
     def everything(self) -> Update:
         """All that `take` has returned so far, as one update; nothing is kept twice for it."""
@@ -108,43 +113,43 @@ class TimelineFeed:
         return make_tables(self._origin or 0, self._now.devices, self._now.tracks, self._now.names)
 
     def _spans(self, since: int) -> tuple[dict[str, Any], bytes]:
-        header, data = pack_spans(self._now, since)
-        shift = header["start_ns"] - (self._origin or 0)
-        return {"count": header["count"], "columns": header["columns"], "shift": shift}, data
+        header, data = pack_rows(self._now, since)
+        return header | {"shift": self._now.start_ns - (self._origin or 0)}, data
 
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
         marks = now.marks()
         still = time.monotonic() - self._grown_at >= SETTLE_NS / 1e9  # paused, or everybody waits
         settled = marks if final or still else marks[marks["end"] <= now.end_ns - SETTLE_NS]
         assert self._idle_until is not None and self._origin is not None
+        self._not_before = time.monotonic() + LOOK_SECONDS
         sure = max(self._idle_until, int(settled["end"].max(initial=0)))
         until = now.end_ns if final else sure
-        if until <= self._told_until or not (final or time.monotonic() >= self._not_before):
+        if until <= self._told_until:
             return
-        began = time.monotonic()
-        accounting = now.accounting()
-        pack = partial(pack_idle, accounting.bubbles, self._origin, len(now.devices))
+        began = time.thread_time()
+        fresh = settled[[number not in self._summed for number in settled["iteration"].tolist()]]
+        rows = now.accounting().since(min(self._idle_until, int(fresh["start"].min(initial=self._idle_until))))
+        pack = partial(pack_idle, rows, self._origin, len(now.devices))
         settled_rows, self._rest = pack(self._idle_until, sure), pack(sure, until)
         update.idle, update.idle_from = settled_rows + self._rest, self._idle_until - self._origin
         self._idle_until, self._told_until = sure, until
-        update.bubbles = self._sums(accounting, settled)
+        update.bubbles = self._sums(rows, fresh, len(now.devices))
         self._idle.append(settled_rows)
         self._bubbles.extend(update.bubbles)
-        # Accounting looks at the whole timeline: spend at most a twentieth of the time on it.
-        self._not_before = time.monotonic() + 20 * (time.monotonic() - began)
+        self._not_before += _REST * (time.thread_time() - began)
 
-    def _sums(self, accounting: Accounting, marks: np.ndarray) -> list[dict[str, float]]:
+    def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
+        """Seconds by cause of each of these iterations, whose bubbles are among the given ones."""
         rows = []
-        bubbles = accounting.bubbles
         for mark in marks:
             number = int(mark["iteration"])
-            if number in self._summed:
+            if number in self._summed:  # two marks of one number: the first counts
                 continue
             self._summed.add(number)
             own = bubbles[bubbles["iteration"] == number]
             idle = np.zeros(len(CAUSES), np.int64)
             np.add.at(idle, own["cause"], own["end"] - own["start"])
-            whole = int(mark["end"] - mark["start"]) * len(accounting.devices)
+            whole = int(mark["end"] - mark["start"]) * devices
             row = {cause: float(ns) / 1e9 for cause, ns in zip(CAUSES, idle, strict=True) if ns}
             rows.append({"iteration": number, "busy": max(0, whole - int(idle.sum())) / 1e9, **row})
         return rows

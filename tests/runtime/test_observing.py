@@ -237,7 +237,7 @@ def test_a_tick_sends_what_has_changed_only() -> None:
     done._observer.table.logged("w", 0, 3, {"late": 1.0})
     feeder(done)
     done.state = "finished"
-    assert board.sent == [5, 0, 1] and board.rows[3]["late"] == 1.0
+    assert board.sent == [5, 1] and board.rows[3]["late"] == 1.0
 
 
 def test_a_picture_is_encoded_once() -> None:

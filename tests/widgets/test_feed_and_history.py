@@ -208,7 +208,7 @@ def test_what_has_stood_still_for_a_while_is_settled(monkeypatch: pytest.MonkeyP
     assert [row["iteration"] for row in feed.take().bubbles] == []  # each takes a fifth of a second: more may come
     now[0] += 0.4
     assert feed.take().bubbles == []
-    now[0] += 0.2
+    now[0] += 0.3
     assert [row["iteration"] for row in feed.take().bubbles] == [0, 1]
 
 
