@@ -23,12 +23,12 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
-PUMP_SECONDS = 1 / 16
+PUMP_SECONDS = 0.1
 STILL_SECONDS = 3
 
 
 class Observer:
-    """Collects, sixteen times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, ten times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
 
     ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
     collected any more and ``broken`` is called.
@@ -183,7 +183,7 @@ class Observed:
         return pd.DataFrame(self._executor.channels())
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background up to sixteen times a second, and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background about ten times a second, and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """

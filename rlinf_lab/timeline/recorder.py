@@ -27,6 +27,7 @@ from rlinf_lab.timeline.spill import Spill
 NAME_CHARACTERS = 200
 _ROW = NARROW_STRUCT.size
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
+_NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
 
 
@@ -156,11 +157,11 @@ class Recorder:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
             spans = self._spill.fetch() if self._spill else self._cut()
             with self._lock:
-                samples = np.frombuffer(self._counters[:], COUNTER_DTYPE)
+                samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
                 first_track, first_name, dropped = self._sent
-                tracks = tuple(itertools.islice(self._tracks, first_track, None))
-                names = tuple(itertools.islice(self._names, first_name, None))
+                tracks = tuple(itertools.islice(self._tracks, first_track, None)) if len(self._tracks) > first_track else ()
+                names = tuple(itertools.islice(self._names, first_name, None)) if len(self._names) > first_name else ()
                 lost = self.dropped - dropped
                 news = bool(len(spans) or len(samples) or tracks or names or lost)
                 self._sent = [first_track + len(tracks), first_name + len(names), self.dropped]
@@ -200,7 +201,11 @@ class Recorder:
     def _copy(self, size: int, wide_size: int) -> SpanArray:
         """So many bytes of what waits, as rows. A copy: a view would forbid others to append meanwhile."""
         narrow = widened(self._buffer[:size])
-        return np.concatenate([narrow, np.frombuffer(self._wide[:wide_size], SPAN_DTYPE)]) if wide_size else narrow
+        if not wide_size:
+            return narrow
+        both = np.empty(len(narrow) + wide_size // SPAN_STRUCT.size, SPAN_DTYPE)  # np.concatenate would take the padding away
+        both[: len(narrow)], both[len(narrow) :] = narrow, np.frombuffer(self._wide[:wide_size], SPAN_DTYPE)
+        return both
 
     def __len__(self) -> int:
         """How many spans wait, in memory and on disk."""

@@ -17,7 +17,7 @@ from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
-_REST = 600  # accounting takes at most one 600th of a core
+_REST = 1000  # accounting takes at most a thousandth of a core
 
 
 @dataclass
