@@ -9,8 +9,9 @@ Invariants
 - Items leave a channel in the order in which the engine accepted them; each is granted to exactly one get.
 - Events of one instant are settled together, sorted by (process, kind, channel): the order in which threads
   happened to run has no influence (needed for simulated and local timelines to be equal).
-- The one that waited longest among equals gets the device; upstream goes before downstream, so a consumer runs when
-  its producer has put data and has nothing left to do.
+- Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness); within
+  an iteration upstream goes before downstream, so a consumer runs when its producer has put data and has nothing left to do;
+  among equals the one that has waited longest.
 
 Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded scheduling.
 """
@@ -27,7 +28,7 @@ from rlinf_lab.errors import ExecutorError
 class Event(IntEnum):
     """What a driver reports. The numbers are the order within one instant and one process."""
 
-    START = 0  # (process, START, -1, 1 if it needs its devices now else 0)
+    START = 0  # (process, START, iteration, 1 if it needs its devices now else 0)
     PUT = 1  # (process, PUT, channel, n)
     GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end
     DONE = 3  # (process, DONE, -1, 0)
@@ -59,7 +60,7 @@ class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "devices", "granted", "hi", "holding", "index", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state",
+        "alone", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state",
     )  # fmt: skip
 
     def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool) -> None:
@@ -73,8 +74,9 @@ class Process:
         self.holding = False
         self.granted = False  # owns the devices, but may still wait for a switch
         self.state = "idle"
+        self.iteration = -1  # of its call
         self.lo = self.hi = 0
-        self.lock_key: tuple[int, int, int] = (0, 0, 0)
+        self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 class Stream:
@@ -181,7 +183,7 @@ class Engine:
             elif kind == _GET:
                 self._get(p, channel, n)
             elif kind == _START:
-                self._start(p, n)
+                self._start(p, channel, n)
             elif kind == _DONE:
                 self._done(p)
             elif kind == _ONLOADED:
@@ -322,8 +324,9 @@ class Engine:
         return None if holder is None else holder.index
 
     # --- the machine -----------------------------------------------------------------------------------
-    def _start(self, p: Process, needs_devices: int) -> None:
+    def _start(self, p: Process, iteration: int, needs_devices: int) -> None:
         self._expect_running(p, "idle")
+        p.iteration = iteration
         p.lo = p.hi = 0
         if needs_devices:
             self._want(p)
@@ -471,7 +474,7 @@ class Engine:
             return
         p.state = "lock"
         self._arrivals += 1
-        p.lock_key = (p.priority, self._arrivals, p.index)
+        p.lock_key = (p.iteration, p.priority, self._arrivals, p.index)
         for device in p.devices:
             self._queue[device].append(p)
             self._touched.add(device)
@@ -578,5 +581,5 @@ class Engine:
         self._out.append((_RESUME, p.index, p.lo, p.hi))
 
 
-def _lock_key(p: Process) -> tuple[int, int, int]:
+def _lock_key(p: Process) -> tuple[int, int, int, int]:
     return p.lock_key

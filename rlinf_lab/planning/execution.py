@@ -32,7 +32,9 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     whole = math.lcm(1, *leaving.values())
     # Units of turns, not bytes: those who leave fill a device, so that one of them is there at a time; those who stay take nothing.
     memory = {w: whole // m for w, m in leaving.items()} if switching else {}
-    plan = ExecutionPlan(name, tuple(devices), placements, chunks, {}, sub_batches, fused, memory, whole if switching else None)
+    plan = ExecutionPlan(
+        name, tuple(devices), placements, chunks, {}, sub_batches, fused, memory, whole if switching else None, placement.setting.staleness
+    )
     plan.validate(graph)
     return plan
 

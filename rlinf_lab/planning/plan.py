@@ -34,6 +34,7 @@ class ExecutionPlan:
     ``fused``: groups of workers whose rank i form one unit: channels between them are private to the unit.
     ``memory``: units a worker's rank occupies on each of its devices while resident (default 0).
     ``device_memory``: units a device has; None: everything fits and nothing is ever switched out.
+    ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
     """
 
     name: str
@@ -45,6 +46,7 @@ class ExecutionPlan:
     fused: tuple[tuple[str, ...], ...] = ()
     memory: Mapping[str, int] = field(default_factory=dict)
     device_memory: int | None = None
+    staleness: int = 0
 
     def __post_init__(self) -> None:
         """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
@@ -54,6 +56,7 @@ class ExecutionPlan:
             "devices": devices, "placements": read.placements(self.placements, devices), "chunks": read.chunks(self.chunks),
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
+            "staleness": read.staleness(self.staleness),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -254,6 +257,7 @@ class ExecutionPlan:
         if self.chunks:
             lines.append("  chunks       " + ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))
         lines += [f"  fused        {' + '.join(g)}" for g in self.fused]
+        lines += [f"  staleness    {counted(self.staleness, 'iteration')}"] if self.staleness else []
         return "\n".join(lines)
 
     def _seats(self, worker: str) -> str:
@@ -280,6 +284,7 @@ class ExecutionPlan:
         notes = [f"chunk of {escape(c)}: {n or 'all'}" for c, n in self.chunks.items()]
         notes += [f"{escape(w)} in {n} sub-batches" for w, n in self.sub_batches.items() if n > 1]
         notes += [f"fused: {escape(' + '.join(g))}" for g in self.fused]
+        notes += [f"staleness {self.staleness}"] if self.staleness else []
         return (
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"

@@ -12,6 +12,7 @@ from rlinf_lab.planning.device import Device
 Ranks = tuple[tuple[int, ...], ...]
 MOST = 2**31 - 1  # items; counts travel as 32-bit integers
 MOST_TOKENS = 65_536  # sub-batches of one rank
+MOST_STALENESS = 64  # iterations under way beside the newest: each holds its queues and values
 
 
 class Fixed(dict[str, Any]):
@@ -137,6 +138,10 @@ class Fields:
 
     def device_memory(self, value: Any) -> int | None:
         return None if value is None else self.whole("device_memory", value, 1, "units of one device, as in memory, or None when everything fits")
+
+    def staleness(self, value: Any) -> int:
+        advice = "0 to end each iteration before the next begins, 1 to overlap two of them"
+        return self.whole("staleness", value, 0, advice, MOST_STALENESS)
 
     def fused(self, value: Any) -> tuple[tuple[str, ...], ...]:
         advice = "fused=[['simulator', 'policy']]"

@@ -41,7 +41,7 @@ class Simulator:
         self.relieved = 0
 
     def simulate(self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None) -> Timeline:
-        """``iterations`` times the calls of one iteration, with a barrier between iterations.
+        """``iterations`` times the calls of one iteration; as many of them overlap as the plan's ``staleness`` allows.
 
         ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of them, `put` and `get`
         at channels of its own. Default: all calls, in order, at once.

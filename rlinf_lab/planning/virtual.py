@@ -61,6 +61,17 @@ class Rows:
         return SpanBatch("simulated", "simulated", 0, spans, tuple(self.tracks), tuple(self.names))
 
 
+class Iteration:
+    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it."""
+
+    __slots__ = ("in_body", "start", "unended")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.in_body = True  # the loop has not come to its end
+        self.unended: dict[int, int] = {}
+
+
 class Rank:
     """One rank of a worker, following scripts."""
 
@@ -114,10 +125,10 @@ class VirtualHost:
         self._streams: dict[tuple[str, int, int], int] = {}
         self._queues: dict[tuple[str, int, int, int], int] = {}
         self._values: dict[tuple[int, int], list[Rank] | None] = {}  # (iteration, position): who waits; None: it is there
-        self._made: list[int] = []  # positions of the calls of this iteration
-        self._unended: dict[int, int] = {}  # position: ranks whose call has not ended
-        self._awaited: tuple[int, bool] | None = None  # the call that the loop waits for (part of it: of rank 0); None: all of them
+        self._open: dict[int, Iteration] = {}
+        self._made: list[int] = []  # positions of the calls that the loop has made in its present iteration
         self._sealed: set[str] = set()
+        self._is_there: Callable[[], bool] = bool  # whether what the loop waits for has come
         self._round = 0
         self.ranks: list[Rank] = []
         for worker, rank in layout.members:
@@ -147,50 +158,65 @@ class VirtualHost:
 
     # --- the driver ----------------------------------------------------------------------------------------
     def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
-        """The user's loop: its own script, the end of all calls, the next iteration."""
-        driver = self.ranks[0]
+        """The user's loop: its own script, once for each iteration; when there are too many of them, it waits for the oldest."""
+        staleness = self.layout.plan.staleness
         for iteration in range(iterations):
-            driver.iteration, driver.ports, start = iteration, {}, self.now
-            self._made, self._unended, self._sealed = [], {}, set()
-            yield (_BEGIN, None, 0, 0)
-            script, got = self.loop(Turn(0, iteration, 0, 1)), None
-            while (op := _next(script, got)) is not None:
-                got = None
-                kind, channel, number, rank = op
-                if kind == CALL:
-                    self._submit(iteration, number)
-                elif kind == WAIT:
-                    self._seal(iteration, self._above(self.calls[number].reads))
-                    yield from self._until((number, rank == 0))
-                else:
-                    if kind == GET:
-                        self._seal(iteration, self._above((channel,)))
-                    elif kind == PUT and channel in self._sealed:
-                        raise WorkflowError(f"The script of the loop puts into {channel!r} after it has waited for something that may depend on its end.")
-                    got = yield op
-            self._seal(iteration, set(self.layout.graph_channels()))
-            yield from self._until(None)
-            yield (_END, None, 0, 0)
-            self.rows.add(driver.track, SpanKind.MARK, driver.method, start, self.now, iteration)
-            self._retire(iteration)
+            yield from self._until(lambda latest=iteration - staleness - 1: self._are_over(latest))  # type: ignore[misc]
+            yield from self._body(iteration)
+        yield from self._until(lambda: not self._open)
 
-    def _until(self, awaited: tuple[int, bool] | None) -> Generator[tuple[int, Any, int, int], Any, None]:
-        self._awaited = awaited
-        while not self._is_there():
+    def _body(self, iteration: int) -> Generator[tuple[int, Any, int, int], Any, None]:
+        driver, made = self.ranks[0], Iteration(self.now)
+        driver.iteration, driver.ports = iteration, {}
+        self._open[iteration], self._made, self._sealed = made, [], set()
+        yield (_BEGIN, None, 0, 0)
+        script, got = self.loop(Turn(0, iteration, 0, 1)), None
+        while (op := _next(script, got)) is not None:
+            got = None
+            kind, channel, number, rank = op
+            if kind == CALL:
+                self._submit(iteration, number)
+            elif kind == WAIT:
+                self._seal(iteration, self._above(self.calls[number].reads))
+                yield from self._until(lambda n=number, part=rank == 0: self._has_ended(iteration, n, part))  # type: ignore[misc]
+            else:
+                if kind == GET:
+                    self._seal(iteration, self._above((channel,)))
+                elif kind == PUT and channel in self._sealed:
+                    raise WorkflowError(f"The script of the loop puts into {channel!r} after it has waited for something that may depend on its end.")
+                got = yield op
+        self._seal(iteration, set(self.layout.graph_channels()))
+        made.in_body = False
+        self._look(iteration)
+        yield (_END, None, 0, 0)
+
+    def _until(self, is_there: Callable[[], bool]) -> Generator[tuple[int, Any, int, int], Any, None]:
+        self._is_there = is_there
+        while not is_there():
             yield (_AWAIT, None, 0, 0)
 
-    def _is_there(self) -> bool:
-        """What the loop waits for."""
-        if self._awaited is None:
-            return not self._unended
-        number, part = self._awaited
-        return number not in self._unended or (part and self._values.get((self.ranks[0].iteration, number), ()) is None)
+    def _has_ended(self, iteration: int, number: int, part: bool) -> bool:
+        """A call of this iteration; ``part``: on rank 0."""
+        return number not in self._open[iteration].unended or (part and self._values.get((iteration, number), ()) is None)
+
+    def _are_over(self, latest: int) -> bool:
+        """This iteration and all before it."""
+        return all(iteration > latest for iteration in self._open)
+
+    def _look(self, iteration: int) -> None:
+        """Write down the end of an iteration when it has come."""
+        made = self._open[iteration]
+        if not made.in_body and not made.unended:
+            driver = self.ranks[0]
+            self.rows.add(driver.track, SpanKind.MARK, driver.method, made.start, self.now, iteration)
+            del self._open[iteration]
+            self._retire(iteration)
 
     def _submit(self, iteration: int, number: int) -> None:
         call = self.calls[number]
         members = self._of[call.worker]
         self._made.append(number)
-        self._unended[number] = len(members)
+        self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
             p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
             if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
@@ -225,7 +251,7 @@ class VirtualHost:
             self._engine.forget_channel(self._queues.pop(queue))
         for stream in [name for name in self._streams if name[1] == iteration]:
             self._engine.forget_stream(self._streams.pop(stream))
-        self._values = {key: waiters for key, waiters in self._values.items() if key[0] > iteration}
+        self._values = {key: waiters for key, waiters in self._values.items() if key[0] != iteration}
 
     # --- channels --------------------------------------------------------------------------------------------
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
@@ -269,7 +295,7 @@ class VirtualHost:
             self._add(p, SpanKind.WAIT, p.start, self.now)
         p.bound_ns, p.lock_waited, p.lock_from = 0, True, self.now
         p.doing = _STARTING
-        self._pending.append((p.index, Event.START, -1, int(p.call.starts_on_device)))
+        self._pending.append((p.index, Event.START, p.iteration, int(p.call.starts_on_device)))
 
     def _end(self, p: Rank) -> None:
         """The script is over."""
@@ -292,9 +318,11 @@ class VirtualHost:
                 for waiter in self._values.get((p.iteration, p.number)) or ():
                     self._wake(waiter)
                 self._values[p.iteration, p.number] = None
-            self._unended[p.number] -= 1
-            if not self._unended[p.number]:
-                del self._unended[p.number]
+            unended = self._open[p.iteration].unended
+            unended[p.number] -= 1
+            if not unended[p.number]:
+                del unended[p.number]
+                self._look(p.iteration)
             driver = self.ranks[0]
             if driver.doing == _AWAITING and self._is_there():
                 driver.doing = _DRIVING  # woken once
@@ -450,7 +478,7 @@ class VirtualHost:
         """The driver's own operations."""
         driver.doing = _AWAITING if kind == _AWAIT else _DRIVING
         if kind == _BEGIN:
-            self._pending.append((driver.index, Event.START, -1, 0))
+            self._pending.append((driver.index, Event.START, driver.iteration, 0))
         elif kind == _END:
             self._pending.append((driver.index, Event.DONE, -1, 0))
 

@@ -129,7 +129,7 @@ class Host(Scheduler):
             self.stopping = True
             for process in self.ranks:
                 process.calls.clear()
-                if process.call is not None:
+                if process.call is not None or process.waits_for == "calls":
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
                 elif process.waits_for == "call":
                     self._wake(process)
@@ -147,11 +147,11 @@ class Host(Scheduler):
                 return
             self._given_up[iteration] = cause
             for process in self.ranks:
-                dropped = [c for c in process.calls if c.iteration <= iteration]
-                process.calls = deque(c for c in process.calls if c.iteration > iteration)
+                dropped = [c for c in process.calls if c.iteration == iteration]
+                process.calls = deque(c for c in process.calls if c.iteration != iteration)
                 for call in dropped:
                     self._complete(call, process, None, Cancelled(f"{process.label}.{call.method}: given up, because {cause}"))
-                if process.call is not None and process.call.iteration <= iteration:
+                if process.call is not None and process.call.iteration == iteration:
                     self._interrupt(process, Cancelled(f"{process.label}.{process.call.method}: given up, because {cause}"))
             self._values.fail_missing(iteration, cause, self._wake)
 
@@ -247,7 +247,7 @@ class Host(Scheduler):
         process.exchanges = 0
         try:
             args, kwargs = self._arguments(process, call)
-            self._post(process, Event.START, -1, int(call.starts_on_device), "its devices")
+            self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
         except BaseException as raised:
@@ -280,7 +280,7 @@ class Host(Scheduler):
             template, *values = (self._argument(process, call, part) for part in (value.template, *value.refs))
             return Nested.filled(template, values)
         if isinstance(value, RefArg):
-            return follow(self.fetch(process, value.call_id, value.producer, 0, call.iteration), value.path)
+            return follow(self.fetch(process, value.call_id, value.producer, 0, value.iteration), value.path)
         return value
 
     def _finished(self, process: Process) -> None:
@@ -333,12 +333,11 @@ class Host(Scheduler):
         return self._by_member[DRIVER, 0]
 
     def _fail(self, error: Failure) -> None:
-        """Remember the first failure; the driver's loop gives up the iteration everywhere. The caller flushes."""
+        """Remember the first failure; the driver's loop gives up what is going on, everywhere. The caller flushes."""
         with self._mutex:
-            if self.failure is None:
-                self.failure = error
-                if self.loop is not None:
-                    self.loop.failed(error)
+            self.failure = self.failure or error
+            if self.loop is not None:
+                self.loop.failed(error)
 
     def report(self, error: Failure) -> None:
         """Something went wrong here that is no call's own error: the driver fails the iteration. It overtakes what is still unsent."""
@@ -508,8 +507,8 @@ class Host(Scheduler):
             return Pulse(self._running == 0, self._sent, self._heard)
 
     def waits_in_iteration(self) -> bool:
-        """Under the mutex, at the driver's host: its loop is inside an iteration and waits."""
-        return self.driver.call is not None and self._running == 0 and not self.stopping and not self.dead
+        """Under the mutex, at the driver's host: an iteration is going on, and the loop waits."""
+        return self.loop is not None and self.loop.is_open() and self._running == 0 and not self.stopping and not self.dead
 
     def deadlock(self, waits: Sequence[Wait]) -> None:
         """Under the mutex: nothing can move any more, for these reasons."""

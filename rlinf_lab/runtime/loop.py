@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
@@ -18,8 +20,26 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.wire import Failure
 
 
+@dataclass(eq=False)
+class OpenIteration:
+    """One that has begun and is not over. ``calls``: how many ranks' calls have not ended."""
+
+    began_ns: int
+    calls: int = 0
+    in_body: bool = True  # the iteration function has not returned
+    ended_ns: int = 0
+    failure: BaseException | None = None  # why it was given up
+
+    def is_over(self) -> bool:
+        return not self.in_body and not self.calls
+
+
 class Loop:
-    """Lives at the driver's host (`Host.loop`). What it says to all hosts it also does at its own."""
+    """Lives at the driver's host (`Host.loop`). What it says to all hosts it also does at its own.
+
+    One thread at a time executes the loop (the driver's): it is inside one iteration function at most, while earlier iterations
+    go on at the workers. From the first beginning to the last end it counts as running, so that mock time stands still meanwhile.
+    """
 
     SETTLE_SECONDS = 3.0
 
@@ -27,42 +47,76 @@ class Loop:
         self.host = host
         self.others = sorted(set(host.place.values()) - {host.name})
         self.watch = Watch(host, self.others)
-        self.iteration = -1
-        self.ending = False  # the run ends with this iteration: nobody needs idle workers after it
+        self.ending = False  # the run is being stopped: nothing begins any more, and nobody needs idle workers
         self.lost: ExecutorError | None = None
-        self._open: dict[tuple[int, int], tuple[str, str]] = {}  # (call, rank) that has not ended: its host, its label
+        self._open: dict[int, OpenIteration] = {}
+        self._calls: dict[tuple[int, int], tuple[str, str, int]] = {}  # (call, rank) that has not ended: its host, label, iteration
+        self._has_come: Callable[[], bool] = bool  # what the driver's thread waits for while its ``waits_for`` is "calls"
 
     # --- iterations --------------------------------------------------------------------------------------
-    def enter(self, iteration: int) -> None:
-        """The user's loop begins an iteration on the calling thread. Raises `ExecutorError` when the run is over or a host died."""
+    def begin(self, iteration: int) -> None:
+        """The calling thread begins an iteration. `ExecutorError` when the run is over or a host died, `Cancelled` when an earlier one has failed."""
         host, driver = self.host, self.host.driver
         with host._mutex:
             if host.stopping:
                 raise ExecutorError("The session has ended: its workers are gone. Next: open a new one with lab.session(flow, plan).")
             if self.lost is not None:
                 raise ExecutorError(*self.lost.args)
-            self.iteration = iteration
+            if self.ending:
+                raise Cancelled("the run was stopped")
+            if (failed := self.first_failed()) is not None:
+                raise Cancelled(f"iteration {failed} has failed")
             self.watch.reset()
-            host.failure = None
-            host._running += 1
+            host._running += not self._open
+            self._open[iteration] = OpenIteration(host.clock.now_ns())
             driver.thread = threading.get_ident()
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
             driver.error = None
-        host._post(driver, Event.START, -1, 0, "the start of the iteration")
+
+    def enter(self, iteration: int) -> None:
+        """Tell the engine that it has begun; `leave` follows, whatever happens."""
+        host, driver = self.host, self.host.driver
+        host._post(driver, Event.START, iteration, 0, "the start of the iteration")
         host._spans.resumed(driver)
 
-    def leave(self) -> None:
-        """The iteration is over (or has failed)."""
+    def leave(self, iteration: int) -> None:
+        """The iteration function has returned (or raised). From now on the iteration ends by itself, when its calls have."""
         host, driver = self.host, self.host.driver
         with host._mutex:
             assert driver.call is not None
             host._finishing[driver] = (driver.call, None, None)
-            driver.error = None
+            driver.call = driver.error = None
+            one = self._open[iteration]
+            one.in_body = False
+            self._look(one)
             host._block(driver, "engine", "the end of the iteration", (driver.index, Event.DONE, -1, 0))
         host.flush()
         host._park(driver)
-        with host._mutex:
-            host._running -= 1
+
+    def close(self, iteration: int) -> OpenIteration:
+        """It is over, or was given up: forget it."""
+        with self.host._mutex:
+            one = self._open.pop(iteration)
+            self.host._running -= not self._open
+            return one
+
+    def is_open(self) -> bool:
+        """Whether any iteration is going on."""
+        return bool(self._open)
+
+    def is_over(self, iteration: int) -> bool:
+        """Whether this iteration and all before it have ended, or this one was given up."""
+        with self.host._mutex:
+            own = self._open.get(iteration)
+            return (own is not None and own.failure is not None) or all(one.is_over() for number, one in self._open.items() if number <= iteration)
+
+    def first_failed(self) -> int | None:
+        """The first iteration that was given up and is not closed yet; so were all after it."""
+        return min((number for number, one in list(self._open.items()) if one.failure is not None), default=None)
+
+    def failure_of(self, iteration: int) -> BaseException | None:
+        one = self._open.get(iteration)
+        return None if one is None else one.failure
 
     def broadcast(self, message: tuple) -> None:
         """Tell every host, this one too."""
@@ -76,12 +130,23 @@ class Loop:
         self.host.handle(message)
 
     def give_up(self, iteration: int, cause: BaseException) -> None:
-        """The calls of this iteration that wait shall end, everywhere."""
-        self.broadcast(("cancel", iteration, Cancelled(short(cause))))
+        """The calls of this iteration and of all later ones that wait shall end, everywhere."""
+        with self.host._mutex:
+            self._give_up(iteration, cause)
+        self.host.flush()
 
-    def failed(self, error: Failure) -> None:
-        """Under the mutex: the first failure of the iteration; whoever made it known flushes."""
-        self._tell_all(("cancel", self.iteration, Cancelled(short(error))))
+    def failed(self, error: Failure, iteration: int | None = None) -> None:
+        """Under the mutex: this iteration, or the oldest one, cannot go on; whoever made it known flushes."""
+        if self._open:
+            going_on = [number for number, one in self._open.items() if not one.is_over()]
+            self._give_up(min(going_on, default=max(self._open) + 1) if iteration is None else iteration, error)
+
+    def _give_up(self, iteration: int, cause: BaseException) -> None:
+        for number, one in list(self._open.items()):
+            if number >= iteration and one.failure is None:
+                one.failure = cause
+                self._tell_all(("cancel", number, Cancelled(short(cause))))
+        self._wake_if_it_has_come()
 
     # --- calls ---------------------------------------------------------------------------------------------
     def submit(self, call: CallSpec) -> None:
@@ -93,7 +158,8 @@ class Loop:
         with host._mutex:
             if self.lost is not None:
                 raise ExecutorError(*self.lost.args)
-            self._open.update({key: (home, f"{call.worker}[{key[1]}].{call.method}") for key, home in places.items()})
+            self._calls.update({key: (home, f"{call.worker}[{key[1]}].{call.method}", call.iteration) for key, home in places.items()})
+            self._open[call.iteration].calls += len(places)
             for name in where:
                 if name == host.name:
                     host.submit(call)
@@ -103,50 +169,88 @@ class Loop:
 
     def ended(self, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
         """Under the mutex: one rank has done its part of a call."""
-        known = self._open.pop((call_id, rank), None)
-        if error is not None and iteration == self.iteration:
-            self.host._fail(error)
-        driver = self.host.driver
-        if known and not self._open and driver.waits_for == "calls":
-            self.host._wake(driver)
+        if error is not None and iteration in self._open:
+            self.failed(error, iteration)
+        if self._calls.pop((call_id, rank), None) is not None:
+            self._count(iteration)
+
+    def _count(self, iteration: int) -> None:
+        """One call less."""
+        one = self._open.get(iteration)
+        if one is not None:
+            one.calls -= 1
+            self._look(one)
+        self._wake_if_it_has_come()
+
+    def _look(self, one: OpenIteration) -> None:
+        if one.is_over():
+            one.ended_ns = self.host.clock.now_ns()
 
     def is_done(self, call_id: int, ranks: int) -> bool:
         with self.host._mutex:
-            return not any((call_id, rank) in self._open for rank in range(ranks))
+            return not any((call_id, rank) in self._calls for rank in range(ranks))
 
     def forget(self, name: str, error: ExecutorError) -> None:
         """Under the mutex: a host has died; its calls will not report their end."""
         self.lost = self.lost or error
-        self._open = {key: at for key, at in self._open.items() if at[0] != name}
-        if not self._open and self.host.driver.waits_for == "calls":
-            self.host._wake(self.host.driver)
+        for key, (home, _, iteration) in list(self._calls.items()):
+            if home == name:
+                del self._calls[key]
+                self._count(iteration)
 
-    def wait_for_calls(self, timeout: float | None = None) -> None:
-        """Block until every submitted call has ended. Raises the first failure; `TimeoutError` after ``timeout`` seconds."""
+    # --- waiting -------------------------------------------------------------------------------------------
+    def wait_until_over(self, iteration: int, timeout: float | None = None) -> None:
+        """Block until `is_over`. `TimeoutError` after ``timeout`` seconds."""
+        self._block_until(lambda: self.is_over(iteration), f"the calls of iteration {iteration}", timeout)
+
+    def wait_for_the_late(self) -> None:
+        """Block until what computes on since its iteration was given up has ended: the next one wants idle workers."""
+        self._block_until(lambda: all(i in self._open for _, _, i in self._calls.values()), "calls of an iteration that was given up")
+
+    def settle(self) -> list[str]:
+        """Wait until every call of the iterations that were given up has ended. Returns those that compute on after `SETTLE_SECONDS`."""
+        seconds = 0.0 if self.ending else self.SETTLE_SECONDS
+        deadline = self.host.clock.now_ns() + round(seconds * 1e9)
+        while self._given_up_calls():
+            self.host.driver.error = None
+            try:
+                left = max(0.0, (deadline - self.host.clock.now_ns()) / 1e9)
+                self._block_until(lambda: not self._given_up_calls(), "calls of an iteration that was given up", left)
+            except Cancelled:
+                if self.host.stopping:
+                    break
+            except TimeoutError:
+                break
+        self.host.driver.error = None
+        with self.host._mutex:
+            return sorted(self._given_up_calls())
+
+    def _given_up_calls(self) -> list[str]:
+        return [label for _, label, i in list(self._calls.values()) if i in self._open and self._open[i].failure is not None]
+
+    def _block_until(self, has_come: Callable[[], bool], what: str, timeout: float | None = None) -> None:
         host, driver = self.host, self.host.driver
         with host._mutex:
-            waits = bool(self._open)
+            waits = not has_come()
             if waits:
-                host._block(driver, "calls", "the calls of this iteration")
+                self._has_come = has_come
+                host._block(driver, "calls", what)
         host.flush()
         if waits:
             host._park(driver, timeout)
         host._raise_if_interrupted(driver)
 
-    def settle(self) -> list[str]:
-        """Wait until every call of the failed iteration has ended. Returns those that compute on after `SETTLE_SECONDS`."""
-        seconds = 0.0 if self.ending else self.SETTLE_SECONDS
-        deadline = self.host.clock.now_ns() + round(seconds * 1e9)
-        while True:
-            self.host.driver.error = None
-            try:
-                self.wait_for_calls(max(0.0, (deadline - self.host.clock.now_ns()) / 1e9))
-                return []
-            except Cancelled:
-                if self.host.stopping:
-                    return self.busy()
-            except TimeoutError:
-                return self.busy()
+    def stop_waiting(self) -> None:
+        """The driver's thread, if it waits for iterations to end, gives that up and raises `Cancelled`."""
+        driver = self.host.driver
+        with self.host._mutex:
+            if driver.waits_for == "calls":
+                self.host._interrupt(driver, Cancelled("it was interrupted"))
+
+    def _wake_if_it_has_come(self) -> None:
+        driver = self.host.driver
+        if driver.waits_for == "calls" and self._has_come():
+            self.host._wake(driver)
 
     def busy(self) -> list[str]:
         """Calls that have not ended, as worker[rank].method."""
@@ -155,13 +259,13 @@ class Loop:
 
     def open_calls(self) -> list[str]:
         """As `busy`, in no order, of any moment; for a look without the mutex."""
-        return [label for _, label in list(self._open.values())]
+        return [label for _, label, _ in list(self._calls.values())]
 
     # --- channels that the driver writes --------------------------------------------------------------------
-    def close_channel(self, channel: str) -> None:
+    def close_channel(self, channel: str, iteration: int) -> None:
         """The driver will put nothing more into this channel in this iteration."""
         with self.host._mutex:
-            self.host._close(channel, self.iteration, 0)
+            self.host._close(channel, iteration, 0)
         self.host.flush()
 
 

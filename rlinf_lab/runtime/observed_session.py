@@ -12,7 +12,7 @@ from typing import Any
 from rlinf_lab.errors import Cancelled
 from rlinf_lab.runtime.observer import Observed, Observer
 from rlinf_lab.runtime.servant import aside
-from rlinf_lab.runtime.session import Executor, Session
+from rlinf_lab.runtime.session import Executor, Iteration, Session
 
 
 class ObservedSession(Session, Observed):
@@ -31,22 +31,21 @@ class ObservedSession(Session, Observed):
         self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False
 
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def submit(self, *args: Any, **kwargs: Any) -> Iteration:
         self._observer.began()  # may be torn apart: it looks, and notes the time
-        number, start = self.iteration, time.monotonic()
-        result = super().step(*args, **kwargs)
-        seconds = time.monotonic() - start
-        self._servant.do(lambda: self._observer.finished(number, seconds, result))
-        return result
+        return super().submit(*args, **kwargs)
 
-    step.__doc__ = Session.step.__doc__
+    submit.__doc__ = Session.submit.__doc__
+
+    def _ended(self, one: Iteration) -> None:
+        self._observer.finished(one.number, self._took(one), one._result)
 
     @property
     def state(self) -> str:
         """running (an iteration), idle (between two), finished, or failed (left by an exception)."""
         if self._over:
             return "finished" if self.error is None else "failed"
-        return "idle" if self._host.driver.call is None else "running"
+        return "running" if self._loop.is_open() else "idle"
 
     @property
     def elapsed_seconds(self) -> float:

@@ -218,8 +218,8 @@ class Observed:
     @property
     def still_seconds(self) -> float:
         """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end."""
-        driver = self._executor.driver_host.driver
-        return time.monotonic() - self._observer.moved_at if driver.call is not None and not self._is_over() else 0.0
+        loop = self._executor.driver_host.loop
+        return time.monotonic() - self._observer.moved_at if loop is not None and loop.is_open() and not self._is_over() else 0.0
 
     def standstill(self) -> list[str]:
         """Why nothing moves, a line each; empty while something has moved within the last `STILL_SECONDS`."""

@@ -19,7 +19,7 @@ from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
 from rlinf_lab.runtime.observer import Observed, Observer
-from rlinf_lab.runtime.session import Executor, Session
+from rlinf_lab.runtime.session import Executor, Iteration, Session
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -105,7 +105,7 @@ class Run(Observed):
         if starting:
             threading.Thread(target=self._executor.stop, name=f"stop {self.flow.name}", daemon=True).start()
         else:
-            loop.give_up(self.iteration, Cancelled("the run was stopped"))
+            loop.give_up(0, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
                 raise TimeoutError(f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on.")
@@ -169,14 +169,28 @@ class Run(Observed):
         self._finish(outcome)
 
     def _loop(self, session: Session) -> None:
-        while not self._stop.is_set() and (self.iterations is None or self.iteration < self.iterations):
-            self._go.wait()
-            if self._stop.is_set():
-                return
-            arguments = self._next_input()
-            if arguments is None:
-                return
-            self._results.append(session.step(*arguments))
+        open_: deque[Iteration] = deque()
+        try:
+            while not self._stop.is_set() and (self.iterations is None or self.iteration + len(open_) < self.iterations):
+                if not self._go.is_set():
+                    self._take(open_, 0)
+                    self._go.wait()
+                if self._stop.is_set():
+                    return
+                arguments = self._next_input()
+                if arguments is None:
+                    break
+                open_.append(session.submit(*arguments))
+                self._take(open_, self.plan.staleness)
+        finally:
+            if not self._stop.is_set():  # after a failure, too: those before the failed one end well
+                self._take(open_, 0)
+
+    def _take(self, open_: deque[Iteration], most: int) -> None:
+        """Take in what has ended, and wait until at most so many go on."""
+        while open_ and (len(open_) > most or open_[0].done()):
+            self._results.append(open_[0].wait())
+            open_.popleft()
             self.iteration += 1
 
     def _next_input(self) -> tuple[Any, ...] | None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 import types
 import warnings
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.loop import short
 from rlinf_lab.runtime.servant import Servant, aside
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
@@ -57,11 +60,42 @@ class Executor(Protocol):
     def stop(self) -> Ended: ...
 
 
-class Session:
-    """Runs iterations one by one: ``session.step(batch)`` returns what the iteration function returns, resolved.
+class Iteration:
+    """An iteration that has been started: what `Session.submit` gives. ``number``: counted from 0."""
 
-    After a failure the workers that are alive stay alive, and `step` may be called again; it first waits for calls of the failed
-    iteration that still compute.
+    def __init__(self, session: Session, number: int) -> None:
+        self.number = number
+        self._session = session
+        self._began_at = time.monotonic()
+        self._returned: Any = None  # by the iteration function: handles are not resolved yet
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the iteration, and with it all before, has ended; what the iteration function returned, resolved.
+
+        Raises the `WorkerError` of a worker that failed in it; `Cancelled` when it was given up because an earlier one failed.
+        `TimeoutError` after ``timeout`` seconds; the iteration goes on.
+        """
+        return self._session._outcome(self, timeout)
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once; never blocks."""
+        return self._is_over or (self._session._body() != self.number and self._session._loop.is_over(self.number))
+
+    def __repr__(self) -> str:
+        state = "going on" if not self._is_over else "done" if self._error is None else f"failed: {short(self._error)}"
+        return f"Iteration({self.number} of {self._session._flow.name!r}: {state})"
+
+
+class Session:
+    """Runs iterations: ``session.step(batch)`` returns what the iteration function returns, resolved.
+
+    With a plan that allows ``staleness``, ``session.submit(batch)`` starts an iteration while earlier ones go on.
+
+    After a failure the workers that are alive stay alive, and both may be called again; the next iteration first waits for calls of
+    the failed one that still compute. Attributes: ``iteration`` (how many are over).
     """
 
     is_dry = False
@@ -72,7 +106,7 @@ class Session:
         assert self._host.loop is not None
         self._loop = self._host.loop
         self._flow = executor.flow
-        self._body = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
+        self._function = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
         if old := self._flow.outdated():
             warnings.warn(
                 f"Workflow {self._flow.name!r}: the class of {', '.join(map(repr, old))} was defined anew after flow.worker(...); this run uses the "
@@ -80,49 +114,94 @@ class Session:
                 RuntimeWarning, stacklevel=3,
             )  # fmt: skip
         self._servant = Servant(f"loop of {self._flow.name}")
-        self._frame: types.FrameType | None = None  # of step(), on the stack of the thread that executes an iteration
+        self._frame: types.FrameType | None = None  # of submit() or wait(), on the stack of the thread that is inside
         self._thread = 0
-        self._open = False  # an iteration has begun and not ended
         self._layout = executor.layout
+        self._now = -1  # the iteration whose function is being executed, or was last; all of these are its own:
         self._calls: list[CallSpec] = []
         self._sealed: set[str] = set()
         self._ports: dict[tuple[str, str], Any] = {}
         self._traced: set[tuple[str, str, str]] = set()  # (channel, direction, worker) that the graph has
         self._next_call = 0
+        self._open: deque[Iteration] = deque()  # in order: those that go on, then those that were given up
+        self._untold: BaseException | None = None  # a failure that nobody has been told of
+        self._collected_at = time.monotonic()
         self.iteration = 0
         self._track = self._host.recorder.track(DRIVER, 0, ())
 
+    # --- iterations --------------------------------------------------------------------------------------
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """One iteration. Raises the `WorkerError` of a worker that failed, or what the loop itself raised.
+        """One iteration, to its end. Raises the `WorkerError` of a worker that failed, or what the loop itself raised.
 
         `ExecutorError` when the session has ended or one of its hosts has died.
         """
-        if self._is_stepping():
-            raise WorkflowError(
-                f"step() of workflow {self._flow.name!r} was called while iteration {self.iteration} is going on. Next: call it after that has "
-                f"returned; a second lab.session(flow, plan) can go on at the same time."
-            )
-        check_iteration_call(self._flow.name, self._body, args, kwargs, "session.step(...) takes the arguments of the iteration function")
-        self._frame, self._thread = sys._getframe(), threading.get_ident()
-        iteration = self.iteration
+        one = self.submit(*args, **kwargs)
         try:
-            self._servant.do(self._begin)
-            with self._flow.dispatching(self):
-                result = self._body(*args, **kwargs)
-            return self._servant.do(lambda: self._end(result))
+            return one.wait()
         except BaseException as error:
-            given_up = error  # (Python forgets the name `error` with this block)
-            if self._open:
-                aside(lambda: self._loop.give_up(iteration, given_up))  # the servant may be waiting for something
-            cause = self._servant.do(lambda: self._fail(given_up))
+            if not one._is_over:  # interrupted
+                self._abandon(one.number, error)
+            raise
+
+    def submit(self, *args: Any, **kwargs: Any) -> Iteration:
+        """Start an iteration: executes the iteration function, and returns while its calls may still be going on.
+
+        When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what the iteration
+        function raises, or the failure of an earlier iteration; that one and all later ones are given up then.
+        """
+        self._refuse_inside("submit" if self._layout.plan.staleness else "step")
+        check_iteration_call(self._flow.name, self._function, args, kwargs, "session.step(...) takes the arguments of the iteration function")
+        self._frame, self._thread = sys._getframe(), threading.get_ident()
+        number = self._next_number()
+        try:
+            one = self._servant.do(self._begin)
+            number = one.number
+            with self._flow.dispatching(self):
+                one._returned = self._function(*args, **kwargs)
+            self._servant.do(self._leave)
+            return one
+        except BaseException as error:
+            cause = self._abandon(number, error)
             if cause is not None:
                 raise cause from cause.__cause__  # the original, with its frames, for a debugger
             raise
         finally:
             self._frame = None
 
-    def _is_stepping(self) -> bool:
-        """Whether step() is on the stack of a thread: an interrupt may have thrown it out at any line."""
+    def finish(self) -> list[Any]:
+        """Wait until every iteration that has been started is over; the results of those that were not.
+
+        Raises the first failure among them.
+        """
+        return [one.wait() for one in list(self._open)]
+
+    def _outcome(self, one: Iteration, timeout: float | None) -> Any:
+        """See `Iteration.wait`."""
+        if not one._is_over:
+            self._refuse_inside("wait")
+            self._frame, self._thread = sys._getframe(), threading.get_ident()
+            try:
+                self._servant.do(lambda: self._wait_until_over(one.number, timeout))
+            except KeyboardInterrupt:
+                aside(self._loop.stop_waiting)
+                raise
+            finally:
+                self._frame = None
+        if one._error is None:
+            return one._result
+        if one._error is self._untold:
+            self._untold = None
+        raise one._error from one._error.__cause__
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._is_inside():
+            raise WorkflowError(
+                f"{what}() of workflow {self._flow.name!r} was called while iteration {self._now} is going on. Next: call it after that has "
+                f"returned; a second lab.session(flow, plan) can go on at the same time."
+            )
+
+    def _is_inside(self) -> bool:
+        """Whether submit() or wait() is on the stack of a thread: an interrupt may have thrown it out at any line."""
         here = sys._current_frames().get(self._thread) if self._frame is not None else None
         while here is not None:
             if here is self._frame:
@@ -130,42 +209,124 @@ class Session:
             here = here.f_back
         return False
 
-    def _begin(self) -> None:
-        if self._open:  # the iteration before was interrupted while it ended
-            self._fail(Cancelled("it was interrupted"))
-        self._calls, self._sealed, self._ports = [], set(), {}
-        self._began = self._host.clock.now_ns()
-        self._loop.enter(self.iteration)
-        self._open = True
-        self._loop.wait_for_calls()
+    def _body(self) -> int | None:
+        """The iteration whose function is being executed."""
+        call = self._host.driver.call
+        return None if call is None else call.iteration
 
-    def _end(self, result: Any) -> Any:
-        self._seal(set(self._layout.graph_channels()))
-        self._loop.broadcast(("readers", self.iteration, self._readers()))
-        value = self._resolved(result)
-        self._loop.wait_for_calls()
-        self._leave()
-        return value
+    def _next_number(self) -> int:
+        return self.iteration + len(self._open)
 
-    def _fail(self, error: BaseException) -> BaseException | None:
-        """End the failed iteration everywhere, so that the next one finds idle workers. Returns the failure that ``error`` follows from."""
-        cause = self._host.failure if isinstance(error, Cancelled) else None
-        if self._open:
-            self._loop.give_up(self.iteration, error)
-            late = self._loop.settle()
-            if late:
-                note = f"Still busy, and not interruptible: {', '.join(late)}. The next step() waits until they have returned."
-                (cause or error).add_note(note)
-            self._leave()
-        return cause
+    def _begin(self) -> Iteration:
+        if (body := self._body()) is not None:  # it was interrupted while it ended
+            self._end_failed(body, Cancelled("it was interrupted"))
+        self._wait_until_over(self._next_number() - 1 - self._layout.plan.staleness)
+        if (failure := self._untold) is not None:
+            self._untold = None
+            raise failure from failure.__cause__
+        self._now, self._calls, self._sealed, self._ports = self._next_number(), [], set(), {}
+        self._loop.begin(self._now)
+        self._open.append(Iteration(self, self._now))
+        self._loop.enter(self._now)
+        self._loop.wait_for_the_late()
+        return self._open[-1]
 
     def _leave(self) -> None:
-        host, iteration = self._host, self.iteration
-        self._loop.leave()
-        host.recorder.add(self._track, SpanKind.MARK, host.recorder.name("iteration"), self._began, host.clock.now_ns(), iteration)
-        self._open = False
-        self.iteration += 1
-        self._loop.broadcast(("retire", iteration - 1))  # values of this one may still be asked for
+        """The iteration function has returned."""
+        self._seal(set(self._layout.graph_channels()))
+        self._loop.broadcast(("readers", self._now, self._readers()))
+        self._loop.leave(self._now)
+
+    def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
+        """Wait for this iteration and all before it, and take in what has ended, in order."""
+        self._loop.wait_until_over(number, timeout)
+        while True:
+            if (failed := self._loop.first_failed()) is not None:
+                self._tell_later(self._end_failed(failed, Cancelled("it has failed"))[1])
+            if not self._open or not self._open[0].done():
+                return
+            if not (one := self._open[0])._is_over:
+                self._collect(one)
+            self._open.popleft()
+            self.iteration += 1
+            self._loop.broadcast(("retire", one.number - 1))  # values of this one may still be asked for
+
+    def _collect(self, one: Iteration) -> None:
+        """Resolve what an iteration that has ended returned."""
+        try:
+            one._result = self._resolved(one._returned)
+        except BaseException as error:
+            self._end_failed(one.number, error)
+        else:
+            self._end(one)
+            try:
+                self._ended(one)
+            except WorkflowError as error:
+                one._error = error
+        self._tell_later(one._error)
+
+    def _end(self, one: Iteration) -> None:
+        host, recorder = self._host, self._host.recorder
+        closed = self._loop.close(one.number)
+        end = host.clock.now_ns() if closed.failure is not None else closed.ended_ns
+        recorder.add(self._track, SpanKind.MARK, recorder.name("iteration"), closed.began_ns, end, one.number)
+        one._returned, one._is_over = None, True
+
+    def _ended(self, one: Iteration) -> None:
+        """An iteration has ended well; for those who watch."""
+
+    def _took(self, one: Iteration) -> float:
+        """How long it took; where iterations overlap, from the end of the one before."""
+        before, self._collected_at = self._collected_at, time.monotonic()
+        return self._collected_at - max(one._began_at, before)
+
+    def _tell_later(self, failure: BaseException | None) -> None:
+        """Nobody may be waiting for it: then the next submit() raises it."""
+        if isinstance(failure, (WorkerError, DeadlockError, ExecutorError, WorkflowError)):
+            self._untold = self._untold or failure
+
+    def _abandon(self, number: int, error: BaseException) -> BaseException | None:
+        """End this iteration and all later ones because of ``error``. Returns the failure that it follows from, if it does."""
+
+        def let_go() -> None:  # the servant may be waiting for something
+            self._loop.give_up(number, error)
+            self._loop.stop_waiting()
+
+        def end() -> BaseException | None:
+            first, failure = self._end_failed(number, error)
+            if isinstance(error, Cancelled):
+                return None if failure is error else failure
+            if first < number:
+                self._tell_later(failure)
+            return None
+
+        if self._loop.is_open():
+            aside(let_go)
+        return self._servant.do(end)
+
+    def _end_failed(self, number: int, error: BaseException) -> tuple[int, BaseException | None]:
+        """End this iteration, all later ones and all that were given up, so that the next one finds idle workers.
+
+        Returns the first of them, and why it was given up.
+        """
+        self._loop.give_up(number, error)
+        first = self._loop.first_failed()
+        if first is None:
+            return number, None
+        if (body := self._body()) is not None:
+            self._loop.leave(body)
+        failure, late = self._loop.failure_of(first), self._loop.settle()
+        assert failure is not None
+        if late:
+            failure.add_note(f"Still busy, and not interruptible: {', '.join(late)}. The next iteration waits until they have returned.")
+        given_up = [one for one in self._open if not one._is_over and one.number >= first]
+        for one in given_up:
+            one._error = failure if one.number == first else Cancelled(f"Iteration {one.number} was given up, because iteration {first} failed.")
+            self._end(one)
+        if self._layout.plan.staleness:
+            later = ", ".join(str(one.number) for one in given_up[1:])
+            failure.add_note(f"That was in iteration {first}{later and f'; given up with it: {later}'}.")
+        return first, failure
 
     def _readers(self) -> dict[str, dict[str, int]]:
         """For each channel, how many calls of each worker read it in this iteration."""
@@ -186,7 +347,8 @@ class Session:
         return rebuilt(result, value)
 
     def __repr__(self) -> str:
-        now = f"in iteration {self.iteration}" if self._is_stepping() else f"{counted(self.iteration, 'iteration')} done"
+        body = self._body()
+        now = f"in iteration {body}" if body is not None else f"{counted(self.iteration, 'iteration')} done"
         return f"Session({self._flow.name!r}, plan {self._layout.plan.name!r}: {now})"
 
     # --- dispatcher (see workflow.handles.Dispatcher) ----------------------------------------------------
@@ -196,24 +358,27 @@ class Session:
 
     def _call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
         self._next_call += 1
-        spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self.iteration)
+        spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self._now)
         for direction in (READ, WRITE):
             for channel in spec.channels(direction):
                 self._refuse_untraced(channel, direction, worker, f"{worker}.{method}")
         for channel in spec.channels(WRITE):
             self._refuse_sealed(channel, f"{worker}.{method}")
+        for ref in spec.refs():
+            self._refuse_forgotten(f"The value of a call of {ref.producer} of iteration {ref.iteration}", ref.iteration)
         self._loop.submit(spec)
         self._calls.append(spec)  # not before: one that could not be sent closes no channel
         return Handle(self, spec)
 
     def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
-        self._refuse_forgotten(call)
+        self._refuse_forgotten(_value_of(call), call.iteration)
         self._refuse_unreachable(call)
         return self._servant.do(lambda: self._wait(call, path, timeout))
 
     def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
-        self._refuse_forgotten(call)
-        self._seal(self._upstream(call))
+        self._refuse_forgotten(_value_of(call), call.iteration)
+        if call.iteration == self._now:
+            self._seal(self._upstream(call))
         ranks = self._layout.ranks(call.worker)
         host, driver = self._host, self._host.driver
         if path or ranks == 1:
@@ -247,7 +412,7 @@ class Session:
 
         if (channel, direction) not in self._ports:
             cls = OutboxPort if direction == WRITE else InboxPort
-            self._ports[channel, direction] = cls(self._host, self._host.driver, channel, self.iteration)
+            self._ports[channel, direction] = cls(self._host, self._host.driver, channel, self._now)
         return self._ports[channel, direction]
 
     # --- the end of streams ------------------------------------------------------------------------------
@@ -278,8 +443,8 @@ class Session:
             expected[channel] = sum(self._layout.closes(channel, c.worker) for c in calls)
             if DRIVER in graph.producers(channel):
                 expected[channel] += 1
-                self._loop.close_channel(channel)
-        self._loop.broadcast(("seal", self.iteration, expected))
+                self._loop.close_channel(channel, self._now)
+        self._loop.broadcast(("seal", self._now, expected))
 
     def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
         """The plan has no place for what the dry run has not seen."""
@@ -301,20 +466,19 @@ class Session:
     def _refuse_unreachable(self, call: CallSpec) -> None:
         """Waiting for what will never come must not be possible."""
         what = _value_of(call)
-        if self._is_stepping():
+        if self._is_inside():
             if self._thread != threading.get_ident():
                 raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
         elif not self.done(call):
             raise WorkflowError(f"{what} is not here, and no iteration is going on. Next: return it from the iteration function, or wait() in it.")
 
-    def _refuse_forgotten(self, call: CallSpec) -> None:
-        if call.iteration < self.iteration - 1:
-            raise WorkflowError(
-                f"{_value_of(call)} was forgotten when iteration {call.iteration + 1} ended. Next: return it from the iteration function."
-            )
+    def _refuse_forgotten(self, what: str, iteration: int) -> None:
+        """Values live until the next iteration has ended; what begins after that one cannot count on them."""
+        if iteration < (self.iteration if (body := self._body()) is None else body) - 1:
+            raise WorkflowError(f"{what} was forgotten when iteration {iteration + 1} ended. Next: return it from the iteration function.")
 
     def _refuse_outside(self, what: str) -> None:
-        if not self._is_stepping():
+        if self._body() is None or not self._is_inside():
             raise WorkflowError(f"{what}: no iteration of workflow {self._flow.name!r} is going on. Next: do it in the iteration function.")
 
     def _refuse_sealed(self, channel: str, who: str) -> None:

@@ -71,7 +71,7 @@ class ValueTable:
     def fail_missing(self, iteration: int, cause: BaseException, wake: Callable[[Process], None]) -> None:
         """Nothing of this iteration will come any more: whoever waits for a value of it is told why."""
         for entry in self._values.values():
-            if entry.iteration <= iteration and not entry.ready and entry.waiters:
+            if entry.iteration == iteration and not entry.ready and entry.waiters:
                 entry.ready, entry.error = True, Cancelled(f"the value will not come: {cause}")
                 for process in entry.waiters:
                     wake(process)

@@ -75,16 +75,18 @@ def counters(store: SpanStore) -> pd.DataFrame:
 
 
 def iterations(store: SpanStore) -> pd.DataFrame:
-    """One row per finished iteration: iteration, start_ns, end_ns, seconds."""
+    """One row per finished iteration: iteration, start_ns, end_ns, seconds; where iterations overlap, seconds from the end of those before."""
     import pandas as pd
 
     marks = store.marks()
+    over = np.maximum.accumulate(marks["end"])  # when it and all before it had ended
+    begins = np.maximum(marks["start"], np.append(marks["start"][:1], over[:-1]))
     return pd.DataFrame(
         {
             "iteration": marks["iteration"].copy(),
             "start_ns": marks["start"].copy(),
             "end_ns": marks["end"].copy(),
-            "seconds": (marks["end"] - marks["start"]) / 1e9,
+            "seconds": np.maximum(marks["end"] - begins, 0) / 1e9,
         }
     )
 

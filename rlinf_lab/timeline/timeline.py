@@ -71,7 +71,7 @@ class Timeline(SpanStore):
         return tables.counters(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
-        """One row per finished iteration: iteration, start_ns, end_ns, seconds."""
+        """One row per finished iteration: iteration, start_ns, end_ns, seconds; where iterations overlap, seconds from the end of those before."""
         from rlinf_lab.timeline import tables
 
         return tables.iterations(self.snapshot())

@@ -34,6 +34,7 @@ class RefArg:
     call_id: int
     path: Path = ()
     producer: str = ""
+    iteration: int = -1  # of the call that makes it
 
 
 class Hole:
@@ -169,7 +170,7 @@ class _Argument:
     def _ref(self, value: Handle | Ref) -> RefArg:
         handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)
         if handle._dispatcher is self._owner:
-            return RefArg(handle._call.call_id, path, handle._call.worker)
+            return RefArg(handle._call.call_id, path, handle._call.worker, handle._call.iteration)
         if self._owner.is_dry and handle._dispatcher.is_dry:  # kept from the iteration before
             return RefArg(-1, path, handle._call.worker)
         raise WorkflowError(

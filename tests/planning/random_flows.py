@@ -5,6 +5,7 @@ The two interpreters are written apart from each other on purpose: the parity te
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from dataclasses import dataclass, field
 
@@ -230,7 +231,7 @@ def scenario(seed: int, log: list, unit: float = 1e-3) -> Scenario:
     switch = {s.name: (rng.randint(0, 4), rng.randint(0, 4)) for s in stages}
     _declare(rng, flow, stages, switch, log, unit)
     tokens = rng.choice((1, 1, 2, 3))
-    plan = _plan(rng, flow, stages, tokens)
+    plan = dataclasses.replace(_plan(rng, flow, stages, tokens), staleness=rng.choice((0, 0, 1, 2, 3)))
     ns = {w: (a * MS, b * MS) for w, (a, b) in switch.items()}
     return Scenario(seed, stages, flow, plan, ns, plan.sub_batches.get("simulator", 1))
 

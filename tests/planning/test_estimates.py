@@ -39,7 +39,8 @@ def executed(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, arguments
     session = Session(executor)
     try:
         for i in range(iterations):
-            session.step(*arguments(i))
+            session.submit(*arguments(i))
+        session.finish()
     finally:
         executor.stop()
     timeline = Timeline(plan.devices)

@@ -25,7 +25,7 @@ from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.timeline.timeline import Timeline
 
-ITERATIONS = 2
+ITERATIONS = 3
 
 
 def execute(made: Scenario) -> Timeline:
@@ -34,7 +34,9 @@ def execute(made: Scenario) -> Timeline:
     session = Session(executor)
     try:
         for _ in range(ITERATIONS):
-            session.step()
+            session.submit()
+        session.finish()
+        assert session.iteration == ITERATIONS
     finally:
         assert executor.stop() == Ended()
     timeline = Timeline(made.plan.devices)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import threading
 from collections.abc import Iterator
@@ -130,3 +131,24 @@ def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.Mo
         if thread.name == "run chain":
             thread.join(20)
             assert not thread.is_alive()
+
+
+def test_submitting_may_be_interrupted_at_any_line() -> None:
+    flow, plan = chain()
+    with session(flow, dataclasses.replace(plan, staleness=1)) as s:
+
+        def two() -> None:
+            s.submit()
+            s.submit().wait()
+
+        two()
+        lines = Lines()
+        with lines.watching():
+            two()
+        assert lines.count > 200
+        for at in range(1, lines.count + 1, 3):
+            lines = Lines(at)
+            with contextlib.suppress(KeyboardInterrupt), lines.watching():
+                two()
+            for _ in range(2):
+                assert s.submit().wait() == (6, 6, 6), f"after an interrupt at {lines.where}"

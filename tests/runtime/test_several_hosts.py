@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +24,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parent.parent / "planning"))
 from mesh import MeshExecutor
 from random_flows import scenario
-from test_parity import assert_contract
+from test_parity import ITERATIONS, assert_contract
 
 SECONDS = 20
 
 
 def step_within(session: Session, *args: Any, seconds: float = SECONDS) -> Any:
     """`session.step` in a thread, so that a hang is a failure of this test and says who waits for what."""
+    return within(session, lambda: session.step(*args), seconds)
+
+
+def within(session: Session, do: Callable[[], Any], seconds: float = SECONDS) -> Any:
     found: list[Any] = []
 
     def work() -> None:
         try:
-            found.append((session.step(*args), None))
+            found.append((do(), None))
         except BaseException as error:
             found.append((None, error))
 
@@ -55,8 +60,9 @@ def run_random(seed: int, delay: float) -> None:
     executor.start()
     session = Session(executor)
     try:
-        for _ in range(2):
-            step_within(session)
+        for _ in range(ITERATIONS):  # they overlap when the plan says so
+            within(session, session.submit)
+        within(session, session.finish)
     finally:
         assert executor.stop() == Ended(), seed
     assert_contract(made, log)

@@ -1,0 +1,251 @@
+"""Iterations that overlap: how many, in which order they end, and what a failure of one of them does to the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import Fails
+
+from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put
+from rlinf_lab.planning.simulator import run as busy
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+GATES: dict[str, threading.Event] = {}
+
+
+class Collector(Worker):
+    def collect(self, number: int, out: Outbox) -> int:
+        self.compute(0.002)
+        out.put(number)
+        return number
+
+    def fail_at(self, number: int, bad: int, out: Outbox) -> int:
+        if number == bad:
+            raise ValueError(f"unlucky {number}")
+        out.put(number)
+        return number
+
+
+class Trainer(Worker):
+    def train(self, inbox: Inbox) -> list[int]:
+        items = inbox.get_all()
+        self.compute(0.003)
+        self.log(batch=len(items))
+        return items
+
+    def train_late(self, gate: str, inbox: Inbox) -> list[int]:
+        items = inbox.get_all()
+        assert GATES[gate].wait(30)
+        return items
+
+
+def pair(staleness: int, collect: str = "collect", train: str = "train", *more: Any) -> tuple[Workflow, ExecutionPlan]:
+    """A collector and a learner on devices of their own."""
+    flow = Workflow("pair")
+    items = flow.channel("items")
+    collector, trainer = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer")
+
+    @flow.iteration
+    def iteration(number: int = 0) -> Any:
+        made = getattr(collector, collect)(number, *(more if collect == "fail_at" else ()), items)
+        taken = getattr(trainer, train)(*(more if train == "train_late" else ()), items)
+        return {"made": made, "taken": taken}
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"collector": [0], "trainer": [1]}, staleness=staleness)
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"made": number, "taken": [number]}
+
+
+@pytest.mark.parametrize(("staleness", "milliseconds"), [(0, 20), (1, 14), (2, 14)])
+def test_a_collector_goes_ahead_as_far_as_the_plan_allows(staleness: int, milliseconds: int) -> None:
+    flow, plan = pair(staleness)
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    s = Session(executor)
+    started = [s.submit(i) for i in range(4)]
+    assert s.finish() == [result(i) for i in range(4 - len(s._open) - staleness - 1, 4)]
+    assert [one.wait() for one in started] == [result(i) for i in range(4)] and s.iteration == 4
+    executor.stop()
+    timeline = Timeline(plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    rows = timeline.iterations()
+    assert timeline.elapsed_ns == milliseconds * 1_000_000
+    assert rows["seconds"].sum() == pytest.approx(milliseconds / 1000), "iterations that overlap count from the end of those before"
+    for i in range(staleness + 1, 4):
+        assert rows["start_ns"][i] >= rows["end_ns"][i - staleness - 1]
+
+
+def test_simulated_iterations_overlap_in_the_same_way() -> None:
+    flow, plan = pair(2)
+
+    def collect(turn: Turn) -> Any:
+        yield busy(2_000_000)
+        yield put("items")
+
+    def train(turn: Turn) -> Any:
+        yield get("items", 1)
+        yield busy(3_000_000)
+
+    calls = [SimCall("collector", "collect", collect, (), ("items",)), SimCall("trainer", "train", train, ("items",), (), starts_on_device=False)]
+    assert [Simulator(flow, dataclasses.replace(plan, staleness=s)).simulate(calls, 4).elapsed_ns for s in (0, 1, 2)] == [20e6, 14e6, 14e6]
+
+
+def test_a_run_overlaps_iterations_by_itself() -> None:
+    flow, plan = pair(2)
+    done = run(flow, plan, 6, inputs=iter(range(6)))
+    assert done.wait() == [result(i) for i in range(6)]
+    assert done.metrics["iteration"].tolist() == list(range(6)) and done.metrics["batch"].tolist() == [1] * 6
+    assert len(done.timeline.iterations()) == 6
+
+
+def test_an_iteration_begins_while_the_one_before_goes_on() -> None:
+    GATES["late"] = threading.Event()
+    flow, plan = pair(1, "collect", "train_late", "late")
+    with session(flow, plan) as s:
+        first, second = s.submit(0), s.submit(1)
+        assert not first.done() and not second.done() and s.state == "running"
+        with pytest.raises(TimeoutError):
+            first.wait(timeout=0.01)
+        GATES["late"].set()
+        assert second.wait() == result(1) and first.done() and first.wait() == result(0)
+        assert s.state == "idle" and s.iteration == 2 and "done" in repr(first)
+        assert s.step(2) == result(2)
+
+
+def test_a_failure_gives_up_its_iteration_and_the_later_ones_only() -> None:
+    GATES["older"] = threading.Event()
+    flow = Workflow("failing")
+    items = flow.channel("items")
+    collector, trainer, other = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer"), flow.worker(Fails, name="other")
+
+    @flow.iteration
+    def iteration(number: int) -> Any:
+        collector.collect(number, items)
+        return {"taken": trainer.train_late("older", items), "other": other.work(number)}
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"collector": [0], "trainer": [1], "other": [2]}, staleness=3)
+    with session(flow, plan, emulate=True) as s:
+        numbers = (11, 12, 13, 14)  # 13 fails, while the trainer is still busy with 11
+        started = []
+        with pytest.raises(WorkerError, match="unlucky 13") as caught:
+            for number in numbers:
+                started.append(s.submit(number))
+            started[2].wait()
+        assert "That was in iteration 2" in caught.value.__notes__[0]
+        assert not started[0].done(), "it is older than the one that failed"
+        GATES["older"].set()
+        assert [one.wait() for one in started[:2]] == [{"taken": [n], "other": n} for n in (11, 12)]
+        for one in started[3:]:
+            with pytest.raises(Cancelled, match="iteration 2 failed"):
+                one.wait()
+        assert s.step(15) == {"taken": [15], "other": 15}
+
+
+def test_a_failure_that_nobody_waited_for_is_raised_by_the_next_submit() -> None:
+    flow, plan = pair(2, "fail_at", "train", 1)
+    with session(flow, plan) as s:
+        first, second = s.submit(0), None
+        with pytest.raises(WorkerError, match="unlucky 1"):
+            second = s.submit(1)
+            while not second.done():
+                pass
+            s.submit(2)
+        assert first.wait() == result(0)
+        with pytest.raises(WorkerError, match="unlucky 1"):
+            assert second is not None
+            second.wait()
+        assert s.step(3) == result(3), "it was told once"
+
+
+def test_a_run_keeps_the_results_before_the_failure() -> None:
+    flow, plan = pair(3, "fail_at", "train", 4)
+    failed = run(flow, plan, 9, inputs=iter(range(9)))
+    with pytest.raises(WorkerError, match="unlucky 4"):
+        failed.wait()
+    assert failed.results == [result(i) for i in range(4)] and failed.state == "failed"
+
+
+def test_what_the_loop_raises_leaves_the_iterations_before_alone() -> None:
+    GATES["loop"] = threading.Event()
+    flow = Workflow("raises")
+    items = flow.channel("items")
+    collector, trainer = flow.worker(Collector, name="collector"), flow.worker(Trainer, name="trainer")
+
+    @flow.iteration
+    def iteration(number: int = 0) -> Any:
+        collector.collect(number, items)
+        taken = trainer.train_late("loop", items)
+        if number == 1:
+            raise KeyError("of the loop")
+        return taken
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"collector": [0], "trainer": [1]}, staleness=1)
+    with session(flow, plan) as s:
+        first = s.submit(0)
+        with pytest.raises(KeyError, match="of the loop"):
+            s.submit(1)
+        assert not first.done()
+        GATES["loop"].set()
+        assert first.wait() == [0] and s.step(2) == [2] and s.iteration == 3
+
+
+def test_values_of_the_iteration_before_may_be_used_and_older_ones_are_refused() -> None:
+    flow = Workflow("kept")
+    first, second = flow.worker(Fails, name="first"), flow.worker(Fails, name="second")
+    kept: list[Any] = []
+    back = [0]
+
+    @flow.iteration
+    def iteration() -> Any:
+        kept.append(first.work(len(kept)))
+        return second.work(kept[max(0, len(kept) - 1 - back[0])])
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"first": [0], "second": [1]}, staleness=3)
+    with session(flow, plan) as s:
+        started = [s.submit()]
+        back[0] = 1
+        started += [s.submit() for _ in range(3)]
+        assert [one.wait() for one in started] == [0, 0, 1, 2]
+        back[0] = 2
+        with pytest.raises(WorkflowError, match="of iteration 2 was forgotten when iteration 3 ended"):
+            s.submit()
+        back[0] = 0
+        assert s.step() == 5
+
+
+def test_a_run_that_overlaps_is_stopped_at_once() -> None:
+    GATES["stop"] = threading.Event()
+    flow, plan = pair(2, "collect", "train_late", "stop")
+    going = run(flow, plan, inputs=iter(range(100)))
+    try:
+        while going._session._next_number() < 3:
+            assert not going._is_over()
+        going.stop(wait=False)
+    finally:
+        GATES["stop"].set()
+    assert going.wait() == [] and going.state == "stopped"
+
+
+def test_a_plan_names_its_staleness() -> None:
+    _, plan = pair(2)
+    assert "staleness    2 iterations" in repr(plan) and "staleness 2" in plan._repr_html_()
+    assert ExecutionPlan.from_json(plan.to_json()) == plan
+    assert plan.diff(dataclasses.replace(plan, staleness=0)) == "staleness: 2 -> 0"
