@@ -87,7 +87,7 @@ def whole_plan() -> dict[str, Any]:
         "name": "hybrid", "devices": ["cpu:0", "cpu:1", "cuda:0"],
         "placements": {"source": [[0]], "left": [[1], [2]], "right": [[1], [2]], "sink": [[0, 1]], "idle": [[]]},
         "chunks": {"a": 2, "b": 0, "c": 3}, "capacities": {"a": 4, "c": None}, "sub_batches": {"left": 2},
-        "fused": [["left", "right"]], "memory": {"source": 3, "left": 2, "right": 1}, "device_memory": 4,
+        "fused": [["left", "right"]], "memory": {"source": 3, "left": 2, "right": 1}, "device_memory": 4, "staleness": 2,
     }  # fmt: skip
 
 
@@ -173,6 +173,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("device_memory", True, "device_memory is True"),
     ("device_memory", 0, "device_memory is 0"),
     ("device_memory", math.nan, "device_memory is nan"),
+    ("staleness", -1, "staleness is -1"),
+    ("staleness", 65, "staleness is 65; it must be a whole number from 0 to 64"),
+    ("staleness", 1.0, "staleness is 1.0"),
+    ("staleness", None, "staleness is None"),
     ("devicez", [], "plan field 'devicez'. Did you mean 'devices'"),
 ]
 
