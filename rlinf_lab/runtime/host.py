@@ -150,10 +150,14 @@ class Host(Scheduler):
                 dropped = [c for c in process.calls if c.iteration == iteration]
                 process.calls = deque(c for c in process.calls if c.iteration != iteration)
                 for call in dropped:
-                    self._complete(call, process, None, Cancelled(f"{process.label}.{call.method}: given up, because {cause}"))
+                    self._drop(call, process, cause)
                 if process.call is not None and process.call.iteration == iteration:
                     self._interrupt(process, Cancelled(f"{process.label}.{process.call.method}: given up, because {cause}"))
             self._values.fail_missing(iteration, cause, self._wake)
+
+    def _drop(self, call: CallSpec, process: Process, cause: BaseException) -> None:
+        """Under the mutex: a call that has not begun is not done any more."""
+        self._complete(call, process, None, Cancelled(f"{process.label}.{call.method}: given up, because {cause}"))
 
     def _interrupt(self, process: Process, error: BaseException) -> None:
         """Under the mutex: make a waiting thread raise ``error``; one that computes raises it at its next channel."""
@@ -168,6 +172,9 @@ class Host(Scheduler):
                 if process.worker == call.worker:
                     value, _ = self._values.entry(call.call_id, process.rank, call.iteration)
                     value.source = (process.worker, process.rank, call.method)
+                    if (cause := self._given_up.get(call.iteration)) is not None:  # an older iteration may keep the rank busy for long
+                        self._drop(call, process, cause)
+                        continue
                     process.calls.append(call)
                     if process.waits_for == "call":
                         self._wake(process)
