@@ -6,8 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms
+from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
+
+ATOMS, GRID = 512, 24  # of a generator's stream, and of device counts for which it is looked at
 
 
 @dataclass(frozen=True)
@@ -21,22 +25,80 @@ class Bound:
 def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
     """The largest of three bounds. ``known``: seconds of a plan; only device counts that could beat it count as work."""
     busy = [busy_seconds(setting, unit) for unit in range(len(setting.units))]
-    totals = setting.totals
-    # A plan of ``known`` seconds may be a little above what the search says of it: never leave a worker out.
-    quick = [np.isfinite(b) & (b <= max(known, b.min())) for b in busy]
-    work = sum(float((b[q] * totals[q]).min()) for b, q in zip(busy, quick, strict=True))
+    work = sum(_device_seconds(setting, unit, known) for unit in range(len(setting.units)))
     slowest = max(range(len(busy)), key=lambda i: busy[i].min())
     found = [
-        Bound(work / totals[-1], f"all workers together need {work:.4g} device seconds"),
+        Bound(work / setting.totals[-1], f"all workers together need {work:.4g} device seconds"),
         Bound(float(busy[slowest].min()), f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
         _chain(setting, busy),
     ]
     return max(found, key=lambda b: b.seconds)
 
 
+def _device_seconds(setting: Setting, unit: int, known: float) -> float:
+    """Fewest device seconds of an iteration: what the members of a cell compute, each on devices that could beat ``known``."""
+    names = setting.units[unit].members
+    calibration = setting.cell(unit).calibration if len(names) > 1 else 1.0
+    return calibration * sum(_of_worker(setting, unit, name, known / calibration) for name in names)
+
+
+def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
+    busy, occupied = _least(setting, unit, name), _occupied(setting, unit, name)
+    # A plan of ``known`` seconds may be a little above what the search says of it: never leave a worker out.
+    quick = np.isfinite(busy) & (busy <= max(known, busy.min()))
+    return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
+
+
+def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
+    """Least seconds that a worker computes in an iteration, in any chunks and sub-batches, for each number of devices."""
+    company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
+    ways = [(k, g) for k in sorted({1, *setting.cell(unit).sub_batches} if cell else {1}) for g in range(setting.granularities)]
+    return np.asarray(np.min([k * 2**g * setting.tables.member(name, k, g, company) for k, g in ways], axis=0))
+
+
+def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
+    """Seconds for which a worker keeps others off its devices, for each number of them; inf: as long as it is busy.
+
+    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its responses, they are not lost. The
+    mean rank ends no earlier than the mean response, which takes no longer with more devices.
+    """
+    found = np.full(setting.shape, np.inf)
+    if setting.staleness or not _related(setting, unit):
+        worker = setting.profile.workers[name]
+        for axis, kind in enumerate(setting.kinds):
+            model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
+            if isinstance(model, GenerationModel):
+                free = setting.tables.free(name, kind, counts, setting.profile.items, Company(0, Forms(()), (name,)))
+                slots = memory.slots(worker, counts, free)
+                means = [_mean_response(setting, model, int(n), None if slots is None else float(slots[i])) for i, n in enumerate(counts)]
+                only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+                found[only] = worker.calls * np.array(means)[np.searchsorted(counts, np.arange(1, setting.counts[axis] + 1))]
+    return found.ravel()
+
+
+def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots: float | None) -> float:
+    if slots is not None and slots < 1:
+        return np.inf
+    times = model.stream(devices, setting.profile.items, ATOMS, cap=slots).times
+    return float(times[:-1].sum() / ATOMS)
+
+
+def _related(setting: Setting, unit: int) -> bool:
+    """Whether every unit feeds this one or is fed by it, perhaps through others."""
+    found = [{unit}, {unit}]
+    for _ in setting.units:
+        found[0] |= {c for p, c in setting.edges if p in found[0]}
+        found[1] |= {p for p, c in setting.edges if c in found[1]}
+    return len(found[0] | found[1]) == len(setting.units)
+
+
 def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
     """Least seconds of an iteration on each number of devices, with the best chunks and alone there."""
-    forms = [TOGETHER, APART] if len(setting.units[unit].members) > 1 else [SINGLE]
+    members = setting.units[unit].members
+    inside = [e for e in setting.profile.edges if e.producer in members and e.consumer in members]
+    if len(inside) > len(members):  # no ring: not all members wait for each other in every step
+        return np.asarray(np.max([_least(setting, unit, m) for m in members], axis=0))
+    forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
     rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
     chunks = 2.0 ** np.arange(setting.granularities)[:, None]
     found = np.min([np.min(r * chunks, axis=0) for r in rows], axis=0)

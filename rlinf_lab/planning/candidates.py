@@ -10,7 +10,7 @@ import numpy as np
 
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts, Problem
-from rlinf_lab.planning.search.solver import BOTH, Only, solve
+from rlinf_lab.planning.search.solver import BOTH, Only, near, solve, useful_counts
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, company, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.streams import Streamed, follow
@@ -20,6 +20,7 @@ EVERY_CUT = 4  # of so many units every last composition is looked at, of more o
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
 SAME = 1.001
+PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,22 @@ class _Plan:
 def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> list[tuple[Arrangement, _Plan]]:
     """The search's best plan that really fits. Counting carefully what others keep always gives one that does, if any."""
     for used in (arrangement, replace(arrangement, forms=replace(arrangement.forms, careful=True))):
-        plans = solve(setting.problem(used), ceiling, only)
+        problem = setting.problem(used)
+        plans = (near if _dense(problem) else solve)(problem, ceiling, only)
         if not plans:
             return []
         tree = spread(plans[0].tree, setting.problem(used), company(plans[0].tree, used.staying))
         if not Placement(setting, used, tree).misfit():
             return [(used, _Plan(plans[0].seconds, tree))]
     return []
+
+
+def _dense(problem: Problem) -> bool:
+    """Whether too many device counts matter for an exact search. Then seconds fall smoothly with devices, and near the best is nearly the best."""
+    if len(problem.devices) > 1:
+        return False
+    counts = sorted(len(useful_counts(problem, v)) for v in range(len(problem.names)))
+    return len(counts) > 1 and counts[-1] * counts[-2] > PAIRS
 
 
 def spread(tree: Tree, problem: Problem, beside: dict[int, int]) -> Tree:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -58,14 +57,14 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 def graph_of(profile: Profile) -> WorkflowGraph:
     """The workflow that a profile describes: a channel for each edge, a method for each worker."""
     nodes, program, edges = [], [], (*profile.edges, *gates(profile))
+    back = {e.channel for e in profile.edges if _answers(profile, e)}
     for name, worker in profile.workers.items():
-        reads = tuple(channel_of(e) for e in edges if e.consumer == name)
-        writes = tuple(channel_of(e) for e in edges if e.producer == name)
-        call = Call(METHODS[worker.kind], "()", reads, writes, not reads)
+        reads = tuple(e.channel for e in edges if e.consumer == name)
+        writes = tuple(e.channel for e in edges if e.producer == name)
+        call = Call(METHODS[worker.kind], "()", reads, writes, back.issuperset(reads))  # the head of a cell works before the first answer
         nodes.append(Node(name, worker.kind, (call,)))
         program.append(Step(name, call, ()))
-    back = {channel_of(e) for e in profile.edges if _returns(profile, e)}
-    channels = tuple(ChannelSpec(channel_of(e), None, channel_of(e) in back, e.whole) for e in edges)
+    channels = tuple(ChannelSpec(e.channel, None, e.channel in back, e.whole) for e in edges)
     return WorkflowGraph(profile.name, tuple(nodes), channels, (), tuple(program))
 
 
@@ -87,16 +86,22 @@ def _generator_above(profile: Profile, name: str, seen: tuple[str, ...] = ()) ->
     return next((g for p in above if (g := _generator_above(profile, p, (*seen, name))) is not None), None)
 
 
-def channel_of(edge: EdgeProfile) -> str:
-    """The name of an edge's channel."""
-    return re.sub(r"\W", "_", f"{edge.producer}_to_{edge.consumer}")
-
-
-def _returns(profile: Profile, edge: EdgeProfile) -> bool:
-    """Whether an edge leads back to the head of a cell: the simulator, or the first of its workers."""
+def _answers(profile: Profile, edge: EdgeProfile) -> bool:
+    """Whether an edge of a cell leads back, to a member that works before its producer in a step."""
     budget = Budget(profile, {"": 1})
     unit = budget.home[edge.producer]
-    return unit == budget.home[edge.consumer] and edge.consumer == _head(profile, budget.units[unit].members)
+    if unit != budget.home[edge.consumer]:
+        return False
+    order = _order(profile, budget.units[unit].members)
+    return order.index(edge.producer) > order.index(edge.consumer)
+
+
+def _order(profile: Profile, members: Sequence[str]) -> list[str]:
+    """In which order the members of a cell work in a step: from its head along the edges."""
+    found = [_head(profile, members)]
+    for name in found:  # grows meanwhile
+        found += dict.fromkeys(e.consumer for e in profile.edges if e.producer == name and e.consumer in members and e.consumer not in found)
+    return found
 
 
 def _head(profile: Profile, members: Sequence[str]) -> str:
@@ -146,7 +151,7 @@ class _Forecast:
         placements = {}
         for name, seat in self.placement.seats.items():
             placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
-        chunks = {channel_of(e): self._chunk(e) for e in self.edges}
+        chunks = {e.channel: self._chunk(e) for e in self.edges}
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory())
 
@@ -156,7 +161,7 @@ class _Forecast:
         if units[0] == units[1]:
             return 1
         node = meeting(self.placement.tree, *units)
-        if edge.whole or (node.kind == TEMPORAL and node.grain == 0):
+        if edge.whole or edge.group == self.profile.items or (node.kind == TEMPORAL and node.grain == 0):
             return 0
         return self.items // self.placement.seats[edge.consumer].chunks
 
@@ -186,7 +191,7 @@ class _Forecast:
     def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when they are complete."""
         inputs, outputs = self._edges(name)
-        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if channel_of(e) in outputs]
+        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if e.channel in outputs]
 
         def script(turn: Turn) -> Script:
             for channel in inputs:
@@ -213,7 +218,7 @@ class _Forecast:
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
         seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
         nominal = self.items // seat.chunks
-        whole = [channel_of(e) for e in self.edges if channel_of(e) in inputs and self._chunk(e) == 0]
+        whole = [e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0]
         streamed = [c for c in inputs if c not in whole]
         above = _generator_above(self.profile, name)
         source = above if above is not None and above != name and self._independent(above) else None
@@ -243,10 +248,13 @@ class _Forecast:
         return script
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
+        """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on; answers of the last step by key."""
         mates = self._mates(name)
-        head, after = _head(self.profile, mates), _ring(self.profile, mates)
-        inner = {e.producer: channel_of(e) for e in self.edges if e.producer in mates and e.consumer in mates}
-        before = next(m for m in mates if after[m] == name)
+        order = _order(self.profile, mates)
+        inner = [e for e in self.edges if e.producer in mates and e.consumer in mates]
+        answers = {e.channel for e in inner if order.index(e.producer) > order.index(e.consumer)}
+        gets = sorted((e.channel for e in inner if e.consumer == name), key=lambda c: c not in answers)
+        puts = [e.channel for e in inner if e.producer == name]
         rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
         seconds = self.placement.member_seconds(name) / rounds
         inputs, outputs = self._edges(name)
@@ -259,13 +267,15 @@ class _Forecast:
                     n = yield get(channel)
                 for step in range(rounds):
                     for slot in slots:
-                        if name != head or step:
-                            yield get(inner[before], 1, slot if name == head else -1)
+                        for channel in gets:
+                            if channel not in answers or step:
+                                yield get(channel, 1, slot if channel in answers else -1)
                         yield run(self._noisy(seconds))
-                        yield put(inner[name], 1, slot if after[name] == head else -1)
-                if name == head:
-                    for slot in slots:
-                        yield get(inner[before], 1, slot)
+                        for channel in puts:
+                            yield put(channel, 1, slot if channel in answers else -1)
+                for channel in gets:
+                    for slot in slots if channel in answers else ():
+                        yield get(channel, 1, slot)
                 for channel in outputs:
                     yield put(channel, n)
 
@@ -276,7 +286,7 @@ class _Forecast:
         """Channels from and to other units."""
         mates = self._mates(name)
         inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
-        return [channel_of(e) for e in inputs], [channel_of(e) for e in self.edges if e.producer == name and e.consumer not in mates]
+        return [e.channel for e in inputs], [e.channel for e in self.edges if e.producer == name and e.consumer not in mates]
 
     def _weight(self, name: str, source: str | None, iteration: int, n: int) -> float:
         """Mean weight of the next n bundles: they come in the order in which they were completed."""
@@ -302,16 +312,3 @@ def _ns(seconds: float) -> int:
 def _parts(n: int, nominal: int) -> Iterator[int]:
     for first in range(0, n, nominal):
         yield min(nominal, n - first)
-
-
-def _ring(profile: Profile, members: Sequence[str]) -> dict[str, str]:
-    """Each member's successor. Raises `PlanError` where a cell is more than a ring."""
-    found: dict[str, str] = {}
-    for e in profile.edges:
-        if e.producer in members and e.consumer in members:
-            if e.producer in found or e.consumer in found.values():
-                raise PlanError(
-                    f"The cell {' <-> '.join(members)} is more than a ring ({e.producer!r} or {e.consumer!r} has two neighbours there): it cannot be simulated."
-                )
-            found[e.producer] = e.consumer
-    return found

@@ -6,6 +6,8 @@ import numpy as np
 
 from rlinf_lab.planning.profile import RankRule, WorkerProfile
 
+ROUNDING = 1e-9  # GiB and items
+
 
 def valid(rule: RankRule, devices: np.ndarray) -> np.ndarray:
     """`RankRule.allows` for many device counts."""
@@ -26,13 +28,19 @@ def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
 
 def needed(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
     """GiB on each device while a call of so many items runs. A generator runs fewer at once when memory is short, but one it must hold."""
-    held = 1 / worker.ranks.devices_per_rank if worker.kind == "generation" else items / np.maximum(devices, 1)
+    held = 1 / worker.ranks.devices_per_rank if worker.kind == "generation" else _held(worker, devices, items)
     return resident(worker, devices) + worker.memory.per_item_gib * held
+
+
+def _held(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
+    """Items on each device: a rank holds whole ones, spread over its devices."""
+    ranks = np.maximum(devices // worker.ranks.devices_per_rank, 1)
+    return np.ceil(items / ranks - ROUNDING) / worker.ranks.devices_per_rank
 
 
 def kept(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
     """GiB on each device while others work there. Environments keep their scenes; batches and caches are gone between calls."""
-    scenes = worker.memory.per_item_gib * items / np.maximum(devices, 1) if worker.kind == "simulator" else 0.0
+    scenes = worker.memory.per_item_gib * _held(worker, devices, items) if worker.kind == "simulator" else 0.0
     return resident(worker, devices) + scenes
 
 
@@ -40,4 +48,4 @@ def slots(worker: WorkerProfile, devices: np.ndarray, free_gib: np.ndarray) -> n
     """Sequences that a rank of a generator can run at once beside its weights; None: memory is no limit."""
     if not worker.memory.per_item_gib or not np.isfinite(free_gib).any():
         return None
-    return (free_gib - resident(worker, devices)) * worker.ranks.devices_per_rank / worker.memory.per_item_gib
+    return np.floor((free_gib - resident(worker, devices)) * worker.ranks.devices_per_rank / worker.memory.per_item_gib + ROUNDING)

@@ -11,10 +11,11 @@ from itertools import accumulate
 import numpy as np
 
 from rlinf_lab.planning import memory
+from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.search.problem import Counts
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, leaf_of, mode, shape
 from rlinf_lab.planning.setting import Arrangement, Setting
-from rlinf_lab.planning.tables import APART, ROUNDING, Company
+from rlinf_lab.planning.tables import APART, Company
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,9 @@ class Placement:
 
     def misfit(self) -> str:
         """What does not fit on which device, or "" when everything does. Said of real places, not of the search's bounds."""
+        firsts = {seat.devices.start for seat in self.seats.values()} | {0, *accumulate(self.setting.counts)}  # devices up to the next one of these are alike
         for name, seat in self.seats.items():
-            for device in seat.devices:
+            for device in sorted(firsts & set(seat.devices)):
                 short = self._short(name, seat, device)
                 if short:
                     return short

@@ -262,11 +262,12 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
     devices = names or device_names(found[0].placement)
     timelines: dict[int, Timeline] = {}
     seconds: dict[int, float] = {}
-    for i, candidate in enumerate(found[:SIMULATED] if simulate else []):
-        timelines[i] = forecast(candidate.placement, ITERATIONS, devices)
+    # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
+    while simulate and (len(seconds) < min(SIMULATED, len(found)) or _order(found, seconds)[0] not in seconds):
+        i = next(i for i in _order(found, seconds) if i not in seconds)
+        timelines[i] = forecast(found[i].placement, ITERATIONS, devices)
         seconds[i] = float(timelines[i].iterations()["seconds"].iloc[-1])
-    # Simulated ones first: a followed figure is not compared with a simulated one that may be a little longer.
-    order = sorted(range(len(found)), key=lambda i: (i not in seconds, seconds.get(i, found[i].seconds)))
+    order = _order(found, seconds)
     best = order[0]
     bound = lower_bound(setting, seconds.get(best, found[best].seconds))
     ranked: list[Planned] = []
@@ -279,6 +280,11 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
         ranked.append(made)
     missing = [m for m in modes if not any(p.mode in (m, "alone") for p in ranked)]
     return Plans(tuple(ranked), bound, {m: why_no(setting, m) for m in missing}, setting.profile, setting.devices)
+
+
+def _order(found: list[Candidate], simulated: Mapping[int, float]) -> list[int]:
+    """By the seconds that are shown."""
+    return sorted(range(len(found)), key=lambda i: simulated.get(i, found[i].seconds))
 
 
 def _name(candidate: Candidate, before: list[Planned]) -> str:

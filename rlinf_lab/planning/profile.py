@@ -21,7 +21,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,12 @@ class EdgeProfile:
     group: int = rule(1, low=1, doc="so many items of one key are needed together (responses to one prompt)")
     whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
     items: float | None = rule(None, above=0, doc="items of an iteration that pass, where it is not the profile's number")
+
+    @property
+    def channel(self) -> str:
+        """The name of its channel in the workflow that a profile describes."""
+        name = re.sub(r"\W", "_", f"{self.producer}_to_{self.consumer}")
+        return name if name.isidentifier() else f"_{name}"
 
 
 @dataclass(frozen=True)
@@ -264,6 +271,7 @@ def _check(profile: Profile) -> None:
             raise ConfigError(f"profile.edges[{i}] goes from {edge.producer!r} to itself. Next: name another consumer.")
         if profile.items % edge.group:
             raise ConfigError(f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration.")
+    _check_channels(profile.edges)
     names = [k.name for k in profile.kinds]
     if len(set(names)) != len(names):
         raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
@@ -272,6 +280,24 @@ def _check(profile: Profile) -> None:
             known("worker", member, profile.workers, f"profile.cells[{i}].members")
         if not cell.sub_batches or min(cell.sub_batches) < 1:
             raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1, such as [1, 2].")
+
+
+def _check_channels(edges: Sequence[EdgeProfile]) -> None:
+    """One edge for two workers, and a channel's name for each."""
+    seen: dict[str, int] = {}
+    for i, edge in enumerate(edges):
+        j = seen.setdefault(edge.channel, i)
+        other = edges[j]
+        if i != j and (edge.producer, edge.consumer) == (other.producer, other.consumer):
+            raise ConfigError(
+                f"profile.edges[{j}] and profile.edges[{i}] both go from {edge.producer!r} to {edge.consumer!r}. Next: one edge for all that passes between "
+                f"the two: the larger group, whole where one of them is."
+            )
+        if i != j:
+            raise ConfigError(
+                f"profile.edges[{j}] ({other.producer!r} to {other.consumer!r}) and profile.edges[{i}] ({edge.producer!r} to {edge.consumer!r}) cannot be "
+                f"told apart by name: both channels would be {edge.channel!r}. Next: rename one of the workers."
+            )
 
 
 def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:

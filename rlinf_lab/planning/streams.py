@@ -125,7 +125,11 @@ class _Follower:
                 continue
             there = self.left[producer]
             source = self._generator(producer)
-            if source is not None:
+            if source is None:
+                # No finer than the edge allows.
+                size = max(1, self.atoms >> self.setting.edges[producer, unit])
+                there = np.repeat(there.reshape(-1, size).max(axis=1), size)
+            else:
                 stream = self._stream(leaf_of(self.placement.tree, source), edge.group)
                 assert stream is not None
                 # A group is complete when its last member is, wherever on the way it is asked for.

@@ -12,11 +12,11 @@ from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.cells import Apart, apart
 from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
-ROUNDING = 1e-9  # GiB and items
 SAMPLED = 8  # device counts for which a stream is computed
 RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 

@@ -103,17 +103,31 @@ def test_asynchronous_plans_are_followed_not_simulated() -> None:
 
 
 def test_nothing_beats_the_lower_bound() -> None:
+    """Whatever seconds are shown: followed, simulated, with iterations that overlap. And they are the ranking."""
     checked = 0
-    for seed in range(40):
-        try:
-            profile = random_profile(seed)
-            plans = plan(profile, 8, simulate=False, chunks=8)
-        except PlanError:
-            continue
-        checked += 1
-        assert all(plans.bound.seconds <= p.candidate.searched * (1 + 1e-9) for p in plans), seed
-        assert lower_bound(Setting.of(profile, 8, 8)).seconds <= plans.bound.seconds * (1 + 1e-9)
-    assert checked > 25
+    for seed in (*range(24), 42, 43, 47, 52):
+        for staleness in (0, 2):
+            try:
+                profile = random_profile(seed)
+                plans = plan(profile, 8, simulate=seed % 2 == 0 or seed > 40, chunks=8, staleness=staleness)
+            except PlanError:
+                continue
+            checked += 1
+            shown = [p.seconds for p in plans]
+            assert shown == sorted(shown) and plans.bound.seconds <= shown[0] * (1 + 1e-9), (seed, staleness)
+            assert all(plans.bound.seconds <= p.candidate.searched * (1 + 1e-9) for p in plans), (seed, staleness)
+            assert lower_bound(Setting.of(profile, 8, 8, staleness=staleness)).seconds <= plans.bound.seconds * (1 + 1e-9)
+    assert checked > 30
+
+
+def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
+    """Somebody who waits for none of its responses may have their devices."""
+    sampler = WorkerProfile((Sample(8, 64.0, 8.0),), "generation", lengths=Lengths(4000.0, mean_tokens=200.0), exponent=1.0)
+    other = dataclasses.replace(STEEP, ranks=RankRule(1))
+    apart = Profile(64, {"sampler": sampler, "other": other}, (), "apart")
+    together = apart.replace(edges=(EdgeProfile("sampler", "other"),))
+    seconds = [lower_bound(Setting.of(p, 8)).seconds for p in (apart, together)]
+    assert seconds[0] < seconds[1] and all(p.seconds >= seconds[0] for p in plan(apart, 8))
 
 
 def test_notes_say_what_the_figures_rest_on() -> None:

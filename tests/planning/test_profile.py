@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.profile import Fingerprint, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile import EdgeProfile, Fingerprint, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import schema
 
 ROOT = Path(__file__).parents[2]
@@ -133,3 +133,13 @@ def test_the_documentation_names_every_field() -> None:
                     walk(inner)
 
     walk(schema(Profile))
+
+
+def test_two_edges_between_two_workers_are_refused() -> None:
+    """A second edge would have been lost, or its channel would have had two specifications."""
+    two = {n: WorkerProfile((Sample(1, 8.0, 1.0),)) for n in ("a", "b", "a-b", "a.b")}
+    with pytest.raises(ConfigError, match=r"profile\.edges\[0\] and profile\.edges\[2\] both go from 'a' to 'b'\. Next: one edge"):
+        Profile(8, two, (EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("a", "b", group=4)))
+    with pytest.raises(ConfigError, match=r"edges\[0\] \('a-b' to 'b'\) and profile\.edges\[1\] \('a\.b' to 'b'\) cannot .*both .*'a_b_to_b'"):
+        Profile(8, two, (EdgeProfile("a-b", "b"), EdgeProfile("a.b", "b")))
+    assert EdgeProfile("1 a", "b").channel == "_1_a_to_b"

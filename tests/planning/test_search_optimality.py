@@ -10,7 +10,7 @@ from brute_force import best, random_problem
 
 from rlinf_lab.planning.search.fronts import Front, pareto
 from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, solve
+from rlinf_lab.planning.search.solver import Only, _Solver, near, solve
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, evaluate, leaf_of, mode, nodes, shape
 
 
@@ -150,3 +150,22 @@ def test_spatial_parts_of_a_branch_run_beside_each_other() -> None:
     found = solve(problem)[0]
     assert found.seconds == 0.5 + 1 + 7 * 1
     assert {n.kind for n in nodes(found.tree) if isinstance(n, Composed)} == {SPATIAL}
+
+
+def test_near_is_nearly_the_best_where_seconds_fall_smoothly() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        devices, count = int(rng.integers(200, 400)), int(rng.integers(2, 5))
+        n = np.arange(devices + 1, dtype=float)
+        with np.errstate(divide="ignore"):
+            tables = [
+                np.array([w * (64 / n) ** p / 2**g + o for g in range(4)])
+                for w, p, o in zip(rng.uniform(20, 600, count), rng.uniform(0.5, 1.0, count), rng.uniform(0, 2, count), strict=True)
+            ]
+        edges = {(a, b): 3 for a in range(count) for b in range(a + 1, count) if b == a + 1 or rng.random() < 0.3}
+        switch = tuple(rng.uniform(0, 5, count))
+        problem = Problem(tuple("abcd"[:count]), edges, (devices,), 4, lambda leaf, _, tables=tables: tables[leaf], switch, switch)
+        found = near(problem)[0]
+        best_of_all = solve(problem)[0].seconds
+        assert best_of_all <= found.seconds <= 1.005 * best_of_all
+        assert evaluate(found.tree, problem) == pytest.approx(found.seconds)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from random_profiles import random_profile
 
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
+from rlinf_lab.planning import memory
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import Only, solve
@@ -157,3 +159,24 @@ def test_a_misfit_names_worker_device_and_company() -> None:
     tree = solve(setting.problem(leaving), only=Only(("temporal",)))[0].tree
     assert Placement(setting, leaving, tree).misfit() == ""
     assert Placement(setting, staying, tree).misfit() == "a needs 100 GiB on device 0 beside b, 80 are there"
+
+
+@pytest.mark.parametrize(("items", "devices", "per_item", "fits"), [(64, 48, 10.0, 2), (64, 64, 10.0, 1), (10, 4, 10.0, 3), (3, 8, 10.0, 1)])
+def test_whole_items_decide_what_fits(items: int, devices: int, per_item: float, fits: int) -> None:
+    """64 items on 48 devices: some hold two."""
+    held = dataclasses.replace(BATCH, memory=Memory(0.0, per_item), devices=devices)
+    one = Profile(items, {"a": held}, device_memory_gib=fits * per_item)
+    placement = Placement(setting := Setting.of(one, devices, chunks=1), setting.arrangements()[0], solve(setting.problem(setting.arrangements()[0]))[0].tree)
+    assert placement.gib(0) == fits * per_item and placement.misfit() == ""
+    with pytest.raises(PlanError, match="'a' needs"):
+        Setting.of(one.replace(device_memory_gib=fits * per_item - 1), devices, chunks=1)
+
+
+def test_whole_items_of_ranks_scenes_and_sequences() -> None:
+    eight = np.array([8])
+    spread_out = dataclasses.replace(BATCH, memory=Memory(1.0, 8.0), ranks=RankRule(4))
+    assert memory.needed(spread_out, eight, 3.0)[0] == 1 + 8 * 2 / 4  # two ranks of four: one holds two items, on four devices
+    scenes = dataclasses.replace(spread_out, kind="simulator", ranks=RankRule())
+    assert memory.kept(scenes, eight, 9.0)[0] == 1 + 8 * 2
+    assert memory.needed(spread_out, eight, 1.5)[0] == memory.needed(spread_out, eight, 2.0)[0]
+    assert memory.slots(spread_out, eight, np.array([1 + 8 * 2.9 / 4]))[0] == 2

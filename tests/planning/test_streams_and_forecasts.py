@@ -12,6 +12,7 @@ from random_profiles import random_profile
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast import forecast, graph_of
 from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.planning.setting import Setting
@@ -142,12 +143,19 @@ def test_the_graph_of_a_profile() -> None:
     assert [forecast(p, 1).iterations()["seconds"][0] for p, _ in placements(profile, 1)][:1] == [8.0]
 
 
+@pytest.mark.parametrize("edges", [("ab", "ba", "bc", "cb"), ("ab", "ba", "ac", "ca"), ("ab", "bc", "ca", "cb"), ("ab", "bc", "ca")], ids="-".join)
+def test_cells_that_are_no_ring(edges: tuple[str, ...]) -> None:
+    three = {n: WorkerProfile((Sample(1, 8.0, seconds),), calls=4) for n, seconds in zip("abc", (1.0, 2.0, 1.5), strict=True)}
+    profile = Profile(8, {**three, "d": WORK}, (*(EdgeProfile(p, c) for p, c in edges), EdgeProfile("c", "d")))
+    for devices in (1, 5):
+        for planned in plan(profile, devices):
+            timeline, members = planned.timeline, planned.placement
+            busy = {n: sum(s.end_ns - s.start_ns for s in timeline.rows() if s.kind == SpanKind.RUN and s.track.worker == n) / 1e9 / 2 for n in "abc"}
+            expected = {n: 4 * s / members[n]["devices"] for n, s in zip("abc", (1.0, 2.0, 1.5), strict=True)}
+            assert busy == pytest.approx(expected) and planned.seconds >= max(expected.values()) * (1 - 1e-9)
+
+
 def test_what_cannot_be_forecast_says_so() -> None:
-    three = {n: WorkerProfile((Sample(1, 8.0, 1.0),)) for n in "abc"}
-    tangled = Profile(8, three, tuple(EdgeProfile(p, c) for p, c in ("ab", "ba", "bc", "cb")))
-    (placement, _), *_ = placements(tangled, 3)
-    with pytest.raises(PlanError, match="more than a ring"):
-        forecast(placement)
     (stale, _), *_ = placements(chain(a=WORK, b=WORK), 4, staleness=1)
     with pytest.raises(PlanError, match="staleness"):
         forecast(stale)
