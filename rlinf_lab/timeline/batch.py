@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,7 +45,7 @@ SpanArray = NDArray[np.void]
 
 def _part(dtype: np.dtype, names: list[str]) -> np.dtype:
     """The same rows with these fields only."""
-    fields = dtype.fields or {}
+    fields: Any = dtype.fields
     return np.dtype({"names": names, "formats": [fields[n][0] for n in names], "offsets": [fields[n][1] for n in names], "itemsize": dtype.itemsize})
 
 

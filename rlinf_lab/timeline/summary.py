@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.timeline import bubbles, critical
+from rlinf_lab.timeline import bubbles, critical, gains
 from rlinf_lab.timeline.accounting import Accounting
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
@@ -21,7 +21,7 @@ _SHOWN = 12  # rows of a table in the text
 
 @dataclass(frozen=True)
 class Summary:
-    """Tables as `Timeline.busy`, `Timeline.bubbles` and `Timeline.critical_path` give them, and ``lanes``: one row per worker rank.
+    """Tables as `Timeline.busy`, `Timeline.bubbles`, `Timeline.critical_path` and `Timeline.gains` give them, and ``lanes``: one row per worker rank.
 
     Printing it gives text, `to_json` everything.
     """
@@ -31,10 +31,11 @@ class Summary:
     devices: pd.DataFrame
     bubbles: pd.DataFrame
     critical_path: pd.DataFrame
+    gains: pd.DataFrame
 
     def to_dict(self) -> dict[str, Any]:
         """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all devices: bubbles)."""
-        frames = {"lanes": self.lanes, "devices": self.devices, "bubbles": self.bubbles, "critical_path": self.critical_path}
+        frames = {"lanes": self.lanes, "devices": self.devices, "bubbles": self.bubbles, "critical_path": self.critical_path, "gains": self.gains}
         return self.about | {name: frame.to_dict("records") for name, frame in frames.items()}
 
     def to_json(self) -> str:
@@ -48,6 +49,7 @@ class Summary:
         for title, frame, columns in (
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
             ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
+            ("Gained if twice as fast", self.gains, ["worker"]),
         ):  # fmt: skip
             if len(frame):
                 lines += ["", title, *_aligned(frame, columns)]
@@ -71,7 +73,7 @@ def summary(store: SpanStore, accounting: Accounting) -> Summary:
         "iterations": len(store.marks()), "dropped": store.dropped,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
-    return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store))
+    return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains.gains(store))
 
 
 def lanes(store: SpanStore) -> pd.DataFrame:

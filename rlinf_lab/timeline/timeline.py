@@ -117,8 +117,18 @@ class Timeline(SpanStore):
 
         return critical.critical_path(self.snapshot(), by)
 
+    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
+        """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest first.
+
+        ``by``: worker, rank, name or a list of those. The spans are replayed with those of one row shortened, waiting for each other as they did;
+        the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations are replayed.
+        """
+        from rlinf_lab.timeline import gains
+
+        return gains.gains(self.snapshot(), times, by)
+
     def summary(self) -> Summary:
-        """Lanes, busy devices, bubbles by cause and the critical path, printable and as JSON."""
+        """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""
         from rlinf_lab.timeline.summary import summary
 
         return summary(self.snapshot(), self.accounting())

@@ -1,0 +1,197 @@
+"""What would be gained if a worker were faster: the recorded spans, replayed with some of them shortened.
+
+The replay keeps what each rank did, in its order, and who waited for whom; only times change:
+
+- a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before;
+- a GET ends when all of its items are put, a PUT that waited when the get has made room, a LOCK when the rank before has left the device,
+  a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
+- ranks that share a device use it one after another where they did, in the recorded order.
+
+With ``times`` 1 every span ends when it did. Orders do not change and a channel that was never full never fills, so a schedule that decides anew may
+gain more, and a buffer that is too small may gain less. What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import TimelineError, UnknownNameError, shown
+from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.store import SpanStore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COLUMNS = ("worker", "rank", "name")
+#: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
+REPLAYED = 60_000
+_WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
+#: Of spans that end at one instant: whose end may be the reason for another's.
+_RANK = np.array([{SpanKind.PUT: 1, SpanKind.GET: 2, SpanKind.LOCK: 3, SpanKind.WAIT: 4}.get(kind, 0) for kind in SpanKind])
+
+
+def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
+    """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
+
+    Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these spans were ``times`` as fast),
+    share of the elapsed time. ``attrs["replayed_spans"]`` says how many spans the answer rests on.
+    """
+    import pandas as pd
+
+    if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
+        raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
+    keys = [by] if isinstance(by, str) else list(by)
+    for key in keys:
+        if key not in COLUMNS:
+            raise UnknownNameError.of("column to group gains by", key, COLUMNS)
+    spans = _last_iterations(store)
+    groups = _groups(store, spans, keys)
+    replay = _Replay(store, spans)
+    elapsed = replay.finish() or 1
+    runs = spans["kind"] == SpanKind.RUN
+    rows = []
+    for label, mine in groups.items():
+        mine = mine & runs
+        if mine.any():
+            saved = elapsed - replay.finish(mine, times)
+            seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
+            rows.append((*label, seconds, saved / elapsed * store.elapsed_ns / 1e9, saved / elapsed))
+    frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
+    frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
+    frame.attrs["replayed_spans"] = len(spans)
+    return frame
+
+
+def _last_iterations(store: SpanStore) -> SpanArray:
+    """Spans that count, by what can cause what; of a long timeline those of the last iterations."""
+    spans = store.spans
+    spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
+    if len(spans) > REPLAYED:
+        starts = np.sort(spans["start"])
+        low = starts[-REPLAYED]
+        begins = store.marks()["start"]
+        later = begins[begins >= low]
+        spans = spans[spans["start"] >= (later.min() if later.size else low)]
+    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))]
+
+
+def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tuple, NDArray[np.bool_]]:
+    tracks, names = store.tracks, [*store.names, ""]
+    pairs, which = np.unique(np.stack([spans["track"], spans["name"]]), axis=1, return_inverse=True)
+    found: dict[tuple, NDArray[np.bool_]] = {}
+    for number, (track, name) in enumerate(pairs.T.tolist()):
+        values = {"worker": tracks[track].worker, "rank": tracks[track].rank, "name": names[name]}
+        label = tuple(values[key] for key in keys)
+        found[label] = found.get(label, np.zeros(len(spans), np.bool_)) | (which.ravel() == number)
+    return found
+
+
+class _Replay:
+    """Spans in an order in which causes come first, and for each what its start and its end wait for."""
+
+    def __init__(self, store: SpanStore, spans: SpanArray) -> None:
+        self._spans = spans
+        self._start, self._end = spans["start"].tolist(), spans["end"].tolist()
+        self._track, self._channel = spans["track"].tolist(), spans["channel"].tolist()
+        self._call = list(zip(spans["iteration"].tolist(), spans["name"].tolist(), strict=True))
+        self._devices = [track.devices for track in store.tracks]
+        self._puts_of = self._puts()
+        self._of_track, self._on_device = defaultdict[int, _Ended](_Ended), defaultdict[str, _Ended](_Ended)
+        self._gets_of, self._causes = defaultdict[int, _Ended](_Ended), _Ended()  # the latter: whose end others may have waited for
+        self._before: list[list[tuple[int, int]]] = []  # of each: what its start waits for, and how much later it is
+        self._until: list[list[int]] = []  # what its end waits for
+        for i, kind in enumerate(spans["kind"].tolist()):
+            self._before.append(self._start_of(i, kind))
+            self._until.append(self._end_of(i, kind))
+            self._ended(i, kind)
+
+    def _start_of(self, i: int, kind: int) -> list[tuple[int, int]]:
+        at, track = self._start[i], self._track[i]
+        last = self._of_track[track].last(at)
+        other = -1
+        if last < 0 or self._call[last] != self._call[i]:  # a call begins: somebody made it
+            other = self._causes.last(at, -1 if last < 0 else self._end[last], track, self._track)
+        found = [(other, at - self._end[other])] if other >= 0 else []
+        if last >= 0:
+            found.append((last, 0 if found else at - self._end[last]))
+        if kind in _WORK:
+            users = [self._on_device[device].last(at, -1, track, self._track) for device in self._devices[track]]
+            found += [(user, 0) for user in users if user >= 0]
+        return found
+
+    def _end_of(self, i: int, kind: int) -> list[int]:
+        if kind == SpanKind.GET:
+            return [put for put in self._puts_of.get(i, ()) if put < i]
+        if kind in _WORK or self._end[i] == self._start[i]:
+            return []
+        track, places = self._track[i], [self._causes]
+        if kind == SpanKind.PUT:
+            places = [self._gets_of[self._channel[i]]]
+        elif kind == SpanKind.LOCK:
+            places = [self._on_device[device] for device in self._devices[track]]
+        found = [ended.last(self._end[i], self._start[i], track, self._track) for ended in places]
+        return [other for other in found if other >= 0]
+
+    def _ended(self, i: int, kind: int) -> None:
+        end, track = self._end[i], self._track[i]
+        self._of_track[track].add(i, end)
+        if kind in _WORK:
+            for device in self._devices[track]:
+                self._on_device[device].add(i, end)
+        if kind in _WORK or kind == SpanKind.WAIT:
+            self._causes.add(i, end)
+        if kind == SpanKind.GET:
+            self._gets_of[self._channel[i]].add(i, end)
+
+    def _puts(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for put, get in zip(*(rows.tolist() for rows in arrows(self._spans)), strict=True):
+            found[get].append(put)
+        return found
+
+    def finish(self, faster: NDArray[np.bool_] | None = None, times: float = 1.0) -> int:
+        """The length of the timeline, ns, when the RUN spans ``faster`` are so many times as fast."""
+        start, end = self._start, self._end
+        if not start:
+            return 0
+        chosen = faster.tolist() if faster is not None else [False] * len(start)
+        new = [0] * len(start)
+        for i, (before, until) in enumerate(zip(self._before, self._until, strict=True)):
+            at = max([new[other] + lag for other, lag in before], default=start[i])
+            if until:  # as much later than the last of its reasons, or than its start, as it was
+                was, now = max([start[i], *(end[other] for other in until)]), max([at, *(new[other] for other in until)])
+                new[i] = now + end[i] - was
+            else:
+                new[i] = at + (round((end[i] - start[i]) / times) if chosen[i] else end[i] - start[i])
+        return max(new) - min(start)
+
+
+class _Ended:
+    """Numbers of spans by their end; they come in that order."""
+
+    def __init__(self) -> None:
+        self._numbers: list[int] = []
+        self._ends: list[int] = []
+
+    def add(self, number: int, end: int) -> None:
+        self._numbers.append(number)
+        self._ends.append(end)
+
+    def last(self, until: int, after: int = -1, not_track: int = -1, tracks: Sequence[int] = ()) -> int:
+        """The one that ended last in (after, until], on another track than ``not_track``; -1 for none."""
+        at = bisect_right(self._ends, until) - 1
+        while at >= 0 and self._ends[at] > after:
+            number = self._numbers[at]
+            if not_track < 0 or tracks[number] != not_track:
+                return number
+            at -= 1
+        return -1
+
