@@ -49,6 +49,7 @@ _HOME = {
     "VecEnv": "rlinf_lab.vecenv",
     "EnvSpec": "rlinf_lab.vecenv",
     "doctor": "rlinf_lab.checkup",
+    "check": "rlinf_lab.runtime.preflight",
 }
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.cluster import devices as devices
+    from rlinf_lab.runtime.preflight import check as check
     from rlinf_lab.runtime.profiler import profile as profile
     from rlinf_lab.runtime.ray_start import shutdown as shutdown
     from rlinf_lab.runtime.run import Run as Run

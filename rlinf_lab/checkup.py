@@ -4,71 +4,19 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from ctypes.util import find_library
-from dataclasses import asdict, dataclass
-from html import escape
 from pathlib import Path
 
 import rlinf_lab
-
-OK, OPTIONAL, BROKEN = "ok", "optional", "broken"
-_SIGNS = {OK: "✓", OPTIONAL: "–", BROKEN: "✗"}
+from rlinf_lab.runtime.report import BROKEN, OK, OPTIONAL, Check, Report
 
 
-@dataclass(frozen=True)
-class Check:
-    """One line of the report. ``status``: "ok", "optional" (missing, not needed) or "broken"; ``mend``: what to type."""
-
-    name: str
-    status: str
-    found: str
-    mend: str = ""
-
-
-@dataclass(frozen=True)
-class DoctorReport:
-    """All checks. ``ok`` is False when something that everybody needs is broken."""
-
-    checks: tuple[Check, ...]
-
-    @property
-    def ok(self) -> bool:
-        return all(c.status != BROKEN for c in self.checks)
-
-    def __getitem__(self, name: str) -> Check:
-        return next(c for c in self.checks if c.name == name)
-
-    def to_json(self) -> str:
-        """``{"ok": bool, "checks": [{"name", "status", "found", "mend"}, ...]}``"""
-        return json.dumps({"ok": self.ok, "checks": [asdict(c) for c in self.checks]}, indent=1)
-
-    def __repr__(self) -> str:
-        width = max(len(c.name) for c in self.checks)
-        lines = [f"rlinf_lab {rlinf_lab.__version__}: {'ready' if self.ok else 'something is broken'}"]
-        for c in self.checks:
-            lines.append(f"  {_SIGNS[c.status]} {c.name:<{width}}  {c.found}")
-            if c.mend:
-                lines.append(f"    {'':<{width}}  mend: {c.mend}")
-        return "\n".join(lines)
-
-    def _repr_html_(self) -> str:
-        colour = {OK: "#3ca578", OPTIONAL: "#888", BROKEN: "#c3001e"}
-        rows = "".join(
-            f"<tr><td style='color:{colour[c.status]};text-align:center'>{_SIGNS[c.status]}</td><td style='text-align:left'><b>{escape(c.name)}</b></td>"
-            f"<td style='text-align:left'>{escape(c.found)}</td><td style='text-align:left'>{f'<code>{escape(c.mend)}</code>' if c.mend else ''}</td></tr>"
-            for c in self.checks
-        )
-        head = "ready" if self.ok else "something is broken"
-        return f"<div><b>rlinf_lab {rlinf_lab.__version__}: {head}</b><table><tbody>{rows}</tbody></table></div>"
-
-
-def doctor() -> DoctorReport:
+def doctor() -> Report:
     """Examine this machine: Python, processors, GPUs, Ray, Jupyter, drawing, simulators, vLLM. Takes about a second."""
     checks = [
         _python(), _processors(), _package("torch", "torch", "", needed=True), _gpus(), _ray(),
@@ -77,7 +25,7 @@ def doctor() -> DoctorReport:
         _package("ManiSkill", "mani-skill", "maniskill", module="mani_skill"), _vulkan(),
         _video(), _vllm(), _disk(),
     ]  # fmt: skip
-    return DoctorReport(tuple(checks))
+    return Report(f"rlinf_lab {rlinf_lab.__version__}", tuple(checks))
 
 
 def _python() -> Check:
@@ -172,4 +120,4 @@ def _disk() -> Check:
     return Check("disk", OK if free > 2 else BROKEN, f"{free:.0f} GiB free here", "" if free > 2 else "free some space: a run writes up to a few hundred MiB")
 
 
-__all__ = ["Check", "DoctorReport", "doctor"]
+__all__ = ["doctor"]

@@ -27,6 +27,10 @@ class Packed:
         data, buffers = pickled(value)
         return cls(data, tuple(pickle.PickleBuffer(b) for b in buffers))
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.data) + sum(memoryview(b).nbytes for b in self.buffers)
+
     def open(self) -> Any:
         return pickle.loads(self.data, buffers=self.buffers)
 

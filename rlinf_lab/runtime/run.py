@@ -20,6 +20,7 @@ from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
 from rlinf_lab.runtime.observer import Observed, Observer
 from rlinf_lab.runtime.session import Executor, Iteration, Session
+from rlinf_lab.runtime.unfit import refuse_unfit_workers
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -255,7 +256,9 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
             raise UnknownNameError.of(f"option of the {name} executor", option, known)
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
-    return made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
+    executor: Executor = made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
+    refuse_unfit_workers(flow, executor.layout)
+    return executor
 
 
 @contextlib.contextmanager

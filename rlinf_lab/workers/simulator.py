@@ -52,14 +52,17 @@ class SimulatorWorker(Worker):
         self.groups: list[EnvGroup] = []
         self._states: list[Any] = []
 
-    def setup(self) -> None:
+    def preflight(self) -> None:
         slots = self.ranks * self.sub_batches
         if self.num_envs % slots:
             raise ConfigError(
                 f"{self.name}: num_envs={self.num_envs} cannot be shared by {self.ranks} ranks × {self.sub_batches} sub-batches. "
                 f"Next: a multiple of {slots}."
             )
-        size = self.num_envs // slots
+
+    def setup(self) -> None:
+        self.preflight()
+        size = self.num_envs // (self.ranks * self.sub_batches)
         for slot in range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches):
             env = self._made(size)
             self._check_sizes(env.spec)

@@ -33,6 +33,10 @@ class Declaration:
         scope = getattr(sys.modules.get(self.cls.__module__), "__dict__", {})
         return "." not in self.cls.__qualname__ and isinstance(now := scope.get(self.cls.__name__), type) and now is not self.cls
 
+    def has_preflight(self) -> bool:
+        """Whether the class has something to say about a plan before a launch."""
+        return self.cls.preflight is not Worker.preflight
+
     def build(self, context: Context) -> Worker:
         """The worker, which knows its rank and device from the first line of its constructor on."""
         worker = self.cls.__new__(self.cls, *self.args, **self.kwargs)

@@ -128,6 +128,10 @@ class Worker:
     def offload(self) -> None:
         """Leave the device (move to host memory) because another worker needs it."""
 
+    def preflight(self) -> None:
+        """Refuse a plan under which this worker cannot work: raise, saying what would. Asked before a launch, in the driver's process, of a copy that
+        knows its ranks and device and that has not been set up. Cheap: no models, no simulators."""
+
     def can_leave(self) -> bool:
         """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload`."""
         return type(self).offload is not Worker.offload

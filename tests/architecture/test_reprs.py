@@ -120,6 +120,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "EnvSpec": (lambda o: lab.make_vec("numpy/ReachArm-v0", 2).spec, "EnvSpec(id='numpy/ReachArm-v0'"),
     "devices": (lambda o: lab.devices("cpu"), "['cpu:0'"),
     "WorkerError": (lambda o: lab.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
+    "check": (lambda o: lab.check(o.flow, o.plan, emulate=True), "workflow 'cell' under plan 'temporal', executor 'local': ready"),
     "doctor": (lambda o: lab.doctor(), "rlinf_lab"),
 }  # fmt: skip
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}

@@ -1,0 +1,203 @@
+"""What can be known before a launch: does the plan fit the workflow, the machines, their memory, packages and ports; would something hang?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rlinf_lab.errors import PlanError, RlinfLabError, said
+from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.runtime.cluster import wait_for_nodes
+from rlinf_lab.runtime.devices import devices_here, refuse_missing
+from rlinf_lab.runtime.nodes import NodeFacts, facts_here, facts_of, reach
+from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.ray_start import check_address, ensure_ray
+from rlinf_lab.runtime.report import BROKEN, OK, OPTIONAL, Check, Report
+from rlinf_lab.runtime.run import check_executor, check_workflow
+from rlinf_lab.runtime.unfit import refuse_unfit_workers
+from rlinf_lab.workflow.graph import counted
+from rlinf_lab.workflow.workflow import Workflow
+
+
+def check(
+    flow: Workflow,
+    plan: ExecutionPlan | Planned | None = None,
+    executor: str = "local",
+    *,
+    profile: Profile | None = None,
+    address: str | None = None,
+    emulate: bool = False,
+) -> Report:
+    """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the connection to one.
+
+    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``: as in `run`.
+    Returns a `Report` of plan, workers, devices, memory, and for other processes pickling, packages and ports of every node;
+    ``report.ok`` says whether a launch can succeed. Never raises for what it finds, only for arguments that are none.
+    """
+    check_workflow("check", flow)
+    check_executor(executor)
+    check_address(address)
+    if profile is not None and not isinstance(profile, Profile):
+        raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
+    wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
+    looking = _Looking(flow, wanted, profile, emulate)
+    checks = [looking.plan()]
+    if checks[0].status != BROKEN:
+        checks += [looking.workers(), *(looking.here() if executor == "local" else looking.cluster(address))]
+    return Report(f"workflow {flow.name!r} under plan {wanted.name!r}, executor {executor!r}", tuple(checks))
+
+
+class _Looking:
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool) -> None:
+        self.flow, self.wanted, self.profile, self.emulate = flow, plan, profile, emulate
+
+    # --- the plan and the workers -----------------------------------------------------------------------------
+    def plan(self) -> Check:
+        """Names, ranks, granularity, and whether it would stand still."""
+
+        def look() -> str:
+            self.layout: Layout = checked_layout(self.flow.graph, self.wanted)
+            workers = self.flow.graph.workers
+            ranks = counted(sum(map(self.layout.ranks, workers)), "rank")
+            return f"{ranks} of {counted(len(workers), 'worker')} on {counted(len(self.wanted.devices), 'device')}"
+
+        return _tried("plan", look)
+
+    def workers(self) -> Check:
+        """Each worker says whether it can work with these ranks (`Worker.preflight`)."""
+
+        def look() -> str:
+            refuse_unfit_workers(self.flow, self.layout)
+            return "every worker accepts its ranks and sub-batches"
+
+        return _tried("workers", look)
+
+    # --- this process ---------------------------------------------------------------------------------------------
+    def here(self) -> list[Check]:
+        def look() -> str:
+            elsewhere = [d for d in self.wanted.devices if Device.parse(d).node]
+            if elsewhere:
+                raise PlanError(f"{', '.join(elsewhere)}: the local executor has this process only. Next: executor='ray'.")
+            refuse_missing(self.wanted, self.emulate)
+            return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
+
+        return [_tried("devices", look), *self._memory({0: facts_here()})]
+
+    # --- several processes ----------------------------------------------------------------------------------------
+    def cluster(self, address: str | None) -> list[Check]:
+        found: dict[int, str] = {}
+
+        def look() -> str:
+            ensure_ray(address)
+            refuse_missing(self.wanted, self.emulate)
+            found.update(wait_for_nodes(self.wanted.devices, lambda: False, 0.0, emulate=self.emulate))
+            return f"{counted(len(self.wanted.devices), 'device')} on {counted(len(found), 'node')}"
+
+        devices = _tried("devices", look)
+        if devices.status == BROKEN:
+            return [devices, self._pickling()[0]]
+        pickling, packed = self._pickling()
+        facts = {number: facts_of(node, packed, sys.path) for number, node in sorted(found.items())}
+        return [devices, pickling, *self._packages(facts), *self._memory(facts), self._ports(found, facts)]
+
+    def _pickling(self) -> tuple[Check, dict[str, Packed]]:
+        packed: dict[str, Packed] = {}
+
+        def look() -> str:
+            for name, declaration in self.flow.workers.items():
+                try:
+                    packed[name] = Packed.of(declaration)
+                except RlinfLabError as error:
+                    raise PlanError(f"worker {name!r} cannot travel: {said(error)}") from error
+            return f"{counted(len(packed), 'worker')}, {sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
+
+        return _tried("pickling", look), packed
+
+    def _packages(self, facts: dict[int, NodeFacts]) -> list[Check]:
+        """The same versions as here, and every worker can be unpickled there."""
+        checks = []
+        mine = facts_here()
+        for number, node in facts.items():
+            name, there = f"packages of node {number}", node.versions
+            other = [f"{p} {v or 'missing'} (here {mine.versions[p]})" for p, v in there.items() if v != mine.versions[p]]
+            if node.problems:
+                worker, problem = next(iter(node.problems.items()))
+                checks.append(Check(name, BROKEN, f"worker {worker!r} cannot be made there: {problem}", "install there what it imports"))
+            elif other:
+                status = BROKEN if None in there.values() else OPTIONAL
+                checks.append(Check(name, status, ", ".join(other), "pip install the same versions there"))
+            else:
+                checks.append(Check(name, OK, f"{len(there)} packages as here"))
+        return checks
+
+    def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
+        """Hosts of different nodes speak TCP with each other, in both directions."""
+
+        def look() -> str:
+            for number in (n for n in nodes if n):
+                for first, second in ((0, number), (number, 0)):
+                    if problem := reach(nodes[first], nodes[second]):
+                        raise PlanError(f"node {first} cannot open a connection to node {second}: {problem}. Next: let TCP through between the nodes.")
+            if not facts[0].shared_memory:
+                raise PlanError("memory files cannot be made here. Next: Linux 3.17 or newer.")
+            return f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other" if len(nodes) > 1 else "unix sockets and memory files"
+
+        return _tried("ports", look)
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+    def _memory(self, facts: dict[int, NodeFacts]) -> list[Check]:
+        """What the profile says against what is there: GPUs one by one, cores together as their node's memory."""
+        if self.profile is None:
+            return [Check("memory", OPTIONAL, "not looked at: no profile", "lab.check(..., profile=lab.profile(flow))")]
+
+        def look() -> str:
+            unknown = [w for w in self.flow.graph.workers if w not in self.profile.workers]  # type: ignore[union-attr]
+            if unknown:
+                raise PlanError(f"profile {self.profile.name!r} has no worker {unknown[0]!r}. Next: lab.profile(flow).")  # type: ignore[union-attr]
+            needs = self._needs()
+            for place, (need, who) in needs.items():
+                there = self._there(place, facts)
+                if there is not None and need > there:
+                    raise PlanError(f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer ranks there, or device_memory=.")
+            return ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
+
+        return [_tried("memory", look)]
+
+    def _needs(self) -> dict[str, tuple[float, list[str]]]:
+        """GiB by GPU, or by the host memory of a node: of all who stay there, else of the largest."""
+        assert self.profile is not None
+        found: dict[str, list[tuple[float, str]]] = {}
+        for worker in self.flow.graph.workers:
+            memory = self.profile.workers[worker].memory
+            for rank in range(self.layout.ranks(worker)):
+                for name in self.wanted.device_names(worker, rank):
+                    device = Device.parse(name)
+                    place = name if device.kind == "cuda" else f"host memory of node {device.node}"
+                    found.setdefault(place, []).append((memory.resident_gib, f"{worker}[{rank}]"))
+        turns = self.wanted.device_memory is not None
+        return {
+            place: (max(g for g, _ in rows) if turns and place in self.wanted.devices else sum(g for g, _ in rows), [who for _, who in rows])
+            for place, rows in found.items()
+        }
+
+    def _there(self, place: str, facts: dict[int, NodeFacts]) -> float | None:
+        if place.startswith("host memory"):
+            node = facts.get(int(place.rsplit(" ", 1)[1]))
+            return None if node is None else node.memory_gib
+        device = Device.parse(place)
+        gpus = facts[device.node].gpu_gib if device.node in facts else ()
+        return gpus[device.index] if device.index < len(gpus) else self.profile.device_memory_gib if self.profile else None
+
+
+def _tried(name: str, look: Callable[[], str]) -> Check:
+    """What ``look`` says; broken with the error's text, whose "Next: ..." is what mends it."""
+    try:
+        return Check(name, OK, look())
+    except RlinfLabError as error:
+        found, _, mend = said(error).partition(" Next: ")
+        return Check(name, BROKEN, found, mend)
+

@@ -1,0 +1,166 @@
+"""What is known before a launch, and that a launch refuses it too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.policies import GaussianMLP
+from rlinf_lab.runtime.nodes import facts_here
+from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.preflight import _Looking
+from rlinf_lab.workers import PolicyWorker, SimulatorWorker
+
+RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]
+
+
+def robot(num_envs: int = 4) -> lab.Workflow:
+    flow = lab.Workflow("robot")
+    obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
+    simulator = flow.worker(SimulatorWorker, "numpy/ReachArm-v0", name="simulator", num_envs=num_envs, steps=2)
+    policy = flow.worker(PolicyWorker, partial(GaussianMLP, 8, 2), name="policy")
+
+    @flow.iteration
+    def iteration():
+        simulator.collect(act, obs, traj)
+        policy.act(obs, act)
+        return len(traj.get_all())
+
+    return flow
+
+
+def plan_of(flow: lab.Workflow, ranks: int = 1, **fields) -> lab.ExecutionPlan:
+    return lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"simulator": ranks}, **fields)
+
+
+def test_a_plan_that_can_be_launched_is_ready() -> None:
+    flow = robot()
+    report = lab.check(flow, plan_of(flow, 2), emulate=True)
+    assert report.ok and report["plan"].found == "3 ranks of 2 workers on 2 devices" and report["memory"].status == "optional"
+    assert lab.run(flow, plan_of(flow, 2), 1, emulate=True).wait(60) == [2]
+
+
+def test_ranks_that_do_not_divide_are_named_before_anything_starts() -> None:
+    flow = robot(num_envs=3)
+    report = lab.check(flow, plan_of(flow, 2), emulate=True)
+    assert not report.ok and [c.name for c in report.broken] == ["workers"]
+    assert "num_envs=3 cannot be shared by 2 ranks" in report["workers"].found and report["workers"].mend == "a multiple of 2."
+    threads = threading.active_count()
+    with pytest.raises(ConfigError, match="num_envs=3 cannot be shared"):
+        lab.run(flow, plan_of(flow, 2), 1, emulate=True)
+    assert threading.active_count() == threads
+
+
+def test_devices_that_are_not_there_are_named() -> None:
+    flow = robot()
+    plan = replace(plan_of(flow), devices=("cpu:0", "cpu:998"))
+    assert "cpu:998" in lab.check(flow, plan)["devices"].found and lab.check(flow, plan, emulate=True).ok
+    elsewhere = replace(plan_of(flow), devices=("cpu:0", "node1/cpu:0"))
+    assert "node1/cpu:0" in lab.check(flow, elsewhere)["devices"].found
+
+
+def test_a_plan_for_another_workflow_is_named() -> None:
+    other = lab.Workflow("other")
+    other.iteration(lambda: other.worker(lab.Worker))
+    report = lab.check(robot(), lab.ExecutionPlan("odd", ("cpu:0",), {"nobody": ((0,),)}))
+    assert not report.ok and "nobody" in report["plan"].found and [c.name for c in report.checks] == ["plan"]
+
+
+def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns() -> None:
+    flow = robot()
+    sample = {"devices": 1, "items": 4, "seconds": 1.0}
+    huge = facts_here().memory_gib * 0.7
+    profile = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": huge}} for w in ("simulator", "policy")}})
+    report = lab.check(flow, plan_of(flow), profile=profile, emulate=True)
+    assert not report.ok and "host memory of node 0 needs" in report["memory"].found and "simulator[0], policy[0]" in report["memory"].found
+    small = lab.Profile.from_dict({"items": 4, "workers": {w: {"samples": [sample], "memory": {"resident_gib": 0.001}} for w in ("simulator", "policy")}})
+    assert lab.check(flow, plan_of(flow), profile=small, emulate=True).ok
+    # On a GPU who takes turns needs its own memory only.
+    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1, "simulator": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
+    looking.plan()
+    assert looking._needs()["cuda:0"][0] == pytest.approx(huge)
+    looking = _Looking(flow, replace(plan_of(flow), devices=("cuda:0", "cuda:1")), profile, False)
+    looking.plan()
+    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge)
+
+
+def test_a_profile_of_another_workflow_is_named() -> None:
+    profile = lab.Profile.from_dict({"items": 4, "workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": 1.0}]}}})
+    assert "no worker 'simulator'" in lab.check(robot(), plan_of(robot()), profile=profile, emulate=True)["memory"].found
+
+
+def test_arguments_that_are_none_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'moon' is not known"):
+        lab.check(robot(), executor="moon")
+    with pytest.raises(PlanError, match="a Profile"):
+        lab.check(robot(), profile=3)  # type: ignore[arg-type]
+
+
+def test_a_worker_whose_module_is_missing_elsewhere_is_named() -> None:
+    missing = Packed(b"cno_such_module_here\nThing\n.")
+    assert facts_here({"odd": missing}).problems == {"odd": "ModuleNotFoundError: No module named 'no_such_module_here'"}
+
+
+class Locked(lab.Worker):
+    def __init__(self, lock) -> None:
+        self.lock = lock
+
+    def go(self) -> int:
+        return 1
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
+    flow = robot()
+    report = lab.check(flow, plan_of(flow, 2), "ray", emulate=True)
+    assert report.ok, report
+    assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports"]
+    flow = lab.Workflow("locked")
+    locked = flow.worker(Locked, threading.Lock(), name="locked")
+    flow.iteration(lambda: locked.go())
+    report = lab.check(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), "ray")
+    assert "worker 'locked' cannot travel" in report["pickling"].found and not report.ok
+
+
+THREE = """
+from ray.cluster_utils import Cluster
+import rlinf_lab as lab
+
+class Quiet(lab.Worker):
+    def go(self) -> int:
+        return 1
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+cluster.add_node(num_cpus=1)
+flow = lab.Workflow("spread")
+a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
+flow.iteration(lambda: (a.go(), b.go()))
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, plan, "ray", address=cluster.address)
+assert report.ok, report
+assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
+far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
+report = lab.check(flow, far, "ray", address=cluster.address)
+assert not report.ok and "node2/cpu:0" in report["devices"].found, report
+many = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:5"], {"a": [0], "b": [1]})
+assert "node1/cpu:5" in lab.check(flow, many, "ray", address=cluster.address)["devices"].found
+print("done")
+"""
+
+
+@pytest.mark.ray
+@pytest.mark.xdist_group("ray")
+def test_every_node_of_a_cluster_is_asked() -> None:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, timeout=150, env=env)
+    assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
