@@ -7,6 +7,7 @@ a call waits for a value, or where channels begin that the call before does not 
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 from collections.abc import Collection, Iterator, Sequence
@@ -58,7 +59,7 @@ class Records:
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
     """Leaves the first of the wanted iterations out: it warms up. Raises `PlanError` naming the call that cannot be told apart."""
     kinds = (SpanKind.RUN, SpanKind.GET, SpanKind.PUT, SpanKind.WAIT)
-    spans = [s for s in timeline.rows() if s.kind in kinds and s.iteration >= 0 and (wanted is None or s.iteration in wanted)]
+    spans = [s for row in timeline.rows() if row.kind in kinds and row.iteration >= 0 and (wanted is None or row.iteration in wanted) for s in _one_by_one(row)]
     warm = set(sorted({s.iteration for s in spans})[1:])
     if not warm:
         raise PlanError("The timeline has one iteration at most to look at, and the first one warms up. Next: run two iterations or more.")
@@ -84,6 +85,11 @@ def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | Non
             )
     found.loop.extend(_loop(graph, [s for s in groups.get((i, DRIVER, 0), []) if s.kind in (SpanKind.GET, SpanKind.PUT)]) for i in sorted(warm))
     return found
+
+
+def _one_by_one(span: Span) -> list[Span]:
+    """What is put together travels together; a simulated rank puts item by item."""
+    return [dataclasses.replace(span, items=1)] * span.items if span.kind == SpanKind.PUT and span.items > 1 else [span]
 
 
 def _switches(graph: WorkflowGraph, timeline: Timeline) -> dict[str, tuple[int | None, int | None]]:

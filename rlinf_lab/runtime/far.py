@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.planning.engine import Event
+from rlinf_lab.runtime.parcels import Parcel, Piece
 from rlinf_lab.runtime.process import FarReader, Process
 from rlinf_lab.runtime.queues import Queue
 
@@ -28,35 +29,41 @@ class FarReaders:
         process.asked += 1
         self._host.say(queue.name.home, ("get", queue.name, self._host.name, process.index, process.asked, wanted))
 
-    def take(self, queue: Queue, index: int, asked: int, first: int, items: list[Any]) -> None:
+    def take(self, queue: Queue, index: int, asked: int, first: int, parts: list[tuple[int, Any]]) -> None:
         """The answer has come; one to a get that was given up meanwhile is dropped (its iteration has failed)."""
         host = self._host
         process = host._processes[index]
         if process.asked == asked and process.queue is queue and host._engine.is_getting(index):
-            process.items = items
-            host._apply(host._engine.granted(index, queue.index, first, len(items)))
+            process.pieces = [Piece(Parcel(n, queue.name.home, content), 0, n) for n, content in parts]
+            host._apply(host._engine.granted(index, queue.index, first, sum(n for n, _ in parts)))
 
     # --- a rank of another host ----------------------------------------------------------------------------
     def serve(self, queue: Queue, host: str, there: int, asked: int, wanted: int) -> None:
         """It gets items of a queue that lives here; `answer` follows when there are any."""
         reader = self._readers.get((host, there)) or self._new(host, there)
         self._withdraw(reader)
-        reader.queue, reader.items, reader.asked = queue, [], asked
+        reader.queue, reader.pieces, reader.asked = queue, [], asked
         self._host._apply(self._host._engine.settle([(reader.index, Event.GET, queue.index, wanted)]))
 
     def _new(self, host: str, there: int) -> FarReader:
         engine = self._host._engine
         index = engine.add_process()
-        reader = self._readers[host, there] = FarReader("", 0, index, -1, host=host, there=there, getting=True)
+        reader = self._readers[host, there] = FarReader("", 0, index, -1, engine.processes[index], host=host, there=there, getting=True, far=True)
         self._host._processes.append(reader)
         engine.settle([(index, Event.START, -1, 0)])
         return reader
 
-    def answer(self, reader: FarReader) -> None:
+    def answer(self, reader: Process) -> None:
         """Send it what it has got; nothing: the stream has ended."""
-        queue, items, reader.items = reader.queue, reader.items, []
+        assert isinstance(reader, FarReader)
+        queue, pieces, reader.pieces = reader.queue, reader.pieces, []
         assert queue is not None
-        self._host.say(reader.host, ("got", queue.name, reader.there, reader.asked, reader.first, items))
+        try:
+            parts = [piece.content() for piece in pieces]
+        except BaseException as error:  # a parcel that several ranks share does not open here
+            self._host.unreadable(pieces[0].parcel.origin, error)
+            return
+        self._host.say(reader.host, ("got", queue.name, reader.there, reader.asked, reader.first, parts))
 
     def left(self, host: str, there: int) -> None:
         """Its call has ended: what it asked for last and did not wait for (the call was given up) goes to others."""

@@ -21,12 +21,13 @@ from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.loop import Loop
+from rlinf_lab.runtime.parcels import Parcel, opened, take
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
-from rlinf_lab.runtime.process import FarReader, Frame, HostContext, Process
+from rlinf_lab.runtime.process import Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
-from rlinf_lab.runtime.routing import Router, StreamId
+from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
@@ -40,11 +41,14 @@ from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.structure import follow
 from rlinf_lab.workflow.workflow import Declaration
 
+_PUT, _GET = int(Event.PUT), int(Event.GET)
+
 
 class Host(Scheduler):
     """See the module's docstring.
 
-    ``place``: host name of every (worker, rank). ``send(host, message)``: how to reach the others; never called under the mutex.
+    ``place``: host name of every (worker, rank). ``send(host, message)``: how to reach the others, ``sent()``: those are all for now;
+    neither is called under the mutex.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Host(Scheduler):
         clock: Clock,
         recorder: Recorder,
         send: Callable[[str, tuple], None] | None = None,
+        sent: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(layout.new_engine(), clock, recorder, alone=set(place.values()) == {name})
         self.name, self.layout, self.place = name, layout, place
@@ -74,7 +79,9 @@ class Host(Scheduler):
         self._given_up: dict[int, BaseException] = {}
         self._set_up = 0
         self._ready = threading.Condition()
-        self._send = send
+        self._send, self._sent_all = send, sent
+        self._postman: threading.Thread | None = None
+        self._post_waits = threading.Event()
         self._outgoing: deque[tuple[str, tuple]] = deque()
         self._sending = threading.RLock()  # what a failure makes us say is said from within
         self._sent = self._heard = 0  # messages
@@ -91,7 +98,7 @@ class Host(Scheduler):
     def _add_process(self, worker: str, rank: int) -> None:
         index = self.layout.add_process(self._engine, worker, rank)
         track = self.recorder.track(worker, rank, self.layout.device_names(worker, rank))
-        process = Process(worker, rank, index, track)
+        process = Process(worker, rank, index, track, self._engine.processes[index], drives=worker == DRIVER)
         self._processes.append(process)
         self._by_member[worker, rank] = process
 
@@ -134,6 +141,7 @@ class Host(Scheduler):
                 elif process.waits_for == "call":
                     self._wake(process)
         self.flush()
+        self._post_waits.set()
         with self._ready:
             self._ready.notify_all()
         for thread in list(self._threads):
@@ -253,6 +261,7 @@ class Host(Scheduler):
         value, error = None, None
         process.exchanges = 0
         try:
+            process.method = self.recorder.name(call.method)
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
@@ -395,73 +404,82 @@ class Host(Scheduler):
     # --- channels: called by the ports -------------------------------------------------------------------
     def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
         name = self._router.read(process.worker, process.rank, channel, iteration, key)
-        with self._mutex:
-            return self._queues.queue(name)
+        return self._queue(name)
 
     def writing_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:
-        name = self._router.write(process.rank, channel, iteration, key)
+        return self._queue(self._router.write(process.rank, channel, iteration, key))
+
+    def _queue(self, name: QueueId) -> Queue:
         with self._mutex:
-            return self._queues.queue(name)
+            queue = self._queues.queue(name)
+            queue.number = self.recorder.channel(name.channel)
+            return queue
 
     def _refuse_out_of_turn(self, process: Process, queue: Queue) -> None:
         """A rank has one thread and is in one call; a second one at its channels would mix their items up."""
+        if process.thread == threading.get_ident() and process.call is not None and process.call.iteration == queue.name.iteration:
+            return
         channel = queue.name.channel
         if process.thread != threading.get_ident():
             raise WorkflowError(
                 f"{process.label}: channel {channel!r} is used by a thread that the worker started itself. Next: hand the items to the method's own "
                 f"thread (queue.Queue) and put or get there."
             )
-        if process.call is None or process.call.iteration != queue.name.iteration:
-            raise WorkflowError(
-                f"{process.label}: this end of channel {channel!r} was given to a call of iteration {queue.name.iteration}, which is over. "
-                f"Next: use the one that the present call was given."
-            )
+        raise WorkflowError(
+            f"{process.label}: this end of channel {channel!r} was given to a call of iteration {queue.name.iteration}, which is over. "
+            f"Next: use the one that the present call was given."
+        )
 
     def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
-        process.items, process.queue, process.getting = items, queue, False
-        self._post(process, Event.PUT, queue.index, len(items), f"room in channel {queue.name.channel!r}")
-        if queue.stub:
-            # Another thread may be sending the items right now; the caller is free to change them when put() has returned.
+        large = False
+        process.goods, process.count = items, len(items)
+        if queue.stub:  # now, for the caller is free to change the items when put() has returned
+            process.goods, large = Packed.of_items(items, queue.name.channel)
+        process.queue, process.getting = queue, False
+        self._post(process, _PUT, queue.index, len(items), queue.room)
+        process.goods = []
+        if large:  # another thread may be sending it right now
             self._send_all()
-            self._raise_if_interrupted(process)
         self._spans.resumed(process, SpanKind.PUT, start, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
-        process.items, process.queue, process.getting = [], queue, True
-        self._post(process, Event.GET, queue.index, wanted, f"items of channel {queue.name.channel!r}")
-        items, process.items = process.items, []
-        self._spans.resumed(process, SpanKind.GET, start, len(items))
-        return items
+        process.pieces, process.queue, process.getting = [], queue, True
+        self._post(process, _GET, queue.index, wanted, queue.supply)
+        pieces, process.pieces = process.pieces, []
+        self._spans.resumed(process, SpanKind.GET, start, sum(hi - lo for _, lo, hi in pieces))
+        try:
+            return opened(pieces)
+        except BaseException as error:
+            origin = next((p.parcel.origin for p in pieces if p.parcel.origin != self.name), self.name)
+            raise wire.misunderstood(self._who_lives_at(self.name), self._who_lives_at(origin), error) from error
 
     # --- what the engine's instructions do to items -------------------------------------------------------
     def _store(self, process: Process, first: int) -> None:
         queue = process.queue
         assert queue is not None
-        process.first = first if self._router.is_numbered(queue.name.channel) else -1
-        queue.put += len(process.items)
+        process.first = first if queue.numbered else -1
+        queue.put += process.count
         if queue.stub:
-            self.say(queue.name.home, ("put", queue.name, process.items, self.name))
+            self.say(queue.name.home, ("put", queue.name, process.count, process.goods, self.name))
         elif not queue.abandoned:
-            queue.items.extend((item, self.name) for item in process.items)
+            queue.parcels.append(Parcel(process.count, self.name, process.goods))
 
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue
         assert queue is not None
+        process.first = lo if hi > lo and queue.numbered else -1
         if queue.stub:  # the items came with the answer
-            process.first = lo if hi > lo and self._router.is_numbered(queue.name.channel) else -1
             return
-        process.first = lo if hi > lo and self._router.is_numbered(queue.name.channel) else -1
         queue.taken += hi - lo
         credit: dict[str, int] = {}
-        for _ in range(hi - lo):
-            item, origin = queue.items.popleft()
-            process.items.append(item)
-            if origin != self.name:
-                credit[origin] = credit.get(origin, 0) + 1
+        process.pieces = take(queue.parcels, hi - lo)
+        for parcel, first, last in process.pieces:
+            if parcel.origin != self.name:
+                credit[parcel.origin] = credit.get(parcel.origin, 0) + last - first
         if credit:
             wire.give_credit(self, queue, credit)
 
@@ -474,7 +492,7 @@ class Host(Scheduler):
     def _ask(self, process: Process, queue: Queue, wanted: int) -> None:
         self.far.ask(process, queue, wanted)
 
-    def _answer(self, reader: FarReader) -> None:
+    def _answer(self, reader: Process) -> None:
         self.far.answer(reader)
 
     # --- looking -----------------------------------------------------------------------------------------
@@ -536,6 +554,23 @@ class Host(Scheduler):
         if self._outgoing:
             self._send_all()
 
+    def flush_soon(self) -> None:
+        """Have it sent by a thread of the host, together with what comes until that thread gets to it: for those who go on putting."""
+        if self._post_waits.is_set():
+            return
+        if self._postman is None:
+            with self._sending:
+                if self._postman is None:
+                    self._postman = threading.Thread(target=self._deliver, name=f"postman of {self.name}", daemon=True)
+                    self._postman.start()
+        self._post_waits.set()
+
+    def _deliver(self) -> None:
+        while not self.stopping:
+            self._post_waits.wait()
+            self._post_waits.clear()
+            self.flush()
+
     def _send_all(self) -> None:
         """When it returns, everything decided before has been pickled and handed to the links, by whichever thread."""
         with self._sending:
@@ -547,6 +582,8 @@ class Host(Scheduler):
                         self._send(host, message)
                     except WorkflowError as error:  # it does not pickle
                         wire.undeliverable(self, host, message, error)
+            if self._sent_all is not None:
+                self._sent_all()
 
     def handle(self, message: tuple) -> None:
         """Do what a message says; the caller flushes."""
@@ -554,9 +591,8 @@ class Host(Scheduler):
             wire.HANDLERS[message[0]](self, *message[1:])
 
     def receive(self, message: tuple) -> None:
-        """A message from another host; see `wire`."""
+        """A message from another host; see `wire`. The caller flushes."""
         with self._mutex:
             if message[0] not in wire.UNCOUNTED:
                 self._heard += 1
             wire.HANDLERS[message[0]](self, *message[1:])
-        self.flush()

@@ -2,11 +2,16 @@
 
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
 frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
-node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers. A stream that ends without a farewell means that its sender died.
+node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers. Items of channels are packed already when they come here
+(`parcels`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which the reading thread leaves closed.
+A stream that ends without a farewell means that its sender died.
 
 Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their reading
 threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can pile up is
 bounded by the capacities of the channels, which the engine keeps.
+
+Messages that are gathered leave with one system call, and what has arrived is heard before anybody is answered: a busy stream costs few calls and wakes
+few threads, a quiet one waits for nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_lab.errors import ChannelBroken
-from rlinf_lab.runtime.pickling import pickled
+from rlinf_lab.runtime.pickling import Packed, pickled
 from rlinf_lab.runtime.slots import GREETING, REFERENCE, InSlot, SlotPool, SlotViews
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -39,10 +44,19 @@ def _forget_sockets() -> None:
 
 os.register_at_fork(after_in_child=_forget_sockets)
 
+
+def close_when_forked(connection: socket.socket) -> None:
+    """A stream whose end says that this process died: its forked children shall not keep it open."""
+    _OPEN.add(connection)
+
+
 FAREWELL = 0xFFFFFFFF
 FAREWELL_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 MOST_PARTS = 512  # of one system call
+READ_BYTES = 1 << 18
+PARCEL = 1 << 31  # beside the number of parts: a header, the number of items, a packet
+HEADERS = 1024  # how many headers are remembered
 IN_SLOT = 1 << 63  # beside the length of a buffer that lies in a slot
 _COUNT = struct.Struct("<I")
 
@@ -68,6 +82,7 @@ def node_id() -> str:
 class Listener:
     """Accepts links from other hosts; one reading thread for each calls ``on_message(message)`` in order.
 
+    ``on_pause()`` is called when all that had arrived was handed over.
     ``on_broken(host)`` is called when a peer's stream ends without a farewell, ``on_error(host, error)`` when one of its messages
     cannot be unpickled here, or handled; the messages after it are still heard.
     """
@@ -79,8 +94,9 @@ class Listener:
         on_broken: Callable[[str], None],
         on_error: Callable[[str, BaseException], None],
         ip: str = "127.0.0.1",
+        on_pause: Callable[[], None] = lambda: None,
     ) -> None:
-        self._on_message, self._on_broken, self._on_error = on_message, on_broken, on_error
+        self._on_message, self._on_broken, self._on_error, self._on_pause = on_message, on_broken, on_error, on_pause
         self._closed = False
         self._left: set[str] = set()  # peers that have said farewell
         self._left_changed = threading.Condition()
@@ -114,18 +130,13 @@ class Listener:
                 _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
                 if uid != os.getuid():
                     return
-            stream = connection.makefile("rb", buffering=1 << 16)
+            stream = Stream(connection)
             if not secrets.compare_digest(stream.read(32), self.address.secret):
                 return
             slots = SlotViews(connection, stream.read(GREETING.size))
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
-            while (parts := read_frame(stream)) is not None:
-                try:
-                    self._on_message(pickle.loads(parts[0], buffers=[slots.view(p) if isinstance(p, InSlot) else p for p in parts[1:]]))
-                except BaseException as error:  # a class that is not here, no more files, a SystemExit: without a reader the run would hang
-                    self._on_error(peer, error)
-                del parts  # while it waits for the next one, nothing here keeps slots taken
+            self._hear(peer, stream, FrameReader(stream, slots))
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
@@ -134,6 +145,18 @@ class Listener:
                 self._on_broken(peer)
         finally:
             connection.close()
+
+    def _hear(self, peer: str, stream: Stream, frames: FrameReader) -> None:
+        """Hand messages over until the farewell."""
+        while frames.next():
+            try:
+                self._on_message(frames.message())
+            except BaseException as error:  # a class that is not here, no more files, a SystemExit: without a reader the run would hang
+                self._on_error(peer, error)
+            if not stream.has_more():
+                frames.forget()  # while it waits for the next one, nothing here keeps slots taken
+                self._on_pause()
+        self._on_pause()
 
     def wait_for_farewells(self, peers: set[str], seconds: float) -> bool:
         """Wait until everything these peers have sent was heard, and their farewell; False when the time passes first."""
@@ -148,24 +171,102 @@ class Listener:
             each.close()
 
 
-def read_frame(stream: Any) -> list[Any] | None:
-    """The next message: its pickle, then its buffers; None after a farewell. `EOFError` when the stream ends without one."""
-    count = _COUNT.unpack(_exactly(stream, 4))[0]
-    if count == FAREWELL:
-        return None
-    sizes = struct.unpack(f"<{count}Q", _exactly(stream, 8 * count))
-    return [InSlot(bytes(_exactly(stream, REFERENCE.size)), size - IN_SLOT) if size & IN_SLOT else _exactly(stream, size) for size in sizes]
+class Stream:
+    """The bytes that arrive on a socket."""
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._at = self._end = 0
 
-def _exactly(stream: Any, size: int) -> bytearray:
-    data = bytearray(size)
-    view, done = memoryview(data), 0
-    while done < size:
-        got = stream.readinto(view[done:])
+    def has_more(self) -> bool:
+        """Whether something has arrived that was not read yet."""
+        return self._at < self._end
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes. `EOFError` when the stream ends before."""
+        while self._end - self._at < size:
+            if size > READ_BYTES:
+                return bytes(self.read_in_place(size))
+            self._fill()
+        start = self._at
+        self._at = start + size
+        return bytes(self._view[start : start + size])
+
+    def read_in_place(self, size: int) -> bytearray:
+        """The same, read into place: arrays are built upon it."""
+        data = bytearray(size)
+        done = min(size, self._end - self._at)
+        data[:done] = self._view[self._at : self._at + done]
+        self._at += done
+        view = memoryview(data)
+        while done < size:
+            got = self._connection.recv_into(view[done:])
+            if not got:
+                raise EOFError("the stream ended")
+            done += got
+        return data
+
+    def _fill(self) -> None:
+        if self._at:  # what is left goes to the front
+            self._buffer[: self._end - self._at] = self._buffer[self._at : self._end]
+            self._at, self._end = 0, self._end - self._at
+        got = self._connection.recv_into(self._view[self._end :])
         if not got:
             raise EOFError("the stream ended")
-        done += got
-    return data
+        self._end += got
+
+
+class FrameReader:
+    """Messages of a stream."""
+
+    def __init__(self, stream: Stream, slots: SlotViews) -> None:
+        self._stream, self._slots = stream, slots
+        self._headers: dict[bytes, tuple] = {}
+        self._parts: list[Any] = []
+        self._items = -1
+
+    def next(self) -> bool:
+        """Read a frame; False after a farewell. `EOFError` when the stream ends without one."""
+        stream = self._stream
+        count = _COUNT.unpack(stream.read(4))[0]
+        if count == FAREWELL:
+            return False
+        self._items = -1
+        if count & PARCEL:
+            count -= PARCEL
+            sizes = list(struct.unpack(f"<{count + 1}Q", stream.read(8 * count + 8)))
+            self._items = sizes.pop()
+        else:
+            sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
+        first = 1 if self._items < 0 else 2
+        self._parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
+        return True
+
+    def _buffer(self, size: int) -> Any:
+        return InSlot(self._stream.read(REFERENCE.size), size - IN_SLOT) if size & IN_SLOT else self._stream.read_in_place(size)
+
+    def message(self) -> tuple:
+        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files."""
+        if self._items < 0:
+            data, *parts = self._parts
+            message: tuple = pickle.loads(data, buffers=self._viewed(parts))
+            return message
+        header, data, *parts = self._parts
+        known = self._headers.get(header)
+        if known is None:
+            if len(self._headers) >= HEADERS:
+                self._headers.clear()
+            known = self._headers[header] = pickle.loads(header)
+        kind, name, origin = known
+        return kind, name, self._items, Packed(data, self._viewed(parts)), origin
+
+    def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
+        return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
+
+    def forget(self) -> None:
+        self._parts = []
 
 
 class Link:
@@ -174,6 +275,8 @@ class Link:
     def __init__(self, address: Address, me: str) -> None:
         self.peer = address.host
         self._changed = threading.Condition()
+        self._gathered: list[bytes | memoryview] = []  # parts of frames that wait for `flush`
+        self._headers: dict[tuple, bytes] = {}
         self._backlog: deque[memoryview] = deque()  # what the socket did not take at once; its head is being sent
         self._writer: threading.Thread | None = None
         self._broken: OSError | None = None
@@ -202,19 +305,42 @@ class Link:
 
     def send(self, message: tuple) -> None:
         """Hand a message over; never blocks. `WorkflowError` if it cannot be pickled (nothing is sent), `ChannelBroken` if the peer is gone."""
-        data, buffers = pickled(message)
-        with self._changed:
-            self._post(self._framed(data, buffers))
+        self.gather(message)
+        self.flush()
 
-    def _framed(self, data: bytes, buffers: list[memoryview]) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there."""
-        sizes: list[int] = [len(data)]
-        parts: list[bytes | memoryview] = [data]
+    def gather(self, message: tuple) -> None:
+        """As `send`, but it may wait for `flush`, which the same thread calls before anything that it refers to changes."""
+        if message[0] == "put" and len(message) == 5:
+            kind, name, count, packed, origin = message
+            header = self._headers.get((name, origin))
+            if header is None:
+                if len(self._headers) >= HEADERS:
+                    self._headers.clear()
+                header = self._headers[name, origin] = pickle.dumps((kind, name, origin), protocol=5)
+            parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count]
+        else:
+            data, buffers = pickled(message)
+            parts, items = [data], []
+        with self._changed:
+            self._gathered += self._framed(parts, buffers, items)
+
+    def _framed(self, parts: list[bytes | memoryview], buffers: list[memoryview], items: list[int]) -> list[bytes | memoryview]:
+        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there. ``items``: how many, of a parcel."""
+        sizes = [len(part) for part in parts]
         for raw in buffers:
             reference = self._slots.place(raw)
             sizes.append(raw.nbytes | (0 if reference is None else IN_SLOT))
             parts.append(raw if reference is None else reference)
-        return [_COUNT.pack(len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes), *parts]
+        head = _COUNT.pack(len(sizes) | (PARCEL if items else 0)) + struct.pack(f"<{len(sizes) + len(items)}Q", *sizes, *items)
+        return [head, *parts] if buffers else [b"".join((head, *parts))]
+
+    def flush(self) -> None:
+        """Send what was gathered."""
+        if self._gathered:
+            with self._changed:
+                parts, self._gathered = self._gathered, []
+                if parts:
+                    self._post(parts)
 
     def _post(self, parts: list[bytes | memoryview]) -> None:
         """Under the lock."""

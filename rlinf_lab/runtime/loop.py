@@ -71,6 +71,7 @@ class Loop:
             self._open[iteration] = OpenIteration(host.clock.now_ns())
             driver.thread = threading.get_ident()
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
+            driver.method = host.recorder.name("iteration")
             driver.error = None
 
     def enter(self, iteration: int) -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import cloudpickle
 
 from rlinf_lab.errors import WorkflowError, said, shown
-from rlinf_lab.runtime.routing import QueueId
+
+LARGE = 1 << 16  # bytes: such buffers may travel in shared memory (`slots`)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """An argument in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's error."""
+    """Something in transit: it is rebuilt by the rank that needs it, so that what is missing there is that rank's error.
+
+    ``buffers``: of its arrays; they are the sender's own memory until the packet has been handed to a link.
+    """
 
     data: bytes
     buffers: tuple[Any, ...] = ()
@@ -27,6 +31,15 @@ class Packed:
         data, buffers = pickled(value)
         return cls(data, tuple(pickle.PickleBuffer(b) for b in buffers))
 
+    @classmethod
+    def of_items(cls, items: list[Any], channel: str) -> tuple[Packed, bool]:
+        """Items of a put, and whether they still use the sender's memory: small buffers are copied at once, large ones when they are sent."""
+        data, buffers = pickled(items, channel)
+        if not buffers:
+            return cls(data), False
+        large = any(b.nbytes >= LARGE for b in buffers)
+        return cls(data, tuple(pickle.PickleBuffer(b if b.nbytes >= LARGE else bytearray(b)) for b in buffers)), large
+
     @property
     def nbytes(self) -> int:
         return len(self.data) + sum(memoryview(b).nbytes for b in self.buffers)
@@ -35,8 +48,8 @@ class Packed:
         return pickle.loads(self.data, buffers=self.buffers)
 
 
-def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
-    """A pickle and its buffers. Raises `WorkflowError`."""
+def pickled(value: Any, channel: str = "") -> tuple[bytes, list[memoryview]]:
+    """A pickle and its buffers. Raises `WorkflowError`. ``channel``: the value is a list of items of it."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = _dumped(value, buffers, _Pickler)
@@ -48,7 +61,7 @@ def pickled(value: Any) -> tuple[bytes, list[memoryview]]:
             data = _dumped(value, buffers, _ByValue)
         except (Exception, SystemExit) as error:  # an object's own __reduce__ may leave; it must not take a thread of the run with it
             raise WorkflowError(
-                f"{_named(value)} cannot be sent to another process: {type(error).__name__}: {said(error)}. "
+                f"{_named(value, channel)} cannot be sent to another process: {type(error).__name__}: {said(error)}. "
                 f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
             ) from error
     return data, [b.raw() for b in buffers]
@@ -98,10 +111,9 @@ class _ByValue(cloudpickle.Pickler):
         return super().reducer_override(value) if reduced is NotImplemented else reduced
 
 
-def _named(value: Any) -> str:
+def _named(value: Any, channel: str) -> str:
+    if channel:
+        return f"An item of channel {channel!r} ({', '.join(sorted({type(item).__name__ for item in value}))})"
     if not (isinstance(value, tuple) and value and isinstance(value[0], str)):
         return shown(value)
-    if len(value) == 4 and isinstance(value[1], QueueId):  # a message, see `wire`
-        _, queue, items, _ = value
-        return f"An item of channel {queue.channel!r} ({', '.join(sorted({type(item).__name__ for item in items}))})"
     return f"A {value[0]!r} message that holds {', '.join(sorted({type(part).__name__ for part in value[1:]}))}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError
@@ -79,8 +80,14 @@ class OutboxPort:
         self._host.put(self._process, self._queue(key), [item])
 
     def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
-        for item in items:
-            self._host.put(self._process, self._queue(key), [item])
+        queue = self._queue(key)
+        if queue.portion == 1 or not isinstance(items, Collection):  # what is still being made leaves as it comes
+            for item in items:
+                self._host.put(self._process, queue, [item])
+            return
+        rest = iter(items)
+        while portion := list(itertools.islice(rest, queue.portion)):
+            self._host.put(self._process, queue, portion)
 
     def _queue(self, key: int | None) -> Any:
         if self._keyed != (key is not None):

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.planning.engine import Process as EngineProcess
+from rlinf_lab.runtime.parcels import Piece
+from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.worker import Context, Worker
@@ -29,6 +32,7 @@ class Process:
     rank: int
     index: int  # in the engine
     track: int  # in the recorder
+    machine: EngineProcess  # itself, in the engine
     calls: deque[CallSpec] = field(default_factory=deque)
     gate: threading.Lock = field(default_factory=threading.Lock)
     parked: bool = False  # the thread waits at its gate
@@ -39,7 +43,10 @@ class Process:
     woken_outside: bool = False
     woken: bool = False
     error: BaseException | None = None  # raised in the thread when it wakes
-    items: list[Any] = field(default_factory=list)  # to be stored by a put, or handed over by a get
+    goods: list[Any] | Packed = field(default_factory=list)  # the items of its put
+    count: int = 0  # of them
+    pieces: list[Piece] = field(default_factory=list)  # what its get has been given
+    streak: int = 0  # so many puts in a row had not to wait
     queue: Queue | None = None
     getting: bool = False
     first: int = -1  # sequence number of the first item of the last get or put
@@ -49,6 +56,9 @@ class Process:
     lock_waited: bool = False
     since: int = 0  # start of the running stretch
     on_device: bool = False
+    drives: bool = False  # it is the user's loop
+    far: bool = False  # it lives on another host
+    method: int = -1  # number of the name of its call, in the recorder
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()

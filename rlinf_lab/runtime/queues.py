@@ -8,12 +8,15 @@ from typing import Any
 
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.parcels import Parcel
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
+
+MOST_TOGETHER = 1024
 
 
 @dataclass(eq=False, slots=True)
 class Queue:
-    """``items``: (payload, host it came from) in the engine's order; empty for a stub.
+    """``parcels``: what was put and not yet taken, in the engine's order; none at a stub.
 
     Room between hosts: a stub may hold its share of the capacity; items that the home hands over are credit for their origin.
     A stub that is full says so once, with the credit it has received; if more is on its way it need not be noted as stalled.
@@ -24,15 +27,28 @@ class Queue:
     stream: int  # of the engine's stream
     stub: bool
     share: int | None = None  # of the capacity, for each producing host; None: no bound
-    items: deque[tuple[Any, str]] = field(default_factory=deque)
+    parcels: deque[Parcel] = field(default_factory=deque)
     put: int = 0
     taken: int = 0
+    numbered: bool = False  # producers and consumers count the same items
+    number: int = -1  # of the channel's name, in the recorder
+    portion: int = 1  # of a put of many, at most so many at a time
     abandoned: bool = False  # nobody will read it: what comes is dropped
     received: int = 0  # credit that has arrived at this stub
     credited: Counter[str] = field(default_factory=Counter)  # credit that this home has sent to each origin
     saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
     debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
     stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
+
+    @property
+    def room(self) -> str:
+        """What a put waits for."""
+        return f"room in channel {self.name.channel!r}"
+
+    @property
+    def supply(self) -> str:
+        """What a get waits for."""
+        return f"items of channel {self.name.channel!r}"
 
 
 class QueueTable:
@@ -53,7 +69,9 @@ class QueueTable:
             stream = self.stream(StreamId(*name[:4]))
             share = self._router.share(name.channel)
             index = self._engine.open_channel(stream, stub, share if stub else None)
-            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
+            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share, numbered=self._router.is_numbered(name.channel))
+            if stub:  # half of the room, so that one half travels while the other is used up
+                found.portion = MOST_TOGETHER if share is None else min(MOST_TOGETHER, max(1, share // 2))
             if not stub and (name.channel, name.iteration) in self._abandoned:
                 found.abandoned = True
                 self._engine.abandon(index)
@@ -65,7 +83,7 @@ class QueueTable:
         found = [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
         for queue in found:
             queue.abandoned = True
-            queue.items.clear()
+            queue.parcels.clear()
         return found
 
     def stream(self, name: StreamId) -> int:

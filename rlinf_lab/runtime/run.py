@@ -24,7 +24,7 @@ from rlinf_lab.runtime.unfit import refuse_unfit_workers
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.workflow import Workflow
 
-EXECUTORS = ("local", "ray")
+EXECUTORS = ("local", "processes", "ray")
 STOP_SECONDS = 30
 LAST_WORDS_SECONDS = 2
 ENDED = ("finished", "failed", "stopped")
@@ -241,7 +241,7 @@ def check_workflow(who: str, flow: object) -> None:
 
 def check_executor(name: object) -> None:
     if name not in EXECUTORS:
-        raise ConfigError(f"executor={shown(name)} is not known. Next: 'local' (threads in this process) or 'ray'.")
+        raise ConfigError(f"executor={shown(name)} is not known. Next: 'local' (threads of this process), 'processes' (of this machine) or 'ray'.")
 
 
 def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | None, **options: Any) -> Executor:
@@ -250,6 +250,8 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     made: Any = LocalExecutor
     if name == "ray":
         from rlinf_lab.runtime.ray_executor import RayExecutor as made
+    elif name == "processes":
+        from rlinf_lab.runtime.process_executor import ProcessExecutor as made
     known = list(inspect.signature(made).parameters)[2:]
     for option in options:
         if option not in known:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.process import FarReader, Process
+from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.runtime.waits import Wait
@@ -28,7 +28,12 @@ from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.graph import DRIVER
+
+# Looking a member of an enumeration up costs as much as half of what is done about it.
+_EXTEND, _RESUME, _STORE, _BOUND = map(int, (Do.EXTEND, Do.RESUME, Do.STORE, Do.BOUND))
+_PUT, _GET, _START = map(int, (Event.PUT, Event.GET, Event.START))
+
+TOGETHER = 64  # puts one after another, at most
 
 
 class Scheduler:
@@ -74,7 +79,7 @@ class Scheduler:
         """A get of a channel that lives on another host."""
         raise NotImplementedError
 
-    def _answer(self, reader: FarReader) -> None:
+    def _answer(self, reader: Process) -> None:
         """A rank of another host has got what it asked for."""
         raise NotImplementedError
 
@@ -90,22 +95,32 @@ class Scheduler:
     def flush(self) -> None:
         raise NotImplementedError
 
+    def flush_soon(self) -> None:
+        raise NotImplementedError
+
     # --- posting and waiting -----------------------------------------------------------------------------
-    def _post(self, process: Process, kind: Event, channel: int, n: int, what: str) -> None:
+    def _post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event and wait until the engine lets the thread go on."""
         with self._mutex:
-            self._raise_if_interrupted(process)
-            process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == Event.START, -1
+            if process.error is not None:
+                self._raise_if_interrupted(process)
+            process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
             process.lock_from = self.clock.now_ns()
             self._block(process, "engine", what, (process.index, kind, channel, n))
-            if kind in (Event.PUT, Event.GET) and process.queue is not None and process.queue.stub:
-                if kind == Event.GET:
+            if process.queue is not None and process.queue.stub:
+                if kind == _GET:
                     self._ask(process, process.queue, n)
-                elif self._engine.is_putting(process.index):
+                elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
                     self._put_waits(process.queue)
-        self.flush()
-        self._park(process)
-        self._raise_if_interrupted(process)
+            process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
+        if process.streak % TOGETHER > 1:  # one put after another: let several travel together
+            self.flush_soon()
+        else:
+            self.flush()
+        if process.parked or process.order:
+            self._park(process)
+        if process.error is not None:
+            self._raise_if_interrupted(process)
 
     def _raise_if_interrupted(self, process: Process) -> None:
         if process.error is not None:
@@ -226,23 +241,24 @@ class Scheduler:
         self._batch += 1
         batch = self._batch
         for do, index, a, b in instructions:
-            if do == Do.EXTEND:
+            if do == _EXTEND:
                 self._extend(a, b)
                 continue
             process = self._processes[index]
-            if do == Do.RESUME and isinstance(process, FarReader):
-                self._answer(process)
-            elif do == Do.RESUME:
-                process.on_device = self._engine.processes[index].holding and process.worker != DRIVER
+            if do == _RESUME:
+                if process.far:
+                    self._answer(process)
+                    continue
+                process.on_device = process.machine.holding and not process.drives
                 process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
                 self._wake(process)
-            elif do == Do.BOUND:
+            elif do == _STORE:
+                self._store(process, b)
+            elif do == _BOUND:
                 process.bound_ns = process.lock_from = self.clock.now_ns()
                 process.bound_batch = batch
                 if process.getting:
                     self._hand_over(process, a, b)
-            elif do == Do.STORE:
-                self._store(process, b)
             elif do == Do.FINISHED:
                 self._finished(process)
             else:

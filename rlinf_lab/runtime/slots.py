@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-LEAST = 1 << 16  # bytes: smaller buffers travel in the stream
+from rlinf_lab.runtime.pickling import LARGE
+
 LIMIT = 1 << 29  # bytes of all slots of one link
 ARENA = 1 << 25  # bytes of a file, unless one slot needs more; the system gives memory to those that are written
 GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that shows whether slots can be seen
@@ -93,7 +94,7 @@ class SlotPool:
 
     def place(self, raw: memoryview) -> bytes | None:
         """Copy a buffer into a slot; the reference to send, or None when it has to travel in the stream."""
-        if not self._usable or raw.nbytes < LEAST:
+        if not self._usable or raw.nbytes < LARGE:
             return None
         self._take_back()
         size = max(mmap.PAGESIZE, 1 << (raw.nbytes - 1).bit_length())

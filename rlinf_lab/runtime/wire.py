@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.runtime.parcels import Parcel
+from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
@@ -32,15 +34,15 @@ UNCOUNTED = ("pulse?", "pulse")
 PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
-def _on_put(host: Host, name: QueueId, items: list[Any], origin: str) -> None:
+def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str) -> None:
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
     if queue.abandoned:
         return
-    queue.items.extend((item, origin) for item in items)
-    queue.put += len(items)
-    _, instructions = host._engine.remote_put(queue.index, len(items))
+    queue.parcels.append(Parcel(count, origin, items))
+    queue.put += count
+    _, instructions = host._engine.remote_put(queue.index, count)
     host._apply(instructions)
 
 
@@ -118,9 +120,9 @@ def _on_get(host: Host, name: QueueId, origin: str, index: int, asked: int, want
         host.far.serve(host._queues.queue(name), origin, index, asked, wanted)
 
 
-def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, items: list[Any]) -> None:
+def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, parts: list[tuple[int, Any]]) -> None:
     if not host._queues.is_retired(name.iteration):
-        host.far.take(host._queues.queue(name), index, asked, first, items)
+        host.far.take(host._queues.queue(name), index, asked, first, parts)
 
 
 def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int) -> None:
@@ -209,7 +211,7 @@ def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
 
 
 def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> None:
-    """What a worker returned or put does not pickle: the error goes where the value should have gone, and to the driver."""
+    """What a worker returned, or what it put for a reader elsewhere, does not pickle: the error goes where that should have gone, and to the driver."""
     if message[0] == "value":
         _, call_id, rank, iteration, _, _ = message
         with host._mutex:
@@ -218,15 +220,6 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
             host._sent -= 1  # what is sent in its place is counted
             host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
         host.report(failure)
-    elif message[0] == "put":
-        _, name, items, _ = message
-        with host._mutex:
-            host._sent -= 1
-            putter = next((p for p in host.ranks if p.items is items and p.call is not None), None)
-            if putter is not None:
-                putter.error = error  # it looks when everything is sent, and raises where the user wrote put()
-                return
-        host.report(WorkerError.of("?", 0, "put", error, f"an item put into channel {name.channel!r}, on its way to {to!r}"))
     elif message[0] == "got":
         _, name, _, _, _, _ = message
         with host._mutex:

@@ -13,7 +13,7 @@ from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.ray_executor import place_hosts
+from rlinf_lab.runtime.hosts_executor import place_hosts
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.clock import MonotonicClock
@@ -46,7 +46,7 @@ class MeshExecutor:
         def send(to: str, message: tuple) -> None:
             if self._slow_sending:
                 time.sleep(self._rng.random() * self._slow_sending)
-            self._boxes[to].put(pickle.dumps(message))
+            self._boxes[to].put(pickle.dumps(message, protocol=5))
 
         return send
 
@@ -55,6 +55,7 @@ class MeshExecutor:
             if self._delay:
                 time.sleep(self._rng.random() * self._delay)
             self.hosts[name].receive(pickle.loads(data))
+            self.hosts[name].flush()
 
     def _news(self) -> None:
         while not self._over.wait(NEWS_SECONDS):

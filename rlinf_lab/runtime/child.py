@@ -1,0 +1,182 @@
+"""The process of one device host of the processes executor, and how the driver speaks with it while it is set up and ended.
+
+Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still waits. When the
+stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it forks (`links`), so its death is noticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from rlinf_lab.errors import ExecutorError, shown
+from rlinf_lab.runtime.device_host import DeviceHost, import_path
+from rlinf_lab.runtime.links import close_when_forked
+
+DEATH_SECONDS = 3.0
+_SIZE = struct.Struct("<Q")
+_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.child import main; main({fd}, {name!r})"
+
+
+class ChildDied(Exception):
+    """The process of a host has ended before it could answer. ``status``: as `subprocess.Popen.returncode`, None if that is not known yet."""
+
+    def __init__(self, host: str, status: int | None) -> None:
+        super().__init__(host, status)
+        self.host, self.status = host, status
+
+
+class Child:
+    """The driver's handle of a host's process."""
+
+    def __init__(self, name: str, payload: bytes, environment: Mapping[str, str]) -> None:
+        """Raises `OSError` when the system gives no process."""
+        self.name = name
+        mine, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-c", _START.format(paths=import_path(), fd=theirs.fileno(), name=name)]
+            try:
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=dict(environment))
+            except BaseException:
+                mine.close()
+                raise
+        close_when_forked(mine)
+        self.pid = self._process.pid
+        self._socket = mine
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Future[Any]] = {}
+        self._asked = 0
+        self._gone = False
+        threading.Thread(target=self._hear, name=f"answers of {name}", daemon=True).start()
+        self.ask("", payload)
+
+    def ask(self, method: str, *args: Any) -> Future[Any]:
+        """Have a method called there; the future raises `ChildDied` when the process ends before it has answered."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._asked += 1
+            number = self._asked
+            if not self._gone:
+                self._waiting[number] = future
+                try:
+                    _send(self._socket, (number, method, args))
+                    return future
+                except OSError:
+                    del self._waiting[number]
+        future.set_exception(ChildDied(self.name, self._process.poll()))
+        return future
+
+    def _hear(self) -> None:
+        try:
+            while (answer := _receive(self._socket)) is not None:
+                number, value, error = answer
+                with self._lock:
+                    future = self._waiting.pop(number)
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(value)
+        except OSError:  # it was killed
+            pass
+        status = self._status()
+        with self._lock:
+            self._gone = True
+            waiting = list(self._waiting.values())
+            self._waiting.clear()
+        for future in waiting:
+            future.set_exception(ChildDied(self.name, status))
+
+    def _status(self) -> int | None:
+        try:
+            return self._process.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def end(self) -> None:
+        """It ends when its stream does; one that does not within `DEATH_SECONDS` is killed. Waits until it is gone."""
+        with contextlib.suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_RDWR)
+        try:
+            self._process.wait(DEATH_SECONDS)
+        except subprocess.TimeoutExpired:  # a worker holds the interpreter's lock
+            self._process.kill()
+            self._process.wait()
+        self._socket.close()
+
+    def __repr__(self) -> str:
+        return f"Child({self.name!r}, process {self.pid})"
+
+
+def main(fd: int, name: str) -> None:
+    """Of the child's process."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the driver, which stops its children
+    connection = socket.socket(fileno=fd)
+    close_when_forked(connection)
+    host: Future[DeviceHost] = Future()
+    lock = threading.Lock()
+
+    def answer(number: int, method: str, args: tuple[Any, ...]) -> None:
+        value, error = None, None
+        try:
+            if not method:
+                host.set_result(DeviceHost(name, *args))
+            else:
+                value = getattr(host.result(), method)(*args)
+        except BaseException as raised:
+            error = raised
+            if not method:  # it is the answer to everything
+                host.set_exception(raised)
+        with lock:
+            try:
+                data = pickle.dumps((number, value, error))
+                pickle.loads(data)
+            except Exception:  # an exception of the user's that cannot travel
+                data = pickle.dumps((number, None, ExecutorError(f"Host {name!r} could not answer {method}(): {shown(value if error is None else error)}")))
+            connection.sendall(_SIZE.pack(len(data)) + data)
+
+    while True:
+        try:
+            request = _receive(connection)
+        except OSError:
+            request = None
+        if request is None:
+            os._exit(0)
+        if not request[1]:  # on this thread: those that are made later stay on its cores
+            answer(*request)
+        else:
+            threading.Thread(target=answer, args=request, name=request[1], daemon=True).start()
+
+
+def _send(connection: socket.socket, message: tuple[Any, ...]) -> None:
+    data = pickle.dumps(message)
+    connection.sendall(_SIZE.pack(len(data)) + data)
+
+
+def _receive(connection: socket.socket) -> tuple[Any, ...] | None:
+    """The next message; None when the stream has ended."""
+    head = _exactly(connection, _SIZE.size)
+    data = None if head is None else _exactly(connection, _SIZE.unpack(head)[0])
+    if data is None:
+        return None
+    message: tuple[Any, ...] = pickle.loads(data)
+    return message
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        part = connection.recv(min(1 << 20, size - len(data)))
+        if not part:
+            return None
+        data += part
+    return bytes(data)

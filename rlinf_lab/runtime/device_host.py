@@ -1,0 +1,179 @@
+"""A device host: one process for the worker ranks that share devices. An executor sets it up and ends it; messages go over links."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.devices import cores, torch_device
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.links import Address, Link, Listener
+from rlinf_lab.runtime.session import Ended
+from rlinf_lab.timeline.clock import MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.workflow.graph import DRIVER
+
+PUSH_SECONDS = 0.1
+SWITCH_SECONDS = 0.0005  # a thread that has read messages gets the interpreter from a worker that computes: Python's own 5 ms are long on the way
+
+
+class DeviceHost:
+    """Lives in a process of its own. The driver calls its methods only to set it up and to end it."""
+
+    def __init__(self, name: str, payload: bytes) -> None:
+        # One compute thread a process: two on a busy core make a step of 30 ms last a second.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        sys.setswitchinterval(SWITCH_SECONDS)
+        paths, packed = pickle.loads(payload)
+        # A module beside the notebook is importable there; it must be here too.
+        sys.path += [p for p in paths if p not in sys.path]
+        layout, place, one_node = pickle.loads(packed)
+        self.name, self.layout, self.place = name, layout, place
+        self.recorder = Recorder(name, MonotonicClock())
+        self._gpus = self._see_gpus()
+        self._sampler = self._new_sampler()  # before it leaves the other cores
+        self._pin()
+        self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
+        self.links: dict[str, Link] = {}
+        ip = "127.0.0.1" if one_node else self._ip()
+        self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip, self.host.flush)
+        self._stop = threading.Event()
+
+    # --- what an executor's own kind of host may know better ------------------------------------------------
+    def _ip(self) -> str:
+        """Where other nodes reach this one."""
+        return "127.0.0.1"
+
+    def _see_gpus(self) -> dict[str, str]:
+        """What torch calls the plan's GPUs here: they are the only ones that this process sees."""
+        return {name: f"cuda:{i}" for i, name in enumerate(gpus_of(self._device_names()))}
+
+    # --- devices --------------------------------------------------------------------------------------------
+    def _device_names(self) -> set[str]:
+        return {d for (w, r), h in self.place.items() if h == self.name and w != DRIVER for d in self.layout.device_names(w, r)}
+
+    def _new_sampler(self) -> UtilisationSampler | None:
+        """Every host samples its own GPUs, under the plan's names; on a node other than the driver's, the first one the processors too."""
+        node = Device.node_of(sorted(self._device_names()))
+        first = min(h for (w, r), h in self.place.items() if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node)
+        mine = cores() if node and first == self.name else ()
+        gpus = [Device.parse(name).local for name in self._gpus]
+        return UtilisationSampler(self.recorder, prefix=f"node{node}/" if node else "", cores=mine, gpus=gpus) if mine or gpus else None
+
+    def _torch_device(self, names: Sequence[str]) -> str:
+        """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""
+        device = torch_device(names)
+        return self._gpus.get(device, device)
+
+    def _pin(self) -> None:
+        """Stay on the cores that the plan's CPU devices stand for; emulated ones share them in turn."""
+        numbers = sorted(d.index for d in map(Device.parse, self._device_names()) if d.kind == "cpu")
+        available = cores()
+        mine = {available[i % len(available)] for i in numbers}
+        if mine and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, mine)
+
+    # --- what the driver asks, one after another; `stop` at any time ----------------------------------------
+    def address(self) -> tuple[Address, int, int]:
+        """Where it listens, its process id, and its clock (for aligning clocks between nodes)."""
+        return self._listener.address, os.getpid(), time.monotonic_ns()
+
+    def connect(self, addresses: list[Address]) -> dict[str, str]:
+        """Open a link to every other host; the transport of each."""
+        for address in addresses:
+            if address.host != self.name:
+                self.links[address.host] = Link(address, self.name)
+        return {name: link.transport for name, link in self.links.items()}
+
+    def start(self, declarations: bytes) -> BaseException | None:
+        """Build the workers. Returns what went wrong instead of raising: what carries the answer might wrap it."""
+        try:
+            self.host.start(pickle.loads(declarations), self._torch_device)
+        except ModuleNotFoundError as error:
+            return WorkflowError(
+                f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it on every node, or "
+                f"define the class in a notebook cell (it then travels by value)."
+            )
+        except BaseException as error:
+            return error
+        if self._sampler is not None:
+            self._sampler.start()
+        self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
+        self._pusher.start()
+        return None
+
+    def stop(self) -> Ended:
+        """End the workers; what is left of the recording is sent."""
+        ended = Ended(self.host.stop(), self.host.close_errors)
+        self._stop.set()
+        if self._sampler is not None:
+            self._sampler.stop()
+        with contextlib.suppress(Exception):
+            self.push()
+            while len(self.recorder):  # what had to wait on disk comes portion by portion
+                self.push()
+        for link in self.links.values():
+            link.close()
+        self._listener.close()
+        return ended
+
+    # --- messages -------------------------------------------------------------------------------------------
+    def _push(self) -> None:
+        """Send what was recorded, ten times a second; nobody has to ask."""
+        while not self._stop.wait(PUSH_SECONDS):
+            with contextlib.suppress(Exception):  # the driver is gone: its end of the link says so to everyone
+                self.push()
+
+    def push(self) -> None:
+        batch = self.recorder.drain()
+        metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
+        frames, self.host.frames = self.host.frames, {}
+        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet())
+        self.links["driver"].send(("news", *news))
+
+    def _send(self, host: str, message: tuple) -> None:
+        self.links[host].gather(message)
+
+    def _sent(self) -> None:
+        for link in self.links.values():
+            with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
+                link.flush()
+
+    def _broken(self, peer: str) -> None:
+        if peer == "driver":  # nobody is left to work for
+            os._exit(1)
+        self.host.lost(peer)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r} on {', '.join(sorted(self._device_names())) or 'no device'})"
+
+
+def gpus_of(names: set[str]) -> list[str]:
+    """The GPUs among devices, in order, without their node."""
+    return [d.local for d in sorted(map(Device.parse, names)) if d.kind == "cuda"]
+
+
+def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool) -> bytes:
+    """What a `DeviceHost` is made from; the import path comes first, for what follows may need it."""
+    return pickle.dumps((import_path(), cloudpickle.dumps((layout, place, one_node))))
+
+
+def import_path() -> list[str]:
+    return [p or str(Path.cwd()) for p in sys.path]
+
+
+def failed(answers: list[Any]) -> BaseException | None:
+    return next((a for a in answers if a is not None), None)

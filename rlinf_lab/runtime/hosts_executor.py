@@ -1,0 +1,299 @@
+"""What executors with several processes have in common: one device host for each group of devices that worker ranks share.
+
+        your loop ── driver host ══ links ══ host0 (cpu:0) ══ links ══ host1 (cpu:1)
+                           │                      │                         │
+                           └── create, connect, start, stop ────────────────┘
+
+Calls, items, credits, values and spans go straight from host to host, so nothing central is asked once per item. How a process
+comes into being, is asked and ends, the kinds of executor know: `ray_executor`, `process_executor`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
+from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.device_host import failed, pack
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.process import Frame
+from rlinf_lab.runtime.session import Ended
+from rlinf_lab.runtime.waits import Wait
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.clock import MonotonicClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.workflow import Declaration, Workflow
+
+STOP_SECONDS = 10
+DEATH_SECONDS = 3
+
+
+class HostsExecutor:
+    """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores."""
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False) -> None:
+        self.flow = flow
+        self.layout = checked_layout(flow.graph, plan)
+        self._emulate = emulate
+        self._declarations = ship(flow.workers)
+        self.place = place_hosts(self.layout)
+        self.hosts = sorted(set(self.place.values()) - {"driver"})
+        self.recorder = Recorder("driver", MonotonicClock())
+        self.driver_host = Host("driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent)
+        self.transports: dict[str, dict[str, str]] = {}
+        self._links: dict[str, Link] = {}
+        self._pids: dict[str, int] = {}
+        self._offsets: dict[str, int] = {}
+        self._news: list[tuple[SpanBatch, int]] = []
+        self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
+        self._rounds = dict.fromkeys(self.hosts, 0)
+        self._waits: dict[str, list[Wait]] = {}
+        self._channels: dict[str, list[dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+        self._stopping = threading.Lock()
+        self._ended: Ended | None = None
+
+    # --- what a kind of executor knows ---------------------------------------------------------------------
+    def _prepare(self) -> None:
+        """Before the first process; returns when they can be made."""
+
+    def _ip(self) -> str:
+        """Where hosts on other nodes reach this process."""
+        return "127.0.0.1"
+
+    def _is_one_node(self) -> bool:
+        return True
+
+    def _launch(self, host: str, payload: bytes) -> None:
+        """Have a process made that holds a `DeviceHost`."""
+        raise NotImplementedError
+
+    def _ask(self, host: str, method: str, *args: Any) -> Any:
+        """Have a method of a host called; what `_answer` takes."""
+        raise NotImplementedError
+
+    def _answer(self, asked: Any, seconds: float | None = None) -> Any:
+        """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so many seconds."""
+        raise NotImplementedError
+
+    def _explained(self, error: BaseException) -> str | None:
+        """Why nothing could be started; None for an error that is not about processes."""
+        raise NotImplementedError
+
+    def _reachable(self) -> list[str]:
+        """Hosts that were launched and can be asked to stop."""
+        raise NotImplementedError
+
+    def _end_processes(self) -> None:
+        """Kill what is left; harmless when nothing is."""
+        raise NotImplementedError
+
+    # --- life ------------------------------------------------------------------------------------------------
+    def start(self) -> None:
+        """Raises the `WorkerError` of a worker that cannot be set up, `ExecutorError` when a process cannot be had.
+
+        `Cancelled` when it is stopped meanwhile.
+        """
+        try:
+            self._refuse_when_stopped()
+            self._prepare()
+            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.flush)
+            payload = pack(self.layout, self.place, self._is_one_node())
+            for name in self.hosts:
+                self._refuse_when_stopped()
+                self._launch(name, payload)
+            self._connect(self._listener)
+            answers = self._ask_all("start", self._declarations)
+        except BaseException as error:
+            stopped = self.driver_host.stopping
+            self.stop()
+            self._release()  # also what has come into being since somebody else has stopped it
+            explained = self._explained(error)
+            if explained is None:
+                raise
+            if stopped:
+                raise Cancelled("The run was stopped while its processes were being set up.") from error
+            raise ExecutorError(explained) from error
+        problem = failed(answers)
+        if problem is not None:
+            self.stop()
+            raise problem
+
+    def _connect(self, listener: Listener) -> None:
+        """Everybody learns where everybody listens."""
+        addresses = [listener.address]
+        asked_all = {}
+        for name in self.hosts:
+            asked_all[name] = time.monotonic_ns(), self._ask(name, "address")
+        for name, (asked, answer) in asked_all.items():
+            self._refuse_when_stopped()
+            address, self._pids[name], theirs = self._answer(answer, self._process_seconds)
+            middle = (asked + time.monotonic_ns()) // 2
+            self._offsets[name] = 0 if address.node == addresses[0].node else middle - theirs
+            addresses.append(address)
+        for address in addresses[1:]:
+            self._links[address.host] = Link(address, "driver")
+        self._refuse_when_stopped()
+        self.transports = dict(zip(self.hosts, self._ask_all("connect", addresses), strict=True))
+
+    _process_seconds = 60.0  # in which a process must have come into being
+
+    def _ask_all(self, method: str, *args: Any) -> list[Any]:
+        return [self._answer(asked) for asked in [self._ask(name, method, *args) for name in self.hosts]]
+
+    def _refuse_when_stopped(self) -> None:
+        if self.driver_host.stopping:
+            raise Cancelled("The run was stopped while its processes were being set up.")
+
+    def _members(self, host: str) -> str:
+        return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
+
+    def stop(self) -> Ended:
+        """End workers and processes."""
+        with self._stopping:
+            if self._ended is None:
+                self._ended = self._stop()
+            return self._ended
+
+    def _stop(self) -> Ended:
+        ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
+        answered: set[str] = set()
+        asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.dead}
+        deadline = time.monotonic() + STOP_SECONDS
+        for name, reference in asked.items():
+            try:
+                theirs = self._answer(reference, max(0.1, deadline - time.monotonic()))
+            except Exception as error:
+                if self._explained(error) is None and not isinstance(error, ExecutorError):
+                    raise
+                continue  # it has died, or does not answer: it is killed below
+            ended.late += theirs.late
+            ended.errors += theirs.errors
+            answered.add(name)
+        if self._listener is not None and asked:
+            self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
+        self._release()
+        return ended
+
+    def _release(self) -> None:
+        """End processes and links; harmless when they have ended."""
+        self._end_processes()
+        for link in list(self._links.values()):
+            link.close()
+        if self._listener is not None:
+            self._listener.close()
+
+    def _wait_for_death(self) -> None:
+        """Of the processes of this node: they are gone when `stop` returns."""
+        here = [self._pids[name] for name, link in self._links.items() if link.transport == "unix"]
+        deadline = time.monotonic() + DEATH_SECONDS
+        while any(Path(f"/proc/{pid}").exists() for pid in here) and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    # --- messages --------------------------------------------------------------------------------------------
+    def _send(self, host: str, message: tuple) -> None:
+        link = self._links.get(host)
+        if link is None:
+            if self.driver_host.stopping:
+                return
+            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started.")
+        link.gather(message)
+
+    def _sent(self) -> None:
+        for link in list(self._links.values()):
+            with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
+                link.flush()
+
+    def _receive(self, message: tuple) -> None:
+        if message[0] != "news":
+            self.driver_host.receive(message)
+            return
+        _, host, spans, metrics, frames, waits, channels, quiet = message
+        with self._lock:
+            self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
+            self._metrics += metrics
+            self._rounds[host] += 1
+            self._waits[host], self._channels[host] = waits, channels
+        for source, image in frames.items():
+            self.driver_host.report_frame(Frame(source, image))
+        self.driver_host.hear_news(host, quiet)
+
+    def _broken(self, host: str) -> None:
+        if not self.driver_host.stopping:
+            self.driver_host.lost(host)
+
+    # --- looking -----------------------------------------------------------------------------------------
+    def drain(self) -> list[tuple[SpanBatch, int]]:
+        with self._lock:
+            news, self._news = self._news, []
+        return [*((batch, 0) for batch in self.recorder.batches()), *news]
+
+    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
+        with self._lock:
+            found, self._metrics = self._metrics, []
+        return found
+
+    def rounds(self) -> int:
+        with self._lock:
+            return min(self._rounds.values(), default=0)
+
+    def frames(self) -> dict[str, Any]:
+        return dict(self.driver_host.frames)
+
+    def waits(self) -> list[Wait]:
+        with self._lock:
+            return [*self.driver_host.waits(), *(wait for waits in self._waits.values() for wait in waits)]
+
+    def channels(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [row for rows in self._channels.values() for row in rows]
+
+    def _device_names(self, host: str) -> list[str]:
+        return sorted({d for (w, r), h in self.place.items() if h == host and w != DRIVER for d in self.layout.device_names(w, r)})
+
+    def __repr__(self) -> str:
+        hosts = ", ".join(f"{h} on {self._device_names(h)}" for h in self.hosts)
+        return f"{type(self).__name__}({self.flow.name!r}, {len(self.hosts)} hosts: {hosts})"
+
+
+def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
+    """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
+    groups: list[tuple[set[int], list[tuple[str, int]]]] = []
+    for member in layout.members[1:]:
+        mine, members = set(layout.devices(*member)), [member]
+        for group in [g for g in groups if g[0] & mine]:
+            groups.remove(group)
+            mine |= group[0]
+            members = group[1] + members
+        groups.append((mine, members))
+    groups.sort(key=lambda g: min(g[0], default=0))
+    place = {member: f"host{i}" for i, (_, members) in enumerate(groups) for member in members}
+    return {(DRIVER, 0): "driver", **place}
+
+
+def ship(declarations: dict[str, Declaration]) -> bytes:
+    """Worker classes and their arguments, by value where they come from a notebook. `WorkflowError` names what cannot travel."""
+    try:
+        return cloudpickle.dumps(declarations)
+    except Exception:
+        for name, declaration in declarations.items():
+            parts = {"the class": declaration.cls, **{f"argument {i}": a for i, a in enumerate(declaration.args)}, **declaration.kwargs}
+            for part, value in parts.items():
+                try:
+                    cloudpickle.dumps(value)
+                except Exception as error:
+                    raise WorkflowError(
+                        f"Worker {name!r} ({declaration.class_name}) cannot be sent to another process: {part} = {value!r} does not "
+                        f"pickle ({type(error).__name__}: {error}). Next: pass plain values and open files, locks or connections in setup()."
+                    ) from error
+        raise

@@ -1,0 +1,71 @@
+"""Items on their way: what one put has handed over stays together until it is taken."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from rlinf_lab.runtime.pickling import Packed
+
+
+class Parcel:
+    """The items of one put. Those of another host stay packed until a rank takes the first of them, and are rebuilt by its own thread."""
+
+    __slots__ = ("_items", "_lock", "_packed", "count", "origin", "taken")
+
+    def __init__(self, count: int, origin: str, content: list[Any] | Packed) -> None:
+        self.count, self.origin = count, origin
+        self.taken = 0  # written under the host's mutex
+        self._packed: Packed | None = content if isinstance(content, Packed) else None
+        self._items: list[Any] | None = None if isinstance(content, Packed) else content
+        self._lock = threading.Lock()
+
+    def open(self, lo: int, hi: int) -> list[Any]:
+        """Its items [lo, hi), each asked for once. Raises whatever their classes raise when they are rebuilt."""
+        if self._packed is None and hi - lo == self.count:
+            assert self._items is not None
+            return self._items
+        with self._lock:
+            if self._items is None:
+                assert self._packed is not None
+                self._items, self._packed = self._packed.open(), None
+            found = self._items[lo:hi]
+            self._items[lo:hi] = [None] * (hi - lo)  # whoever holds the rest keeps nothing of these alive
+            return found
+
+    def __repr__(self) -> str:
+        return f"Parcel({self.count} items of host {self.origin!r}, {self.taken} taken{', packed' if self._packed is not None else ''})"
+
+
+class Piece(NamedTuple):
+    """Items [lo, hi) of a parcel: what a get has been given."""
+
+    parcel: Parcel
+    lo: int
+    hi: int
+
+    def content(self) -> tuple[int, list[Any] | Packed]:
+        """How many, and what to send to another host: as it came where it is whole."""
+        packed, count = self.parcel._packed, self.hi - self.lo
+        return count, packed if packed is not None and count == self.parcel.count else self.parcel.open(self.lo, self.hi)
+
+
+def take(parcels: deque[Parcel], n: int) -> list[Piece]:
+    """The next ``n`` items. Under the host's mutex."""
+    found = []
+    while n:
+        parcel = parcels[0]
+        lo = parcel.taken
+        hi = parcel.taken = min(parcel.count, lo + n)
+        if hi == parcel.count:
+            parcels.popleft()
+        found.append(Piece(parcel, lo, hi))
+        n -= hi - lo
+    return found
+
+
+def opened(pieces: Iterable[Piece]) -> list[Any]:
+    """The items themselves."""
+    return [item for parcel, lo, hi in pieces for item in parcel.open(lo, hi)]

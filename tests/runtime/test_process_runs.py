@@ -1,0 +1,183 @@
+"""The processes executor: the same results, failures by name in seconds, nothing left behind by anybody's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
+
+from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.process_executor import ProcessExecutor
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """Of no test, however it ends: no child, and no thread of a link."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    threads = set(threading.enumerate())
+    yield
+    new = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
+    _, alive = psutil.wait_procs(new, timeout=10)
+    assert not alive
+    ours = [t for t in threading.enumerate() if t not in threads and t.name.startswith(("link", "listen", "write to", "answers", "postman"))]
+    for thread in ours:
+        thread.join(10)
+    assert not [t for t in ours if t.is_alive()]
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_every_plan_gives_the_results_of_the_local_executor(index: int) -> None:
+    flow = cell_flow()
+    plan = cell_plans(flow)[index]
+    with session(flow, plan, executor="processes") as remote, session(flow, plan) as local:
+        assert [remote.step() for _ in range(3)] == [local.step() for _ in range(3)]
+
+
+def test_workers_from_a_cell_travel_by_value_and_spans_come_back() -> None:
+    flow = notebook_flow()
+    started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]}), 2, "processes")
+    assert started.wait(60) == [NOTEBOOK_RESULT] * 2
+    timeline = started.timeline
+    assert {t.host for t in timeline.tracks} == {"driver", "host0", "host1"}
+    assert timeline.bubble_sum_error_ns() == 0 and len(timeline.iterations()) == 2
+
+
+def test_a_workers_exception_crosses_the_process_and_the_others_live_on() -> None:
+    flow = failing_flow()
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"good": [0], "bad": [1]}), executor="processes") as s:
+        assert s.step(2) == 3
+        with pytest.raises(WorkerError, match="unlucky 13") as caught:
+            s.step(13)
+        assert caught.value.worker == "bad" and "in work" in caught.value.remote_traceback
+        assert s.step(4) == 5
+
+
+class Maker(Worker):
+    def make(self, how: str, out: Outbox) -> Any:
+        out.put_all(range(100))
+        if how == "item":
+            out.put(threading.Lock())
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "long":
+            self.compute(60)
+        return threading.Lock() if how == "value" else 5
+
+
+class Taker(Worker):
+    def setup(self) -> None:
+        if self.name == "dies":
+            os._exit(3)
+
+    def take(self, inbox: Inbox, early: bool = False) -> int:
+        return len(inbox.get(3)) if early else sum(len(batch) for batch in inbox)
+
+
+def fragile(taker_name: str = "taker") -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("fragile")
+    items = flow.channel("items", capacity=8)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name=taker_name)
+
+    @flow.iteration
+    def iteration(how: str = "", early: bool = False) -> tuple[int, int]:
+        made = maker.make(how, items)
+        taken = taker.take(items, early)
+        return made.wait(), taken.wait()
+
+    return flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], taker_name: [1]})
+
+
+def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on() -> None:
+    with session(*fragile(), executor="processes") as s:
+        for how in ("item", "value"):
+            with pytest.raises(WorkerError, match="'maker' rank 0 failed in make.*cannot pickle '_thread.lock'"):
+                s.step(how)
+            assert s.step() == (5, 100)
+        with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
+            s.step("", threading.Lock())
+        assert s.step("", True) == (5, 3)  # a consumer that stops early
+        assert s.step() == (5, 100)
+
+
+def test_a_child_that_is_killed_in_an_iteration_is_named_in_seconds() -> None:
+    start = time.monotonic()
+    with session(*fragile(), executor="processes") as s:
+        assert s.step() == (5, 100)
+        for how in ("killed", ""):
+            with pytest.raises(ExecutorError, match=r"Host 'host0' died.*maker\[0\] lived there"):
+                s.step(how)
+    assert time.monotonic() - start < 40
+
+
+def test_a_child_that_dies_in_setup_is_told_by_worker() -> None:
+    with pytest.raises(ExecutorError, match=r"Host 'host1' died while its workers were being set up with status 3 .*; dies\[0\] lived there"):
+        run(*fragile("dies"), 1, "processes").wait(60)
+
+
+def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:
+    executor = ProcessExecutor(*fragile())
+    executor.start()
+    children = [psutil.Process(pid) for pid in executor._pids.values()]
+    assert len(children) == 2 and [p.cpu_affinity() for p in children] == [[c] for c in sorted(os.sched_getaffinity(0))[:2]]
+    assert Session(executor).step() == (5, 100)
+    assert executor.stop() == Ended() and executor.stop() == Ended()
+    assert not any(p.is_running() for p in children)
+
+
+def test_an_interrupted_setup_leaves_nothing() -> None:
+    executor = ProcessExecutor(*fragile())
+    executor.stop()
+    with pytest.raises(Exception, match="was stopped while its processes were being set up"):
+        executor.start()
+    assert not executor._children
+
+
+def test_devices_of_other_nodes_are_refused() -> None:
+    flow = failing_flow()
+    plan = ExecutionPlan.temporal(flow, ["node1/cpu:0"])
+    with pytest.raises(PlanError, match=r"uses node1/cpu:0; the processes executor has this machine only. Next: executor='ray'"):
+        ProcessExecutor(flow, plan)
+
+
+def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        textwrap.dedent(f"""
+        import multiprocessing, os, signal, sys, time
+        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        from test_process_runs import fragile
+        from rlinf_lab.runtime.process_executor import ProcessExecutor
+        from rlinf_lab.runtime.session import Session
+        executor = ProcessExecutor(*fragile())
+        executor.start()
+        assert Session(executor).step() == (5, 100)
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(20,)).start()
+        print(*executor._pids.values(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """)
+    )
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    children = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split() if psutil.pid_exists(int(pid))]
+    assert driver.wait(30) == -signal.SIGKILL
+    driver.stdout.close()
+    _, alive = psutil.wait_procs(children, timeout=10)  # the forked process lives for 20 seconds
+    assert not alive
