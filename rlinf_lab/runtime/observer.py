@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -25,6 +25,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
 STILL_SECONDS = 3
+DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
 class Observer:
@@ -43,6 +44,7 @@ class Observer:
         self._executor, self._update, self._broken = executor, update, broken
         self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
         self._stopped = False
+        self._depths_due = 0.0
         self._samples = 0  # counter samples that are in `counters`
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
@@ -95,7 +97,9 @@ class Observer:
 
     def finished(self, iteration: int, seconds: float, result: Any) -> None:
         """Raises `WorkflowError` when the loop returns a number under a reserved name."""
-        self.table.finished(iteration, seconds, returned(self._loop_name, result))
+        numbers = returned(self._loop_name, result)
+        self.table.finished(iteration, seconds, numbers)
+        self._note(numbers)
         self._unsettled.append((self._executor.rounds(), iteration))
 
     # --- collecting -------------------------------------------------------------------------------------
@@ -112,17 +116,28 @@ class Observer:
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
         with self._lock:
+            rounds = self._executor.rounds()
+            for worker, rank, iteration, values in self._executor.metrics():
+                self.table.logged(worker, rank, iteration, values)
+                self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
+            if not self._stopped and time.monotonic() >= self._depths_due:
+                self._depths_due = time.monotonic() + DEPTH_SECONDS
+                self._note(depths(self._executor.channels()))
             for batch, offset_ns in self._executor.drain():
                 if len(batch):
                     self.moved_at = time.monotonic()
                 self.timeline.extend(batch, offset_ns)
             self._count()
-            rounds = self._executor.rounds()
-            for said in self._executor.metrics():
-                self.table.logged(*said)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
                 self.table.settle(self._unsettled.popleft()[1])
+
+    def _note(self, values: Mapping[str, float]) -> None:
+        """Beside the spans: what was said or seen just now."""
+        recorder = self._executor.driver_host.recorder
+        now = recorder.clock.now_ns()
+        for name, value in values.items():
+            recorder.counter(name, now, value)
 
     def _count(self) -> None:
         """The latest sample of each counter."""
@@ -232,6 +247,15 @@ class Observed:
         waiting = {wait.who for wait in waits}
         calls = loop.open_calls() if loop is not None and not self._is_over() else []
         return [*explained(waits), *(f"{call} computes" for call in sorted(calls) if call.split(".")[0] not in waiting)]
+
+
+def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """How many items wait in each channel, over its keys and hosts, by the name of the counter."""
+    found: dict[str, float] = {}
+    for row in queues:
+        name = f"{row['channel']} items"
+        found[name] = found.get(name, 0.0) + row["depth"]
+    return found
 
 
 def device_loads(sampled: dict[str, float]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.packed import pack_rows
-from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle
+from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle, pack_samples
 
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
@@ -33,10 +33,11 @@ class Update:
     spans: bytes = b""
     idle: bytes = b""
     idle_from: int = 0
+    samples: bytes = b""
     bubbles: list[dict[str, float]] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.tables or self.spans or self.idle or self.bubbles)
+        return bool(self.tables or self.spans or self.idle or self.samples or self.bubbles)
 
     def content(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """(JSON-able part, binary parts) of the message that carries it."""
@@ -49,7 +50,7 @@ class Update:
             content["idle_from"] = self.idle_from
         if self.bubbles:
             content["bubbles"] = self.bubbles
-        return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle)) if data}
+        return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle), ("samples", self.samples)) if data}
 
 
 def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -67,7 +68,7 @@ class TimelineFeed:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         self._now = timeline.snapshot()
-        self._seen = 0
+        self._seen = self._sampled = 0
         self._idle: list[bytes] = []  # device time up to _idle_until, and once more what is known of the rest
         self._rest = b""
         self._bubbles: list[dict[str, float]] = []
@@ -102,12 +103,19 @@ class TimelineFeed:
             self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(self._seen)
             self._seen = len(now)
+        fresh = now.counter_samples[self._sampled :]
+        if len(fresh) and self._origin is not None:
+            self._sampled += len(fresh)
+            update.samples = pack_samples(fresh, self._origin)
 
     def everything(self) -> Update:
         """All that `take` has returned so far, as one update; nothing is kept twice for it."""
         layout, spans = self._spans(0) if self._seen else (None, b"")
         self._idle = [b"".join(self._idle)]
-        return Update(self._tables(), layout, spans, self._idle[0] + self._rest, 0, list(self._bubbles))
+        return Update(self._tables(), layout, spans, self._idle[0] + self._rest, 0, self._samples(), list(self._bubbles))
+
+    def _samples(self) -> bytes:
+        return pack_samples(self._now.counter_samples[: self._sampled], self._origin or 0)
 
     def _tables(self) -> Mapping[str, Any]:
         return make_tables(self._origin or 0, self._now.devices, self._now.tracks, self._now.names)

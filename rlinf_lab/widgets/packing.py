@@ -22,6 +22,8 @@ IDLE_WIRE = np.dtype(
         "itemsize": 24,
     }
 )
+#: One sample of a counter, 24 bytes: ``name`` is a number in the tables.
+SAMPLE_WIRE = np.dtype({"names": ["time", "value", "name"], "formats": ["<f8", "<f8", "<i4"], "offsets": [0, 8, 16], "itemsize": 24})
 #: Order of causes on the wire and in every legend.
 CAUSES = tuple(c.value for c in Cause)
 BUSY = len(CAUSES)
@@ -52,6 +54,13 @@ def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, u
             wire[field][: len(own)] = own[field]  # a kind of -1 wraps to 255
         rows.append(wire[np.argsort(wire["start"], kind="stable")])
     return b"".join(wire.tobytes() for wire in rows)
+
+
+def pack_samples(samples: np.ndarray, origin_ns: int) -> bytes:
+    """Samples of counters as wire rows."""
+    wire = np.zeros(len(samples), SAMPLE_WIRE)
+    wire["time"], wire["value"], wire["name"] = samples["time"] - origin_ns, samples["value"], samples["name"]
+    return wire.tobytes()
 
 
 def make_tables(origin_ns: int, devices: Sequence[str], tracks: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:

@@ -19,7 +19,7 @@ class TimelineView(PushedWidget):
 
     ``over``: a second timeline, laid over the first lane by lane: predicted over measured, or run A over run B; ``labels``
     names the two. Mouse: wheel zooms, drag pans, shift-drag selects, click explains, double-click fits. Keys: W/S zoom, A/D pan,
-    arrows and Page keys scroll, F fit, L follow, G lanes, C colours, R arrows, O outliers, / search, N/P next and previous found.
+    arrows and Page keys scroll, F fit, L follow, G lanes, C colours, K counters, R arrows, O outliers, / search, N/P next and previous found.
     """
 
     _esm = module(*TIMELINE, "timeline_widget.js")

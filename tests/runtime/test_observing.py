@@ -14,6 +14,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import _Feeder
+from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Worker
@@ -390,3 +391,18 @@ def test_classes_that_mind_their_attributes_can_be_workers() -> None:
     frozen, net = flow.worker(Frozen, 4, name="frozen"), flow.worker(Net, name="net")
     flow.iteration(lambda: (frozen.go(), net.go()))
     assert run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 1).wait(30) == [(5, (0, 1))]
+
+
+# --- counters beside spans ------------------------------------------------------------------------------------------------
+def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    done = run(flow, plan, inputs=range(4))
+    done.wait(30)
+    table = done.timeline.counters().groupby("name", observed=True)["value"].apply(list)
+    assert table["result"] == [0.0, 1.0, 2.0, 3.0] and table["w[0].x"] == [0.0, 1.0, 2.0, 3.0]
+    assert done.counters["result"] == 3.0
+
+
+def test_depths_of_a_channel_are_summed_over_its_queues() -> None:
+    rows = [{"channel": "a", "depth": 2}, {"channel": "b", "depth": 0}, {"channel": "a", "depth": 3}]
+    assert depths(rows) == {"a items": 5.0, "b items": 0.0}

@@ -58,7 +58,7 @@ class DashboardView {
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, this.upper, lower);
     el.append(make("div.host", {}, this.root));
-    this.timeline = new TimelineView(timeline, run.store, { tail: 6 });
+    this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
     this.timeline.stage.append(this.still);
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());

@@ -1,4 +1,5 @@
 // Mouse and keyboard of a timeline. Keys as in Perfetto: W/S zoom, A/D pan.
+import { describeSample } from "./counters.js";
 import { RULER } from "./rows.js";
 
 const SEARCH_MS = 120;
@@ -73,7 +74,7 @@ function onUp(view, e) {
 /** What lies at a point: {layer, track or device, lane, i}, or null. */
 export function spanAt(view, x, y) {
   const row = view.rowAt(y);
-  if (!row || x < view.gutter || row.kind === "worker") return null;
+  if (!row || x < view.gutter || row.kind === "worker" || row.kind === "counter") return null;
   const time = view.time(x) - view.shift(row.layer), slack = ((view.to - view.from) / view.plot) * 1.5;
   if (row.kind === "device") {
     const i = row.lane ? row.lane.near(time, slack) : -1;
@@ -93,7 +94,8 @@ export function spanAt(view, x, y) {
 }
 
 function hover(view, x, y) {
-  const at = spanAt(view, x, y), lines = at && view.details.describe(at);
+  const at = spanAt(view, x, y), row = view.rowAt(y), counter = row && row.kind === "counter" && x >= view.gutter;
+  const lines = counter ? describeSample({ series: row.series, time: view.time(x) - view.shift(row.layer) }) : at && view.details.describe(at);
   const moves = (p) => p && p.track && p.lane.columns.flow && p.lane.columns.flow[p.i] >= 0;
   if (moves(at) || moves(view.hovered)) view.redraw();
   view.hovered = at;
@@ -114,7 +116,7 @@ function onKey(view, e) {
     PageUp: () => down(-page), PageDown: () => down(page), Home: () => down(-1e9), End: () => down(1e9),
     f: () => view.fit(), l: () => view.setFollow(!view.follow), o: () => view.details.showOutliers(), r: () => view.setArrows(!view.arrows),
     g: () => view.buttons.by.click(), c: () => view.buttons.colour.click(), n: () => view.next(1), p: () => view.next(-1),
-    m: () => view.details.selectPicked(), "/": () => view.search.focus(),
+    k: () => view.setCounters(!view.counters), m: () => view.details.selectPicked(), "/": () => view.search.focus(),
     Escape: () => { view.selection = null; view.picked = null; view.details.hide(); view.redraw(); },
   };
   const action = e.ctrlKey || e.metaKey || e.altKey ? null : actions[e.key.length === 1 ? e.key.toLowerCase() : e.key];

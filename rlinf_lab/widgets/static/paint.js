@@ -1,5 +1,6 @@
 // One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
 import { BUSY, FONT, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
+import { latest } from "./counters.js";
 import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf } from "./links.js";
 import { KIND_COLOUR, RULER, paintOf, stripsOf } from "./rows.js";
@@ -105,6 +106,12 @@ export function paintGutter(view, g) {
   for (const row of view.rows) {
     if (row.y > view.height || row.y + row.h < RULER) continue;
     const mid = row.y + row.h / 2 + 0.5, head = row.kind !== "track";
+    if (row.kind === "counter") {
+      const title = row.layer ? view.labels[row.layer] : row.title;
+      paintText(g, `11px ${FONT}`, row.layer ? c.muted : c.text, "left", view.cut(g, title, view.gutter - 66), 8, mid);
+      paintText(g, `11px ${FONT}`, c.muted, "right", latest(view, row), view.gutter - 8, mid);
+      continue;
+    }
     if (head && !row.layer) {
       paintText(g, `600 11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 44), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
@@ -114,7 +121,9 @@ export function paintGutter(view, g) {
     if (row.layer) { if (row.h >= 9) paintText(g, `10px ${FONT}`, c.muted, "right", view.cut(g, view.labels[row.layer], view.gutter - 20), view.gutter - 8, mid); continue; }
     g.fillStyle = view.workerColour(row.track.worker);
     g.fillRect(10, mid - 3.5, 7, 7);
-    paintText(g, `11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 30), 22, mid);
+    const name = view.stores.length > 1 && row.h >= 9 ? view.cut(g, view.labels[0], view.labelWidth) : ""; // whose lane the upper one is
+    paintText(g, `11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 30 - (name ? view.labelWidth + 8 : 0)), 22, mid);
+    if (name) paintText(g, `10px ${FONT}`, c.muted, "right", name, view.gutter - 8, mid);
   }
 }
 

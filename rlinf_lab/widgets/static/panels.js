@@ -66,7 +66,7 @@ export class Utilisation {
   constructor() {
     this.rows = new Map();
     this.list = make("div.util", {}, make("span.empty", {}, "nothing sampled yet"));
-    this.node = make("section.panel", {}, make("header", {}, make("h3", {}, "Utilisation")), this.list);
+    this.node = make("section.panel", {}, make("header", {}, make("h3", { title: "how busy each core or GPU of the machine is, whoever uses it; device time below is what this run did" }, "Machine load")), this.list);
   }
 
   /** samples: [[seconds, {device: share}], ...] */

@@ -3,15 +3,15 @@ import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
 import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
-const HEAD = 15, GAP = 6, LEAST = 13, TALLEST = 44, SUBLANE = 5, NAMED = 14;
+const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, SUBLANE = 5, NAMED = 14;
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
 /**
- * The rows of one or two stores, top to bottom: {kind: "device" | "worker" | "track", layer, title, note, track, lane, device}.
+ * The rows of one or two stores, top to bottom: {kind: "device" | "worker" | "track" | "counter", layer, title, note, track, lane, device, series}.
  * Of two stores each lane of the second lies under the same lane of the first.
  */
-export function listRows(stores, by) {
+export function listRows(stores, by, counters) {
   const rows = [], [store] = stores, placed = new Set();
   const twin = (layer, track) => stores[layer].tracks.find((t) => t.worker === track.worker && t.rank === track.rank);
   const add = (track, layer, extra) => { placed.add(track); rows.push({ kind: "track", track, layer, ...extra }); };
@@ -36,6 +36,10 @@ export function listRows(stores, by) {
     }
   }
   stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && track.spans.count) add(track, layer, { title: track.label, device: "" }); });
+  if (counters) {
+    const names = [...new Set(stores.flatMap((s) => [...s.counters.keys()]))];
+    for (const name of names) stores.forEach((s, layer) => { if (s.counters.has(name)) rows.push({ kind: "counter", layer, title: name, series: s.counters.get(name) }); });
+  }
   return rows;
 }
 
@@ -48,8 +52,8 @@ function heights(row) {
 
 /** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
 export function placeRows(rows, height) {
-  const heads = rows.filter((r) => r.kind !== "track" && !r.layer).length, tracks = rows.filter((r) => r.kind === "track").map(heights);
-  const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3);
+  const heads = rows.filter((r) => (r.kind === "device" || r.kind === "worker") && !r.layer).length, tracks = rows.filter((r) => r.kind === "track").map(heights);
+  const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3) + rows.filter((r) => r.kind === "counter").length * COUNTER;
   const least = tracks.reduce((sum, [low]) => sum + low + 2, 0), more = tracks.reduce((sum, [low, high]) => sum + high - low, 0);
   const part = more ? Math.max(0, Math.min(1, (height - fixed - least) / more)) : 0;
   let y = RULER + 2;
@@ -61,6 +65,7 @@ export function placeRows(rows, height) {
       y += row.h + (next && next.layer && !row.layer ? 0.5 : 2);
       return;
     }
+    if (row.kind === "counter") { row.y = y; row.h = COUNTER - 3; y += COUNTER; return; }
     if (!row.layer) y += GAP;
     row.y = y;
     row.h = row.layer ? HEAD - 5 : HEAD - 3;
@@ -72,7 +77,7 @@ export function placeRows(rows, height) {
 /** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "kind" | "label". */
 export function stripsOf(row) {
   if (row.kind === "device") return row.lane ? [{ lane: row.lane, y: row.y + 1, h: row.h - 2, paint: "cause" }] : [];
-  if (row.kind === "worker") return [];
+  if (row.kind !== "track") return [];
   const { spans, labels } = row.track, out = [];
   const depth = Math.max(1, spans.lanes.length), each = row.h / depth;
   spans.lanes.forEach((lane, d) => out.push({ lane, y: row.y + d * each, h: depth > 1 ? each - 0.5 : each, paint: "kind" }));

@@ -1,6 +1,7 @@
 // What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
 import { KINDS, LABEL, MARK } from "./base.js";
 import { Lane } from "./lane.js";
+import { addSamples } from "./series.js";
 
 export const IDLE_BYTES = 24;
 const COLUMN_TYPES = { "<f8": Float64Array, "<f4": Float32Array, "<i4": Int32Array, "<u4": Uint32Array, "<u2": Uint16Array, u1: Uint8Array };
@@ -101,6 +102,7 @@ export class Store {
     this.tracks = []; // {worker, rank, devices, host, spans: Stack, labels: Stack, points: Stack of what took no time}
     this.workers = []; // in order of appearance: the order of colours
     this.idle = new Map(); // device -> Lane of causes
+    this.counters = new Map(); // name -> Series
     this.marks = []; // {start, end, iteration}
     this.end = 0;
     this.count = 0;
@@ -109,10 +111,11 @@ export class Store {
   }
 
   /** What a message says of this timeline. */
-  apply({ tables, layout, idle_from }, { spans, idle }) {
+  apply({ tables, layout, idle_from }, { spans, idle, samples }) {
     if (tables) this.setTables(tables);
     if (spans) this.addSpans(layout, spans);
     if (idle) this.addIdle(idle, idle_from);
+    if (samples) { addSamples(this.counters, aligned(samples), (i) => this.name(i)); this.version++; }
   }
 
   setTables(tables) {
@@ -246,7 +249,7 @@ export class Store {
 /** A message of rlinf_lab/widgets/feed.py: news of the first store, and of the one that is laid over it. */
 export function applyTo(stores, content, parts) {
   stores[0].apply(content, parts);
-  if (content.over) stores[1].apply(content.over, { spans: parts.over_spans, idle: parts.over_idle });
+  if (content.over) stores[1].apply(content.over, { spans: parts.over_spans, idle: parts.over_idle, samples: parts.over_samples });
 }
 
 /** The bytes as an ArrayBuffer of their own: what Jupyter hands over starts anywhere. */

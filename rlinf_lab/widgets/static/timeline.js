@@ -1,6 +1,7 @@
 // The timeline: one canvas, lanes by device or by worker, everything done in the browser while the kernel may be busy.
 import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
 import { CATEGORIES } from "./lane.js";
+import { paintCounters } from "./counters.js";
 import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
 import { busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips } from "./paint.js";
 import { Details } from "./details.js";
@@ -9,7 +10,7 @@ import { listen } from "./hands.js";
 export class TimelineView {
   /**
    * `root`: an element of its own. `stores`: the spans of one timeline, or of two to lay over each other (`options.labels` names them).
-   * options: {follow, tail: how many of the last iterations to follow, most: px that the root may grow to, instead of a height that is given}.
+   * options: {follow, counters: whether they are shown at first, tail: how many of the last iterations to follow, most: px that the root may grow to, instead of a height that is given}.
    */
   constructor(root, stores, options = {}) {
     this.root = root;
@@ -27,6 +28,7 @@ export class TimelineView {
     this.colourBy = "worker";
     this.align = "iteration";
     this.arrows = false;
+    this.counters = options.counters !== false;
     this.selection = null;
     this.picked = null; // {layer, track or device, lane, i}
     this.hovered = null;
@@ -61,6 +63,7 @@ export class TimelineView {
     this.buttons = {
       outliers: button("Outliers", "The spans that took strangely long (O)", () => this.details.showOutliers()),
       arrows: button("Arrows", "Who handed items to whom, where few enough are in sight (R)", () => this.setArrows(!this.arrows)),
+      counters: button("Counters", "Load, memory, depths of channels, metrics below the lanes (K)", () => this.setCounters(!this.counters)),
       by: button("By device", "Lanes by device or by worker (G)", () => this.setBy(this.by === "device" ? "worker" : "device")),
       colour: button("By worker", "Colours by worker or by kind of time (C)", () => this.setColour(this.colourBy === "worker" ? "kind" : "worker")),
       align: button("Align", "Lay the two over each other by iteration or by their beginning", () => this.setAlign(this.align === "iteration" ? "start" : "iteration")),
@@ -75,6 +78,7 @@ export class TimelineView {
     this.setColour(this.colourBy);
     this.setAlign(this.align);
     this.setArrows(this.arrows);
+    this.setCounters(this.counters);
     listen(this);
   }
 
@@ -93,6 +97,7 @@ export class TimelineView {
 
   setFollow(on) { this.follow = on; this.press("follow", on); }
   setArrows(on) { this.arrows = on; this.press("arrows", on); }
+  setCounters(on) { this.counters = on; this.rowsKey = ""; this.press("counters", on); }
   setBy(by) { this.by = by; this.rowsKey = ""; this.press("by", by !== "device", `Lanes: ${by}`); }
   setAlign(align) { this.align = align; this.press("align", false, `Align: ${align}`); }
 
@@ -214,13 +219,14 @@ export class TimelineView {
     const key = `${this.by}|${this.height}|${this.stores.map((s) => `${s.version}`)}`;
     if (key !== this.rowsKey) {
       this.rowsKey = key;
-      this.rows = listRows(this.stores, this.by);
+      this.rows = listRows(this.stores, this.by, this.counters);
       if (this.most) this.grow();
       this.content = placeRows(this.rows, this.height);
       for (const row of this.rows) row.top = row.y;
       g.font = `11px ${FONT}`;
-      const widest = Math.max(60, ...this.rows.slice(0, 500).map((r) => g.measureText(r.title || "").width));
-      this.gutter = Math.round(Math.min(190, Math.max(104, widest + 46)));
+      const widest = Math.max(60, ...this.rows.slice(0, 500).map((r) => g.measureText(r.title || "").width + (r.kind === "counter" ? 28 : 0)));
+      this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
+      this.gutter = Math.round(Math.min(190, Math.max(104, widest + 46)) + this.labelWidth);
       if (this.widths.size > 20000) this.widths.clear();
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
@@ -255,6 +261,7 @@ export class TimelineView {
     g.beginPath(); g.rect(0, RULER, this.width, this.height - RULER); g.clip();
     paintMarks(this, g);
     paintNames(this, g);
+    paintCounters(this, g);
     paintArrows(this, g);
     paintPicked(this, g);
     paintGutter(this, g);
@@ -269,7 +276,7 @@ export class TimelineView {
     this.drawLegend();
     this.drawMs = performance.now() - began;
     this.frames = (this.frames || 0) + 1;
-    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, arrows: this.arrowCount }); // lets a test see what is shown
+    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, arrows: this.arrowCount, counters: this.rows.filter((r) => r.kind === "counter").length }); // lets a test see what is shown
   }
 
   tailStart() {

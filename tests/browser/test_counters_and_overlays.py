@@ -1,0 +1,77 @@
+"""Counters below the lanes, and two timelines over each other: whose lane is whose."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from widget_samples import SampleRun
+
+from rlinf_lab.timeline import Recorder
+from rlinf_lab.widgets import timeline_html
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts"
+
+
+def sample(steps: int = 6) -> SampleRun:
+    """A made-up run with load, memory, a channel's depth and a reward beside its spans."""
+    made = SampleRun()
+    for _ in range(steps):
+        made.step()
+    timeline, recorder = made.timeline, Recorder()
+    each = timeline.elapsed_ns // 200
+    for i in range(200):
+        at = timeline.start_ns + i * each
+        recorder.counter("cuda:0 %", at, 50 + 45 * math.sin(i / 9))
+        recorder.counter("cuda:0 MiB", at, 9000 + 20 * i)
+        recorder.counter("actions items", at, i % 8)
+        recorder.counter("return", at, -100 + i)
+    timeline.extend(recorder.drain())
+    return made
+
+
+def shown(page: Any, name: str) -> str:
+    return page.evaluate(f"() => document.getElementById('timeline').dataset.{name} ?? ''")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_counters_lie_below_the_lanes(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
+    made = sample()
+    page = jupyterlab.open_file(timeline_html(made.timeline, tmp_path / "counters.html", "Counters"), theme=theme)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.wait_for_function(f"() => document.getElementById('timeline').dataset.spans == {len(made.timeline)}", timeout=15_000)
+    page.wait_for_function("() => document.getElementById('timeline').dataset.counters == 4")
+    page.wait_for_timeout(200)
+    page.screenshot(path=str(ARTIFACTS / f"timeline-counters-{theme}.png"))
+    canvas = page.locator("#timeline canvas").first
+    box = canvas.bounding_box()
+    tip = page.locator(".rl-tip")
+    for y in range(40, int(box["height"]), 12):  # the row of the counter, wherever it is
+        page.mouse.move(box["x"] + 700, box["y"] + y)
+        page.wait_for_timeout(30)
+        if tip.is_visible() and tip.inner_text().startswith("actions items:"):
+            break
+    else:
+        raise AssertionError("no tooltip of the counter")
+    canvas.press("k")
+    page.wait_for_function("() => document.getElementById('timeline').dataset.counters == 0")
+    assert not errors
+
+
+def test_both_lanes_of_an_overlay_are_named(jupyterlab: Any, tmp_path: Path) -> None:
+    made, other = sample(), sample(5)
+    path = timeline_html(made.timeline, tmp_path / "over.html", "Over", over=other.timeline, labels=("chunk 4", "chunk 32"))
+    page = jupyterlab.open_file(path, theme="light")
+    page.add_init_script("""(() => {
+        const draw = CanvasRenderingContext2D.prototype.fillText;
+        window.drawn = new Set();
+        CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { window.drawn.add(text); return draw.call(this, text, ...rest); };
+    })()""")
+    page.reload()
+    page.wait_for_function("() => window.drawn.has('chunk 4') && window.drawn.has('chunk 32')", timeout=15_000)
+    page.wait_for_function("() => document.getElementById('timeline').dataset.counters == 8")
+    page.screenshot(path=str(ARTIFACTS / "timeline-overlay-light.png"))
