@@ -18,8 +18,9 @@ Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from rlinf_lab.errors import ExecutorError
@@ -30,7 +31,7 @@ class Event(IntEnum):
 
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0)
     PUT = 1  # (process, PUT, channel, n)
-    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end
+    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end; n == ALL + w: until they weigh w
     DONE = 3  # (process, DONE, -1, 0)
     OFFLOADED = 4
     ONLOADED = 5
@@ -61,6 +62,7 @@ class Process:
 
     __slots__ = (
         "alone", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state",
+        "weights",
     )  # fmt: skip
 
     def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool) -> None:
@@ -77,6 +79,7 @@ class Process:
         self.iteration = -1  # of its call
         self.lo = self.hi = 0
         self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
 
 
 class Stream:
@@ -100,7 +103,7 @@ class Channel:
     that host has granted it items (`Engine.granted`).
     """
 
-    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail")
+    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail", "total", "weights")
 
     def __init__(self, stream: Stream, stub: bool) -> None:
         self.stream = stream
@@ -110,6 +113,32 @@ class Channel:
         self.getters: deque[tuple[Process, int]] = deque()
         self.putters: deque[tuple[Process, int]] = deque()
         self.remote_stalled = False
+        self.weights: deque[int] | None = None  # of what is there, once an item has been weighed
+        self.total = 0  # of them
+
+    def weigh(self, n: int, weights: Sequence[int] | None) -> None:
+        """``n`` items are about to enter."""
+        if self.weights is None:
+            self.weights = deque([1] * (self.tail - self.head))
+            self.total = len(self.weights)
+        entering = [1] * n if weights is None else weights
+        self.weights.extend(entering)
+        self.total += sum(entering)
+
+    def unweigh(self, n: int) -> None:
+        """The first ``n`` items leave."""
+        assert self.weights is not None
+        for _ in range(n):
+            self.total -= self.weights.popleft()
+
+    def reach(self, weight: int) -> int:
+        """How many of the first items weigh that much together; `ALL` when all that are there do not."""
+        if self.weights is None:
+            return weight
+        if self.total < weight:
+            return ALL
+        sums = itertools.accumulate(self.weights)
+        return next(n for n, together in enumerate(sums, 1) if together >= weight)
 
 
 class Engine:
@@ -202,10 +231,12 @@ class Engine:
         self.streams[stream].expected = expected
         return self._closing(stream)
 
-    def remote_put(self, channel: int, n: int) -> tuple[int, list[tuple[int, int, int, int]]]:
+    def remote_put(self, channel: int, n: int, weights: Sequence[int] | None = None) -> tuple[int, list[tuple[int, int, int, int]]]:
         """Items arrived from another host (which had the credit for them): the first sequence number, and what follows."""
         queue = self.channels[channel]
         first = queue.tail
+        if weights is not None or queue.weights is not None:
+            queue.weigh(n, weights)
         queue.tail += n
         self._serve(channel)
         return first, self._flush()
@@ -298,6 +329,11 @@ class Engine:
     def depth(self, channel: int) -> int:
         return self.channels[channel].tail - self.channels[channel].head
 
+    def waiting_at(self, channel: int) -> tuple[int, int]:
+        """How many wait for items, and how many for room."""
+        queue = self.channels[channel]
+        return len(queue.getters), len(queue.putters)
+
     def is_putting(self, process: int) -> bool:
         return self.processes[process].state == "put"
 
@@ -342,6 +378,8 @@ class Engine:
         if not queue.putters and (depth + n <= queue.capacity or self._room(queue, n)):
             self._out.append((_STORE, p.index, channel, queue.tail))
             self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
+            if (p.weights is not None or queue.weights is not None) and not queue.stub:
+                queue.weigh(n, p.weights)
             queue.tail += n
             if queue.getters:
                 self._serve(channel)
@@ -366,6 +404,8 @@ class Engine:
             # The items are there and nobody else uses the devices: the same as below, without giving them away and getting them back.
             p.lo = lo = queue.head
             queue.head = p.hi = lo + size
+            if queue.weights is not None:
+                queue.unweigh(size)
             queue.remote_stalled = False
             self._out.append((_BOUND, p.index, lo, lo + size))
             self._out.append((_RESUME, p.index, lo, lo + size))
@@ -404,6 +444,8 @@ class Engine:
         missing = wanted - (queue.tail - queue.head)
         if wanted == ALL:
             self._grant_more(channel, 1 << 20)
+        elif wanted > ALL:
+            self._grant_more(channel, max(1, queue.tail - queue.head))
         elif wanted > 0 and missing > 0:
             self._grant_more(channel, missing)
 
@@ -414,6 +456,8 @@ class Engine:
     def _store(self, channel: int, p: Process, n: int) -> None:
         queue = self.channels[channel]
         self._out.append((_STORE, p.index, channel, queue.tail))
+        if (p.weights is not None or queue.weights is not None) and not queue.stub:
+            queue.weigh(n, p.weights)
         queue.tail += n
 
     def _accept(self, channel: int, p: Process, n: int) -> None:
@@ -427,6 +471,8 @@ class Engine:
         p, _ = queue.getters.popleft()
         p.lo = lo = queue.head
         queue.head = p.hi = lo + n
+        if queue.weights is not None:
+            queue.unweigh(n)
         queue.remote_stalled = False
         self._out.append((_BOUND, p.index, lo, lo + n))
         self._want(p)
@@ -448,6 +494,8 @@ class Engine:
                 wanted = -wanted
                 ready = depth >= wanted or short
             else:
+                if wanted > ALL:
+                    wanted = queue.reach(wanted - ALL)
                 ready = depth >= wanted
             if not ready and (putters or not queue.stream.ended):
                 return

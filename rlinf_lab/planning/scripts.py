@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_lab.errors import PlanError, WorkflowError
+from rlinf_lab.planning.engine import ALL
 
 RUN, GET, PUT = 0, 1, 2
 CALL, WAIT = 3, 4  # of the loop only
+WEIGH = 8
 Op = tuple[int, Any, int, int]
 Script = Generator[Op, int, None]
 
@@ -41,6 +43,16 @@ def put(channel: str, n: int = 1, key: int = -1) -> Op:
     if n < 0:
         raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative.")
     return (PUT, channel, n, key)
+
+
+def weigh(weight: int | None) -> Op:
+    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept."""
+    return (WEIGH, None, -1 if weight is None else weight, -1)
+
+
+def get_weight(channel: str, weight: int, key: int = -1) -> Op:
+    """Take items until they weigh that much together. Yields how many came."""
+    return get(channel, ALL + weight, key)
 
 
 def call(number: int) -> Op:

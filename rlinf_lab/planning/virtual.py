@@ -20,7 +20,7 @@ from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, Outage, Script, SimCall, Turn
+from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, Turn
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
@@ -56,8 +56,12 @@ class Rows:
     def add(self, track: int, kind: int, name: int, start: int, end: int, iteration: int, items: int = 0, channel: int = -1, flow: int = -1) -> None:
         self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
 
-    def batch(self) -> SpanBatch:
+    def batch(self, unnumbered: Iterable[str] = ()) -> SpanBatch:
+        """``unnumbered``: channels whose items are not taken in the order of their coming, so that no number joins a get to a put."""
         spans = np.frombuffer(self.data, SPAN_DTYPE)
+        names = [self.names[c] for c in unnumbered if c in self.names]
+        if names:
+            spans["flow"][np.isin(spans["channel"], names)] = -1
         return SpanBatch("simulated", "simulated", 0, spans, tuple(self.tracks), tuple(self.names))
 
 
@@ -154,7 +158,7 @@ class VirtualHost:
         self._loop()
         if driver.doing != _IDLE:
             raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
-        return self.rows.batch()
+        return self.rows.batch(c.name for c in self.layout.graph.channels if not c.is_fifo)
 
     # --- the driver ----------------------------------------------------------------------------------------
     def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
@@ -384,7 +388,7 @@ class VirtualHost:
                     push(timers, ((now + n if not p.away else self._around(p, n)) << _BITS) + p.slot)
                     continue
                 if kind > PUT:
-                    self._drive_on(p, kind)
+                    self._drive_on(p, kind, n)
                     continue
                 queue, p.channel, chunk = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
                 if p.on_device and now > p.since:
@@ -474,8 +478,13 @@ class VirtualHost:
             else:
                 self._switch(p, coming=do == Do.ONLOAD)
 
-    def _drive_on(self, driver: Rank, kind: int) -> None:
-        """The driver's own operations."""
+    def _drive_on(self, driver: Rank, kind: int, n: int) -> None:
+        """The driver's own operations, and what any rank does without posting an event."""
+        if kind == WEIGH:
+            driver.machine.weights = None if n < 0 else (n,)
+            driver.doing = _RUNNING
+            self._ready.append(driver)
+            return
         driver.doing = _AWAITING if kind == _AWAIT else _DRIVING
         if kind == _BEGIN:
             self._pending.append((driver.index, Event.START, driver.iteration, 0))

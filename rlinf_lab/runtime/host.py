@@ -21,7 +21,7 @@ from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.loop import Loop
-from rlinf_lab.runtime.parcels import Parcel, opened, take
+from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
 from rlinf_lab.runtime.process import Frame, HostContext, Process
@@ -37,6 +37,7 @@ from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, Nested, RefArg
+from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.structure import follow
 from rlinf_lab.workflow.workflow import Declaration
@@ -430,14 +431,15 @@ class Host(Scheduler):
             f"Next: use the one that the present call was given."
         )
 
-    def put(self, process: Process, queue: Queue, items: list[Any]) -> None:
+    def put(self, process: Process, queue: Queue, items: list[Any], tags: Tags | None = None) -> None:
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         large = False
         process.goods, process.count = items, len(items)
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
             process.goods, large = Packed.of_items(items, queue.name.channel)
-        process.queue, process.getting = queue, False
+        process.queue, process.getting, process.tags = queue, False, tags
+        process.machine.weights = None if tags is None else tags.weights
         self._post(process, _PUT, queue.index, len(items), queue.room)
         process.goods = []
         if large:  # another thread may be sending it right now
@@ -464,9 +466,9 @@ class Host(Scheduler):
         process.first = first if queue.numbered else -1
         queue.put += process.count
         if queue.stub:
-            self.say(queue.name.home, ("put", queue.name, process.count, process.goods, self.name))
+            self.say(queue.name.home, ("put", queue.name, process.count, process.goods, self.name, process.tags))
         elif not queue.abandoned:
-            queue.parcels.append(Parcel(process.count, self.name, process.goods))
+            queue.store(Parcel(process.count, self.name, process.goods), process.tags)
 
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue
@@ -476,7 +478,7 @@ class Host(Scheduler):
             return
         queue.taken += hi - lo
         credit: dict[str, int] = {}
-        process.pieces = take(queue.parcels, hi - lo)
+        process.pieces = queue.take(hi - lo)
         for parcel, first, last in process.pieces:
             if parcel.origin != self.name:
                 credit[parcel.origin] = credit.get(parcel.origin, 0) + last - first

@@ -259,8 +259,8 @@ class FrameReader:
             if len(self._headers) >= HEADERS:
                 self._headers.clear()
             known = self._headers[header] = pickle.loads(header)
-        kind, name, origin = known
-        return kind, name, self._items, Packed(data, self._viewed(parts)), origin
+        name, origin, tags = known
+        return "put", name, self._items, Packed(data, self._viewed(parts)), origin, tags
 
     def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
         return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
@@ -310,13 +310,13 @@ class Link:
 
     def gather(self, message: tuple) -> None:
         """As `send`, but it may wait for `flush`, which the same thread calls before anything that it refers to changes."""
-        if message[0] == "put" and len(message) == 5:
-            kind, name, count, packed, origin = message
-            header = self._headers.get((name, origin))
+        if message[0] == "put" and len(message) == 6:
+            _, name, count, packed, origin, tags = message
+            header = self._headers.get((name, origin)) if tags is None else pickle.dumps((name, origin, tags), protocol=5)
             if header is None:
                 if len(self._headers) >= HEADERS:
                     self._headers.clear()
-                header = self._headers[name, origin] = pickle.dumps((kind, name, origin), protocol=5)
+                header = self._headers[name, origin] = pickle.dumps((name, origin, None), protocol=5)
             parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count]
         else:
             data, buffers = pickled(message)

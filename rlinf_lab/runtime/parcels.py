@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import heapq
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rlinf_lab.runtime.pickling import Packed
@@ -64,6 +65,27 @@ def take(parcels: deque[Parcel], n: int) -> list[Piece]:
         found.append(Piece(parcel, lo, hi))
         n -= hi - lo
     return found
+
+
+class Ordered:
+    """Items of a channel that are not taken in the order of their coming: the smallest rank goes first, among equals the first."""
+
+    def __init__(self, last_first: bool) -> None:
+        self._last_first = last_first
+        self._heap: list[tuple[float, int, Piece]] = []
+        self._stored = 0
+
+    def store(self, parcel: Parcel, ranks: Sequence[float] | None) -> None:
+        for i in range(parcel.count):
+            self._stored += 1
+            rank = -self._stored if self._last_first else 0 if ranks is None else ranks[i]
+            heapq.heappush(self._heap, (rank, self._stored, Piece(parcel, i, i + 1)))
+
+    def take(self, n: int) -> list[Piece]:
+        return [heapq.heappop(self._heap)[2] for _ in range(n)]
+
+    def clear(self) -> None:
+        self._heap.clear()
 
 
 def opened(pieces: Iterable[Piece]) -> list[Any]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import ChannelClosed, WorkflowError
+from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine import ALL
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
     from rlinf_lab.runtime.process import Process
+    from rlinf_lab.runtime.queues import Queue
 
 
 class InboxPort:
@@ -32,6 +34,13 @@ class InboxPort:
             raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item.")
         wanted = n if n is not None else (ALL if self._chunk == ALL else -self._chunk)
         return self._host.get(self._process, self._queue(key), wanted)
+
+    def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
+        if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
+            raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1.")
+        if not self._spec.is_fifo:
+            raise WorkflowError(f"{self._who()}: get_weight() needs order='fifo': what else goes first is chosen item by item. Next: get(n), or that order.")
+        return self._host.get(self._process, self._queue(key), ALL + int(weight))
 
     def get_all(self) -> list[Any]:
         return self._host.get(self._process, self._queue(None), ALL)
@@ -62,7 +71,7 @@ class InboxPort:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise AttributeError(f"{self._who()} is an Inbox here: it has get, get_all and take, not {name!r}. Next: annotate it lab.Outbox to write.")
+        raise AttributeError(f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate it lab.Outbox to write.")
 
     def __repr__(self) -> str:
         return f"Inbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
@@ -73,25 +82,30 @@ class OutboxPort:
 
     def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
         self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
-        self._keyed = host.layout.graph.channel(channel).keyed
+        self._spec = host.layout.graph.channel(channel)
+        self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
         self._queues: dict[int, Any] = {}
 
-    def put(self, item: Any, *, key: int | None = None) -> None:
-        self._host.put(self._process, self._queue(key), [item])
+    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        self._put(self._queue(key), [item], weight, priority)
 
-    def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
+    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         queue = self._queue(key)
         if queue.portion == 1 or not isinstance(items, Collection):  # what is still being made leaves as it comes
             for item in items:
-                self._host.put(self._process, queue, [item])
+                self._put(queue, [item], weight, priority)
             return
         rest = iter(items)
         while portion := list(itertools.islice(rest, queue.portion)):
-            self._host.put(self._process, queue, portion)
+            self._put(queue, portion, weight, priority)
+
+    def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
+        tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
+        self._host.put(self._process, queue, items, tags)
 
     def _queue(self, key: int | None) -> Any:
-        if self._keyed != (key is not None):
-            need = "is keyed: give put(item, key=...)" if self._keyed else "has no keys: leave key= out, or declare it keyed=True"
+        if self._spec.keyed != (key is not None):
+            need = "is keyed: give put(item, key=...)" if self._spec.keyed else "has no keys: leave key= out, or declare it keyed=True"
             raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
         number = -1 if key is None else key
         queue = self._queues.get(number)
@@ -102,8 +116,10 @@ class OutboxPort:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        who = f"{self._process.label}: channel {self._channel!r}"
-        raise AttributeError(f"{who} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to read.")
+        raise AttributeError(f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to read.")
+
+    def _who(self) -> str:
+        return f"{self._process.label}: channel {self._channel!r}"
 
     def __repr__(self) -> str:
         return f"Outbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"

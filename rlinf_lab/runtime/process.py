@@ -17,6 +17,7 @@ from rlinf_lab.runtime.parcels import Piece
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.worker import Context, Worker
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Process:
     error: BaseException | None = None  # raised in the thread when it wakes
     goods: list[Any] | Packed = field(default_factory=list)  # the items of its put
     count: int = 0  # of them
+    tags: Tags | None = None  # of them
     pieces: list[Piece] = field(default_factory=list)  # what its get has been given
     streak: int = 0  # so many puts in a row had not to wait
     queue: Queue | None = None

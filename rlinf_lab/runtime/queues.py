@@ -8,8 +8,9 @@ from typing import Any
 
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime.parcels import Parcel
+from rlinf_lab.runtime.parcels import Ordered, Parcel, Piece, take
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
+from rlinf_lab.workflow.channel import Tags
 
 MOST_TOGETHER = 1024
 
@@ -28,6 +29,7 @@ class Queue:
     stub: bool
     share: int | None = None  # of the capacity, for each producing host; None: no bound
     parcels: deque[Parcel] = field(default_factory=deque)
+    ordered: Ordered | None = None  # instead of the parcels, where not the first goes first
     put: int = 0
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
@@ -39,6 +41,21 @@ class Queue:
     saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
     debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
     stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
+
+    def store(self, parcel: Parcel, tags: Tags | None) -> None:
+        if self.ordered is not None:
+            self.ordered.store(parcel, None if tags is None else tags.ranks)
+        else:
+            self.parcels.append(parcel)
+
+    def take(self, n: int) -> list[Piece]:
+        """The next ``n`` items."""
+        return take(self.parcels, n) if self.ordered is None else self.ordered.take(n)
+
+    def clear(self) -> None:
+        self.parcels.clear()
+        if self.ordered is not None:
+            self.ordered.clear()
 
     @property
     def room(self) -> str:
@@ -66,10 +83,14 @@ class QueueTable:
         found = self._queues.get(name)
         if found is None:
             stub = name.home != self._host
-            stream = self.stream(StreamId(*name[:4]))
+            stream, spec = self.stream(StreamId(*name[:4])), self._layout.graph.channel(name.channel)
             share = self._router.share(name.channel)
             index = self._engine.open_channel(stream, stub, share if stub else None)
-            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share, numbered=self._router.is_numbered(name.channel))
+            found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
+            found.numbered = spec.is_fifo and self._router.is_numbered(name.channel)
+            if not stub and not spec.is_fifo:
+                found.ordered = Ordered(last_first=spec.order == "lifo")
+
             if stub:  # half of the room, so that one half travels while the other is used up
                 found.portion = MOST_TOGETHER if share is None else min(MOST_TOGETHER, max(1, share // 2))
             if not stub and (name.channel, name.iteration) in self._abandoned:
@@ -83,7 +104,7 @@ class QueueTable:
         found = [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
         for queue in found:
             queue.abandoned = True
-            queue.parcels.clear()
+            queue.clear()
         return found
 
     def stream(self, name: StreamId) -> int:
@@ -111,11 +132,17 @@ class QueueTable:
         self._abandoned = {a for a in self._abandoned if a[1] > iteration}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Depth and counts of every live queue."""
-        return [
-            {
-                "channel": q.name.channel, "iteration": q.name.iteration, "shard": q.name.shard, "key": q.name.key,
-                "depth": self._engine.depth(q.index), "put": q.put, "taken": q.taken,
-            }
-            for q in list(self._queues.values()) if not q.stub
-        ]  # fmt: skip
+        """Depth, capacity (None: no bound), counts, and how many ranks wait at either end, of every live queue.
+
+        Of ranks of other hosts that wait for room, one is counted for each host.
+        """
+        rows = []
+        for q in list(self._queues.values()):
+            if not q.stub:
+                getting, putting = self._engine.waiting_at(q.index)
+                rows.append({
+                    "channel": q.name.channel, "iteration": q.name.iteration, "shard": q.name.shard, "key": q.name.key,
+                    "depth": self._engine.depth(q.index), "capacity": self._layout.capacity(q.name.channel), "put": q.put, "taken": q.taken,
+                    "waiting_getters": getting, "waiting_putters": putting + len(q.stalled),
+                })  # fmt: skip
+        return rows

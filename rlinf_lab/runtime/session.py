@@ -388,14 +388,14 @@ class Session:
     def done(self, call: CallSpec) -> bool:
         return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
 
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
+    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None:
         self._refuse_outside(f"put into channel {channel.name!r}")
-        self._servant.do(lambda: self._put(channel, items, key))
+        self._servant.do(lambda: self._put(channel, items, key, weight, priority))
 
-    def _put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
+    def _put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None, priority: float | None) -> None:
         self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
         self._refuse_sealed(channel.name, "The iteration function")
-        self._port(channel.name, WRITE).put_all(items, key=key)
+        self._port(channel.name, WRITE).put_all(items, key=key, weight=weight, priority=priority)
 
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_outside(f"get from channel {channel.name!r}")

@@ -24,6 +24,7 @@ from rlinf_lab.runtime.routing import QueueId, StreamId
 from rlinf_lab.runtime.waits import Wait, cycle
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -34,15 +35,15 @@ UNCOUNTED = ("pulse?", "pulse")
 PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
-def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str) -> None:
+def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str, tags: Tags | None) -> None:
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
     if queue.abandoned:
         return
-    queue.parcels.append(Parcel(count, origin, items))
+    queue.store(Parcel(count, origin, items), tags)
     queue.put += count
-    _, instructions = host._engine.remote_put(queue.index, count)
+    _, instructions = host._engine.remote_put(queue.index, count, None if tags is None else tags.weights)
     host._apply(instructions)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import numbers
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlinf_lab.errors import ConfigError, WorkflowError
+from rlinf_lab.errors import ConfigError, WorkflowError, shown
 from rlinf_lab.workflow.handles import Handle, Ref
 from rlinf_lab.workflow.structure import leaves
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
 
 DEFAULT_CAPACITY = 64
+ORDERS = ("fifo", "lifo", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,17 @@ class ChannelSpec:
 
     ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and is
     read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), so nothing bounds it.
+    ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put may say its own. ``order``: which
+    of the items that are there a get is given: "fifo", "lifo", "priority" (what the put says), or a function of the item that gives a number: the
+    smallest goes first, as in `queue.PriorityQueue`, and among equals the one that came first.
     """
 
     name: str
     capacity: int | None = DEFAULT_CAPACITY
     keyed: bool = False
     whole: bool = False
+    weight: Callable[[Any], int] | None = None
+    order: str | Callable[[Any], float] = "fifo"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -35,11 +42,47 @@ class ChannelSpec:
         for option in ("keyed", "whole"):
             if not isinstance(getattr(self, option), bool):
                 raise ConfigError(f"Channel {self.name!r}: {option} is {getattr(self, option)!r}; it must be True or False.")
+        if self.weight is not None and not callable(self.weight):
+            raise ConfigError(f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None.")
+        if not callable(self.order) and self.order not in ORDERS:
+            raise ConfigError(f"Channel {self.name!r}: order is {shown(self.order)}; it must be {', '.join(map(repr, ORDERS))}, or a function of an item.")
         if self.capacity is not None and (not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1):
             raise ConfigError(
                 f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
                 f"at least 1, or None for no bound."
             )
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.order == "fifo"
+
+    def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
+        """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for what is no weight or no priority."""
+        if weight is None and self.weight is None and priority is None and self.order in ("fifo", "lifo"):
+            return None
+        if (priority is not None) != (self.order == "priority"):
+            need = "takes the smallest priority first: put(item, priority=...)" if priority is None else "has no priorities; declare it with order='priority'"
+            raise WorkflowError(f"{who} {need}.")
+        weights: tuple[int, ...] | None = None
+        if weight is not None:
+            weights = (weight,) * len(items)
+        elif self.weight is not None:
+            weights = tuple(map(self.weight, items))
+        for one in weights or ():
+            if not isinstance(one, numbers.Integral) or isinstance(one, bool) or one < 0:
+                raise WorkflowError(f"{who}: the weight of an item is {shown(one)}; it must be a whole number, not negative.")
+        ranks = tuple(map(self.order, items)) if callable(self.order) else None if priority is None else (priority,) * len(items)
+        for rank in ranks or ():
+            if not isinstance(rank, numbers.Real) or rank != rank:
+                raise WorkflowError(f"{who}: the place of an item is {shown(rank)}; it must be a number.")
+        return Tags(None if weights is None else tuple(map(int, weights)), ranks)
+
+
+class Tags(NamedTuple):
+    """Of the items of a put: their weights and their places in the order, where a channel has them."""
+
+    weights: tuple[int, ...] | None
+    ranks: tuple[float, ...] | None
 
 
 class Channel:
@@ -56,9 +99,9 @@ class Channel:
     def name(self) -> str:
         return self.spec.name
 
-    def put(self, item: Any, *, key: int | None = None) -> None:
-        """Hand over one item from the driver; blocks while the channel is full."""
-        self._flow.dispatcher().driver_put(self.spec, self._values([item]), key)
+    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        """Hand over one item from the driver; blocks while the channel is full. See `Outbox.put`."""
+        self._flow.dispatcher().driver_put(self.spec, self._values([item]), key, weight, priority)
 
     def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
         """Hand over many items from the driver, in order."""
@@ -90,5 +133,6 @@ class Channel:
     def __repr__(self) -> str:
         spec = self.spec
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
-        notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole
+        notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
+        notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"

@@ -107,7 +107,7 @@ class Tracer:
     def done(self, call: CallSpec) -> bool:
         return (self.current() or self).decide()
 
-    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None) -> None:
+    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None:
         self.driver[WRITE].add(channel.name)
         self._loop(LoopStep("put", len(self.calls), channel.name))
 

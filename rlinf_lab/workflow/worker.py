@@ -34,6 +34,13 @@ class Inbox(Protocol[T]):
         """Exactly ``n`` items (``None``: the plan's chunk); fewer only when the stream ends, ``[]`` after its end."""
         ...
 
+    def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
+        """Items in order until they weigh ``weight`` together (tokens, say): the last one may go beyond it, none is split.
+
+        Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's ``weight``; else 1.
+        """
+        ...
+
     def get_all(self) -> list[T]:
         """Everything of this iteration: waits until all producers have finished."""
         ...
@@ -47,15 +54,15 @@ class Inbox(Protocol[T]):
 class Outbox(Protocol[T_contra]):
     """The writing end of a channel. Closed by the executor when the worker's call returns."""
 
-    def put(self, item: T_contra, *, key: int | None = None) -> None:
-        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel.
+    def put(self, item: T_contra, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel, ``priority`` on one of that order.
 
-        A reader in the same process gets the very object, so give a copy of what you go on changing.
+        ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing.
         """
         ...
 
-    def put_all(self, items: Iterable[T_contra], *, key: int | None = None) -> None:
-        """Hand over many items, in order."""
+    def put_all(self, items: Iterable[T_contra], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        """Hand over many items, in order; ``weight`` and ``priority`` are those of each. A collection travels in large parts, an iterator as it comes."""
         ...
 
 
@@ -240,29 +247,37 @@ class FunctionWorker(Worker):
 
 
 class Collected(list[T], Generic[T]):
-    """An outbox that is a list: for calling a worker's method by hand. ``keys`` holds the key of each item."""
+    """An outbox that is a list: for calling a worker's method by hand. ``keys``, ``weights``, ``priorities``: what was said of each item."""
 
     def __init__(self) -> None:
         super().__init__()
         self.keys: list[int | None] = []
+        self.weights: list[int | None] = []
+        self.priorities: list[float | None] = []
 
-    def put(self, item: T, *, key: int | None = None) -> None:
+    def put(self, item: T, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         self.append(item)
         self.keys.append(key)
+        self.weights.append(weight)
+        self.priorities.append(priority)
 
-    def put_all(self, items: Iterable[T], *, key: int | None = None) -> None:
+    def put_all(self, items: Iterable[T], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         for item in items:
-            self.put(item, key=key)
+            self.put(item, key=key, weight=weight, priority=priority)
 
 
 class Scripted(Generic[T]):
     """An inbox over a list of items: for calling a worker's method by hand. It refuses what a channel refuses.
 
     ``chunk`` is the batch size of iteration. ``keys``: the key of each item (as `Collected.keys` has them); the inbox is then keyed.
+    ``weight``: of an item, as the channel has it.
     """
 
-    def __init__(self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None) -> None:
+    def __init__(
+        self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None
+    ) -> None:
         found = list(items)
+        self._weight = weight
         self._keyed, self._chunk = keys is not None, chunk
         self._items: dict[int | None, list[T]] = {}
         of = [None] * len(found) if keys is None else list(keys)
@@ -281,6 +296,15 @@ class Scripted(Generic[T]):
         left = self._of(key)
         size = n or self._chunk or len(left)
         batch, left[:] = left[:size], left[size:]
+        return batch
+
+    def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
+        if weight < 1:
+            raise WorkflowError(f"{self!r}: get_weight({weight}) asks for less than 1.")
+        left, batch = self._of(key), []
+        while left and weight > 0:
+            batch.append(left.pop(0))
+            weight -= 1 if self._weight is None else self._weight(batch[-1])
         return batch
 
     def get_all(self) -> list[T]:

@@ -1,0 +1,240 @@
+"""Weights of items, gets by weight, and the order in which items are taken: against what was put, locally and between hosts, and in the simulator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.scripts import get_weight, put, run, weigh
+from rlinf_lab.planning.simulator import SimCall, Simulator
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+DEVICES = ("cpu:0", "cpu:1", "cpu:2")
+
+
+class Maker(Worker):
+    def make(self, items: list[list[Any]], out: Outbox) -> None:
+        """Each of the parts is put together; an item is (name, weight)."""
+        for part in items:
+            self.compute(0.001)
+            if self.name == "teller":
+                for item in part:
+                    out.put(item, weight=item[1])
+            else:
+                out.put_all(part)
+
+
+class Taker(Worker):
+    def by_weight(self, inbox: Inbox, weight: int) -> list[list[Any]]:
+        found = []
+        while batch := inbox.get_weight(weight):
+            found.append(batch)
+            self.compute(0.002)
+        return found
+
+    def all(self, inbox: Inbox, n: int) -> list[Any]:
+        return [item for _ in range(n) for item in inbox.get(1)] + inbox.get_all()
+
+    def after_all(self, inbox: Inbox, go: Inbox) -> list[Any]:
+        """When everything is there."""
+        go.get_all()
+        found = []
+        while batch := inbox.get(1):
+            found += batch
+        return found
+
+
+def weight_of(item: tuple[Any, int]) -> int:
+    return item[1]
+
+
+def weighed(maker: str, capacity: int | None, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("weighed")
+    items = flow.channel("items", capacity=capacity, weight=None if maker == "teller" else weight_of)
+    makes, takes = flow.worker(Maker, name=maker), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(parts: list[list[Any]], weight: int) -> Any:
+        makes.make(parts, items)
+        return takes.by_weight(items, weight)
+
+    return flow, ExecutionPlan("weighed", DEVICES, {maker: ((0,),), "taker": tuple((1 + r,) for r in range(ranks))})
+
+
+def executed(executor: Any, *args: Any) -> Any:
+    executor.start()
+    try:
+        return Session(executor).step(*args)
+    finally:
+        assert executor.stop() == Ended()
+
+
+def expected(parts: list[list[Any]], weight: int) -> list[list[Any]]:
+    batches: list[list[Any]] = []
+    for item in (i for part in parts for i in part):
+        if not batches or sum(w for _, w in batches[-1]) >= weight:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+PARTS = st.lists(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9)), max_size=6), max_size=8)
+
+
+@settings(max_examples=25, deadline=None)
+@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]), st.sampled_from(["maker", "teller"]), st.booleans())
+def test_a_get_by_weight_takes_items_in_order_until_they_weigh_enough(parts: Any, weight: int, capacity: int | None, maker: str, far: bool) -> None:
+    flow, plan = weighed(maker, capacity)
+    executor = MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock())
+    assert executed(executor, parts, weight) == expected(parts, weight)
+
+
+@settings(max_examples=15, deadline=None)
+@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]))
+def test_ranks_that_share_a_channel_get_every_item_once_and_batches_that_do_not_interleave(parts: Any, weight: int, capacity: int | None) -> None:
+    numbered = [[(i * 100 + k, w) for k, (_, w) in enumerate(part)] for i, part in enumerate(parts)]
+    flow, plan = weighed("maker", capacity, ranks=2)
+    for executor in (MeshExecutor(flow, plan), LocalExecutor(flow, plan, emulate=True)):
+        batches = sorted(b for mine in executed(executor, numbered, weight) for b in mine)
+        assert batches == expected(numbered, weight)
+
+
+@settings(max_examples=15, deadline=None)
+@given(PARTS, st.integers(1, 30), st.sampled_from([1, 3, None]))
+def test_the_simulator_says_the_same(parts: Any, weight: int, capacity: int | None) -> None:
+    flow, plan = weighed("maker", capacity)
+    executor = LocalExecutor(flow, plan, MockClock())
+    executed(executor, parts, weight)
+    timeline = Timeline(plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+
+    def make(turn: Any) -> Any:
+        for part in parts:
+            yield run(1_000_000)
+            for _, w in part:
+                yield weigh(w)
+                yield put("items")
+
+    def take(turn: Any) -> Any:
+        while (yield get_weight("items", weight)):
+            yield run(2_000_000)
+
+    calls = [SimCall("maker", "make", make, (), ("items",)), SimCall("taker", "by_weight", take, ("items",), (), starts_on_device=False)]
+    assert not timeline.diff(Simulator(flow.graph, plan).simulate(calls, 1))
+
+
+def ordered(order: Any, capacity: int | None = None) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("ordered")
+    items, go = flow.channel("items", capacity=capacity, order=order), flow.channel("go")
+    teller, taker = flow.worker(Teller, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(values: list[Any]) -> Any:
+        teller.tell(values, order == "priority", items, go)
+        return taker.after_all(items, go)
+
+    return flow, ExecutionPlan("ordered", DEVICES, {"maker": ((0,),), "taker": ((1,),)})
+
+
+class Teller(Worker):
+    def tell(self, values: list[Any], priority: bool, out: Outbox, go: Outbox) -> None:
+        for value in values:
+            if priority:
+                out.put(value, priority=value[0])
+            else:
+                out.put_all([value])
+
+
+def negative(item: tuple[float, int]) -> float:
+    return -item[0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 99)), max_size=12), st.sampled_from(["fifo", "lifo", "priority", negative]), st.booleans())
+def test_items_that_are_there_are_taken_in_the_order_of_the_channel(values: list[Any], order: Any, far: bool) -> None:
+    flow, plan = ordered(order)
+    executor = MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock())
+    sorts: dict[Any, Any] = {"fifo": lambda v: v, "lifo": lambda v: v[::-1], "priority": lambda v: sorted(v, key=lambda i: i[0])}
+    assert executed(executor, values) == sorts.get(order, lambda v: sorted(v, key=negative))(values)
+
+
+def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:
+    flow = Workflow("bad")
+    with pytest.raises(ConfigError, match=r"Channel 'a': order is 'random'; it must be 'fifo', 'lifo', 'priority', or a function"):
+        flow.channel("a", order="random")
+    with pytest.raises(ConfigError, match=r"Channel 'b': weight is 3; it must be a function"):
+        flow.channel("b", weight=3)  # type: ignore[arg-type]
+    flow, plan = weighed("maker", None)
+    with pytest.raises(WorkerError, match=r"channel 'items': the weight of an item is -1; it must be a whole number"):
+        executed(LocalExecutor(flow, plan, MockClock()), [[(0, -1)]], 3)
+    flow, plan = weighed("maker", None)
+    with pytest.raises(WorkerError, match=r"get_weight\(0\): a whole number, at least 1"):
+        executed(LocalExecutor(flow, plan, MockClock()), [[(0, 1)]], 0)
+    flow, plan = ordered(lambda item: "x")
+    with pytest.raises(WorkerError, match=r"the place of an item is 'x'; it must be a number"):
+        executed(LocalExecutor(flow, plan, MockClock()), [(0, 1)])
+
+
+def test_doubles_for_unit_tests_know_weights() -> None:
+    out: Collected[str] = Collected()
+    out.put("a", weight=2)
+    out.put_all(["b", "c"])
+    assert out == ["a", "b", "c"] and out.weights == [2, None, None] and out.priorities == [None] * 3
+    inbox = Scripted(["aa", "b", "ccc", "d"], weight=len)
+    assert [inbox.get_weight(3), inbox.get_weight(3), inbox.get_weight(3), inbox.get_weight(3)] == [["aa", "b"], ["ccc"], ["d"], []]
+    with pytest.raises(WorkflowError, match="asks for less than 1"):
+        inbox.get_weight(0)
+
+
+class Full(Worker):
+    def fill(self, out: Outbox) -> None:
+        out.put_all(range(9))
+
+    def look(self, inbox: Inbox, other: Inbox) -> int:
+        inbox.get(1)
+        return len(other.get(1))
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_who_waits_at_a_channel_is_told(far: bool) -> None:
+    flow = Workflow("full")
+    items, other = flow.channel("items", capacity=2), flow.channel("other", capacity=None)
+    a, b = flow.worker(Full, name="maker"), flow.worker(Full, name="taker")
+    seen: list[dict[str, Any]] = []
+
+    @flow.iteration
+    def iteration() -> Any:
+        a.fill(items)
+        looked = b.look(items, other)
+        if executor:  # not in the dry run
+            while not (rows := {r["channel"]: r for r in executor[0].channels()}) or len(rows) < 2 or not rows["items"]["waiting_putters"]:
+                time.sleep(0.001)
+            seen.append(rows)
+        other.put(1)
+        return looked.wait()
+
+    executor: list[Any] = []
+    plan = ExecutionPlan("full", DEVICES, {"maker": ((0,),), "taker": ((1,),)}, chunks={"items": 1})
+    executor.append(MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, emulate=True))
+    assert executed(executor[0]) == 1
+    row = seen[0]["items"]
+    assert row["capacity"] == 2 and row["waiting_putters"] == 1 and row["waiting_getters"] == 0
+    assert row["put"] - row["taken"] == row["depth"] and row["taken"] == 1
+    assert seen[0]["other"]["capacity"] is None and seen[0]["other"]["waiting_getters"] == 1
