@@ -82,8 +82,9 @@ class Consumption:
                     f"{chunk} items is not known. Next: the same chunk for {first!r}, or measure plan {layout.plan.name!r}."
                 )
 
-    def script(self, slots: Callable[[str, int], Sequence[int]]) -> Callable[[Turn], Script]:
-        """``slots``: for a channel and a rank the keys that it answers to, in turn."""
+    def script(self, slots: Callable[[str, int], Sequence[int]], tokens: Callable[[Turn, str, int], list[int]]) -> Callable[[Turn], Script]:
+        """``slots``: for a channel and a rank the keys that it answers to, in turn. ``tokens``: the keys of the n items that a rank has just got from a
+        channel, ``[]`` where they have none; those it answers to instead."""
         turns = itertools.count()
 
         def consume(turn: Turn) -> Script:
@@ -97,6 +98,7 @@ class Consumption:
                     n = yield get(phase.channels[0], ask)
                     if not n:
                         break
+                    write.asked = tokens(turn, phase.channels[0], n)
                     yield from write.work(phase.works[0], n, total)
                     for channel, ratio, work in zip(phase.channels[1:], phase.ratios, phase.works[1:], strict=True):
                         m = math.floor(ratio * (total + n) + 1e-9) - math.floor(ratio * total + 1e-9)
@@ -117,6 +119,7 @@ class _Writer:
     def __init__(self, rank: int, slots: Callable[[str, int], Sequence[int]]) -> None:
         self._rank, self._slots = rank, slots
         self._step = 0
+        self.asked: list[int] = []  # keys of the batch that is being answered
 
     def work(self, work: Work, n: int, before: int) -> Script:
         """``before``: items that were taken earlier in the phase."""
@@ -129,11 +132,19 @@ class _Writer:
             if round(duration * part) > done:
                 yield run(round(duration * part) - done)
                 done = round(duration * part)
-            keys = self._slots(channel, self._rank)
-            yield put(channel, 1, keys[self._step % len(keys)] if keys else -1)
-            self._step += bool(keys)
+            yield put(channel, 1, self._key(channel))
         if round(duration) > done:
             yield run(round(duration) - done)
+
+
+    def _key(self, channel: str) -> int:
+        keys = self._slots(channel, self._rank)
+        if not keys:
+            return -1
+        if self.asked:
+            return self.asked.pop(0)
+        self._step += 1
+        return keys[(self._step - 1) % len(keys)]
 
 
 def _in_turn(puts: Iterable[tuple[str, int]]) -> list[str]:

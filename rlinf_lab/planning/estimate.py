@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -95,20 +96,20 @@ class Estimate:
         return found
 
     def sim_calls(self, layout: Layout) -> list[SimCall]:
-        found = []
+        found, waiting = [], _Waiting(layout)
         for number, step in enumerate(self.graph.program):
-            made = step.call
-            found.append(SimCall(step.worker, made.method, self._script(number, step, layout), made.reads, made.writes, step.after, made.starts_on_device))
+            made, script = step.call, self._script(number, step, layout, waiting)
+            found.append(SimCall(step.worker, made.method, script, made.reads, made.writes, step.after, made.starts_on_device))
         return found
 
-    def _script(self, number: int, step: Step, layout: Layout) -> Callable[[Turn], Script]:
+    def _script(self, number: int, step: Step, layout: Layout, waiting: _Waiting) -> Callable[[Turn], Script]:
         recorded = self.calls[number]
         if any(self.graph.channel(c).keyed for c in step.call.reads):
-            return self._token_holder(recorded, step.worker, layout)
+            return self._token_holder(recorded, step.worker, layout, waiting)
         if number in self.consumers:
             consumer = self.consumers[number]
             consumer.check(layout, Layout(self.graph, self.measured), step.worker)
-            return consumer.script(lambda channel, rank: self._slots(channel, rank, layout))
+            return consumer.script(lambda channel, rank: self._slots(channel, rank, layout), waiting.take)
         if step.call.writes:
             return self._source(recorded, step, layout)
         total = round(statistics.median(r.runs() for r in recorded))
@@ -118,7 +119,7 @@ class Estimate:
 
         return plain
 
-    def _token_holder(self, recorded: Sequence[Recorded], worker: str, layout: Layout) -> Callable[[Turn], Script]:
+    def _token_holder(self, recorded: Sequence[Recorded], worker: str, layout: Layout, waiting: _Waiting) -> Callable[[Turn], Script]:
         tokens, before = layout.plan.tokens(worker), self.measured.tokens(worker)
         total, was = tokens * layout.plan.ranks(worker), before * self.measured.ranks(worker)
         if total != was:
@@ -126,12 +127,11 @@ class Estimate:
                 f"Plan {layout.plan.name!r}: {worker!r} would hold {total} tokens (ranks x sub-batches), but {was} were measured; how "
                 f"long a token of another size takes is not known. Next: choose ranks and sub_batches with {was} tokens, or measure."
             )
-        patterns = [_one_token(r, before) for r in recorded]
-        calls = itertools.count()
+        patterns = [_one_token(r, before, k) for r in recorded for k in range(before)]  # by iteration and token, whichever rank held it
 
         def script(turn: Turn) -> Script:
             # As it happened, call by call, rather than on average: where ranks wait for each other, the slower step counts.
-            of_tokens = [patterns[(next(calls) * tokens + k) % len(patterns)] for k in range(tokens)]
+            of_tokens = [patterns[(turn.iteration * total + turn.rank * tokens + k) % len(patterns)] for k in range(tokens)]
             steps = [_steps(p) for p in of_tokens]
             for i in range(max(len(s) for s in steps)):
                 for k in range(tokens):
@@ -141,6 +141,7 @@ class Estimate:
                         elif kind == SpanKind.GET:
                             yield get(channel, n, turn.rank * tokens + k if self.graph.channel(channel).keyed else -1)
                         else:
+                            waiting.add(turn, channel, turn.rank * tokens + k, n)
                             yield put(channel, n)
 
         return script
@@ -196,6 +197,28 @@ class Estimate:
         return loop
 
 
+class _Waiting:
+    """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the key that asked.
+
+    In the order in which they were put; of two that block at the same time the order may be the other one, which changes nobody's seconds.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._keys: dict[tuple[int, str, int], deque[int]] = {}
+
+    def add(self, turn: Turn, channel: str, key: int, n: int) -> None:
+        self._keys.setdefault(self._queue(turn, channel), deque()).extend([key] * n)
+
+    def take(self, turn: Turn, channel: str, n: int) -> list[int]:
+        """The keys of the next n items; fewer where items without a key came too."""
+        keys = self._keys.get(self._queue(turn, channel), ())
+        return [keys.popleft() for _ in range(min(n, len(keys)))] if keys else []
+
+    def _queue(self, turn: Turn, channel: str) -> tuple[int, str, int]:
+        return turn.iteration, channel, self._layout.shard(channel, turn.rank)
+
+
 def _gets(step: LoopStep, items: Sequence[int]) -> Script:
     """The gets of one step of the loop."""
     if step.items is None and items[-1] == 0:  # until the end, in the chunks of whatever plan
@@ -236,8 +259,8 @@ def estimate(
     return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()))
 
 
-def _one_token(recorded: Recorded, tokens: int) -> list[Operation]:
-    """Of a rank that treats ``tokens`` tokens in turn: what it did for the first of them.
+def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:
+    """Of a rank that treats ``tokens`` tokens in turn: what it did for the k-th of them.
 
     They take turns from get to get. What is put before the first get and after the last step is put token by token.
     """
@@ -248,18 +271,18 @@ def _one_token(recorded: Recorded, tokens: int) -> list[Operation]:
     turns = [operations[i:j] for i, j in itertools.pairwise([*gets, len(operations)])]
     last = turns.pop()  # the last token's: its get, its step, then what all tokens put at the end
     step = 2 if len(last) > 1 and last[1][0] == SpanKind.RUN else 1
-    mine = [op for turn in turns[::tokens] for op in turn]
-    return [*_share(operations[: gets[0]], tokens), *mine, *_share(last[step:], tokens)]
+    mine = [op for turn in [*turns, last[:step]][k::tokens] for op in turn]
+    return [*_share(operations[: gets[0]], tokens, k), *mine, *_share(last[step:], tokens, k)]
 
 
-def _share(operations: list[Operation], tokens: int) -> list[Operation]:
-    """The first token's part of puts that are made token by token, with the runs before them."""
+def _share(operations: list[Operation], tokens: int, k: int) -> list[Operation]:
+    """The k-th token's part of puts that are made token by token, with the runs before them."""
     blocks: list[list[Operation]] = [[]]
     for op in operations:
         blocks[-1].append(op)
         if op[0] == SpanKind.PUT:
             blocks.append([])
-    return [op for block in blocks[::tokens] for op in block]
+    return [op for block in blocks[k::tokens] for op in block]
 
 
 def _steps(pattern: list[Operation]) -> list[list[Operation]]:

@@ -68,7 +68,7 @@ def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | Non
         if span.iteration in warm:
             groups.setdefault((span.iteration, span.track.worker, span.track.rank), []).append(span)
     found = Records({number: [] for number, _ in enumerate(graph.program)}, [], {}, _switches(graph, timeline))
-    for (iteration, worker, rank), members in groups.items():
+    for (iteration, worker, rank), members in sorted(groups.items(), key=lambda group: group[0]):
         for span in members:
             if span.kind == SpanKind.GET:
                 found.passed[iteration, span.channel] = found.passed.get((iteration, span.channel), 0) + span.items

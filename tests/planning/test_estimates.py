@@ -437,3 +437,51 @@ def test_random_flows_are_predicted_in_other_chunks() -> None:
         assert equal or found.notes, f"seed {seed}, {other}\n{found}"
         exact += equal
     assert exact > 40
+
+
+# --- who answers whom ----------------------------------------------------------------------------------------------
+class Uneven(Worker):
+    """The simulator of a cell whose tokens take different times, so that ranks that answer them get them in no regular order."""
+
+    def collect(self, actions: Inbox, observations: Outbox) -> None:
+        mine = [self.rank * self.sub_batches + k for k in range(self.sub_batches)]
+        for key in mine:
+            self.compute(0.001 * (1 + key))
+            observations.put(key)
+        for left in range(4, -1, -1):
+            for key in mine:
+                actions.take(key=key)
+                self.compute(0.001 * (1 + 3 * key))
+                if left:
+                    observations.put(key)
+
+
+class Answers(Worker):
+    def act(self, observations: Inbox, actions: Outbox) -> None:
+        for batch in observations:
+            self.compute(0.002 * len(batch))
+            for key in batch:
+                actions.put(key, key=key)
+
+
+def test_ranks_that_share_a_queue_answer_whoever_asked() -> None:
+    """Answered in turn, the tokens of one rank would get the answers of another, and the prediction would stand still."""
+    flow = Workflow("uneven")
+    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
+    sim, policy = flow.worker(Uneven, name="sim"), flow.worker(Answers, name="policy")
+
+    @flow.iteration
+    def iteration() -> None:
+        sim.collect(act, obs)
+        policy.act(obs, act)
+
+    devices = [f"cpu:{i}" for i in range(8)]
+    plans = [
+        ExecutionPlan.spatial(flow, devices, {"sim": [0], "policy": [1]}, name="one", sub_batches={"sim": 4}),
+        ExecutionPlan.spatial(flow, devices, {"sim": [0], "policy": [1, 2]}, name="two answer", sub_batches={"sim": 4}),
+        ExecutionPlan.spatial(flow, devices, {"sim": [0, 1], "policy": [2, 3, 4]}, name="three answer two", sub_batches={"sim": 2}),
+        ExecutionPlan.spatial(flow, devices, {"sim": [0, 1, 2, 3], "policy": [4, 5]}, name="two answer four"),
+    ]
+    found = estimate(flow, plans[0], executed(flow, plans[0]))
+    for plan in plans:
+        assert predicted_ms(found, plan) == executed_ms(flow, plan), plan.name

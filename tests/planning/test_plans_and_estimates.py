@@ -211,10 +211,11 @@ def test_what_a_rank_does_for_one_token_is_found_in_its_record(tokens: int, step
     def worked(ns: int) -> tuple:
         return (SpanKind.RUN, "", 0, ns)
 
-    record = [op for _ in range(tokens) for op in (worked(1), seen)]
+    record = [op for k in range(tokens) for op in (worked(1 + 10 * k), seen)]
     for left in range(steps - 1, -1, -1):
-        record += [op for _ in range(tokens) for op in ([taken, worked(5), seen] if left else [taken, worked(5)])]
+        record += [op for k in range(tokens) for op in ([taken, worked(5 + 10 * k), seen] if left else [taken, worked(5 + 10 * k)])]
     record += [given] + [op for _ in range(tokens - 1) for op in (worked(2), given)]
-    found = _one_token(Recorded(tuple(record)), tokens)
-    expected = [worked(1), seen, *([taken, worked(5), seen] * (steps - 1)), taken, worked(5), given]
-    assert [op for op in found if op != worked(2)] == expected
+    for k in range(tokens):
+        step = worked(5 + 10 * k)
+        expected = [worked(1 + 10 * k), seen, *([taken, step, seen] * (steps - 1)), taken, step, *[worked(2)] * (k > 0), given]
+        assert _one_token(Recorded(tuple(record)), tokens, k) == expected
