@@ -71,7 +71,11 @@ class SimulateCommand(PlanCommand):
         chosen = plans[self.plan] if self.plan else plans.best
         timeline = chosen.simulate(self.iterations, self.noise, self.seed)
         if self.out is not None:
-            write(timeline, self.out)
+            try:
+                write(timeline, self.out)
+            except OSError as error:
+                why = error.strerror or error
+                raise ConfigError(f"The timeline cannot be written to {str(self.out)!r}: {why}. Next: --out in a folder that exists.") from error
         report = simulation(chosen, timeline)
         print(json.dumps(report, indent=1) if self.json else _text(report))
         return 0

@@ -6,8 +6,9 @@ import fnmatch
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
@@ -25,6 +26,10 @@ def profile_from_run(
     ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number). It knows one
     device count and the batch sizes of that run; ``lab.profile`` measures more.
     """
+    if not isinstance(flow, Workflow) or not isinstance(plan, ExecutionPlan) or not isinstance(timeline, Timeline):
+        raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
+    if items is not None:
+        whole("profile_from_run: items", items, 1, 10**9)
     return fitted([Observed.of(flow.graph, plan, timeline)], items, f"{flow.name}, run under {plan.name}", fingerprint=fingerprint)
 
 
@@ -85,8 +90,19 @@ def profile_from_trace(
 
     Raises `PlanError` naming a pattern that nothing matches, with what is there.
     """
-    if iterations < 1:
-        raise PlanError(f"profile_from_trace(iterations={iterations}): at least one.")
+    whole(f"profile_from_trace(iterations={shown(iterations)}): it", iterations, 1, 10**9)
+    if not isinstance(timeline, Timeline):
+        raise PlanError(f"profile_from_trace({shown(timeline)}, ...): a Timeline is needed. Next: Timeline.open(path).")
+    if not isinstance(workers, Mapping) or not workers or not all(isinstance(w, str) and isinstance(p, str) for w, p in workers.items()):
+        raise PlanError(f"profile_from_trace: workers is {shown(workers)}; a pattern of span names for each worker. Next: workers={{'rollout': 'generate*'}}.")
+    if isinstance(edges, str) or not isinstance(edges, Sequence) or not all(isinstance(e, tuple | list) and len(e) == 2 for e in edges):
+        raise PlanError(f"profile_from_trace: edges is {shown(edges)}; pairs of producer and consumer. Next: edges=[('rollout', 'learner')].")
+    if devices is not None and not isinstance(devices, Mapping):
+        raise PlanError(f"profile_from_trace: devices is {shown(devices)}; how many each worker has. Next: devices={{'rollout': 8}}.")
+    items = whole("profile_from_trace: items", items, 1, 10**9)
+    for worker, count in (devices or {}).items():
+        known("worker", worker, workers, "devices")
+        whole(f"profile_from_trace: devices[{worker!r}]", count, 0, MOST_DEVICES)
     spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL) and s.end_ns > s.start_ns]
     found = {}
     for worker, pattern in workers.items():

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.execution import ranks_of
+from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
@@ -42,6 +43,11 @@ def forecast(
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
     ``outages``: when devices are away; a gang waits for all of its devices, a generator's rank for its own.
     """
+    whole("iterations", iterations, 1, MOST_ITERATIONS)
+    number("noise", noise, 0, 10)
+    whole("seed", seed, 0, 2**63)
+    if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
+        raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[Outage.of('cuda:3', 100, 160)], from and to in seconds.")
     if placement.setting.staleness:
         raise PlanError("forecast() simulates synchronous iterations; a plan with staleness overlaps them. Next: plan with staleness=0 to see its timeline.")
     return _Forecast(placement, devices, noise, seed).run(iterations, outages)

@@ -8,16 +8,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import Candidate, candidates
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
+from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no, why_none
@@ -30,6 +31,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
 ITERATIONS = 2  # of a simulation: the first comes to the devices, the second is what a run settles to
+MOST_GIB = 1e9
 MODES = ("temporal", "spatial", "hybrid")
 
 
@@ -119,8 +121,10 @@ class Plans(Sequence[Planned]):
 
     def __getitem__(self, which: Any) -> Any:
         """By position, or by name; a mode (``"spatial"``) gives its fastest plan."""
-        if not isinstance(which, str):
+        if isinstance(which, (slice, int)):
             return self.ranked[which]
+        if not isinstance(which, str):
+            raise PlanError(f"plans[{shown(which)}]: a position, a name, a mode or a shape. Next: plans[{self.ranked[0].name!r}].")
         for plan in self.ranked:
             if which in (plan.name, plan.mode, plan.shape):
                 return plan
@@ -220,10 +224,13 @@ def plan(
     """
     profile, graph = _given(what, profile)
     names, counts = _devices(profile, devices)
+    if isinstance(modes, str) or not isinstance(modes, Collection) or not modes:
+        raise PlanError(f"modes is {shown(modes)}; give some of {', '.join(MODES)}. Next: modes=('temporal',).")
     for given in modes:
         if given not in MODES:
             raise UnknownNameError.of("mode", given, MODES)
     if memory_gib is not None:
+        number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
         profile = profile.replace(device_memory_gib=memory_gib, kinds=tuple(replace(k, memory_gib=None) for k in profile.kinds))
     setting = Setting.of(profile, counts, chunks, rule, staleness)
     found = _of_modes(setting, tuple(modes), quick)
@@ -236,19 +243,19 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
     if isinstance(what, Profile) and profile is None:
         return what, graph_of(what)
     if not isinstance(what, Workflow):
-        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {what!r}.")
+        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {shown(what)}.")
     if not isinstance(profile, Profile):
         raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
     same_workers(profile, what.graph)
     return profile, what.graph
 
 
-def _devices(profile: Profile, devices: int | Mapping[str, int] | Sequence[str]) -> tuple[tuple[str, ...], int | Mapping[str, int]]:
-    if isinstance(devices, int | Mapping):
-        return (), devices
-    names = tuple(devices)
+def _devices(profile: Profile, devices: Any) -> tuple[tuple[str, ...], Any]:
+    if isinstance(devices, Mapping) or not isinstance(devices, Sequence) or isinstance(devices, str | bytes):
+        return (), devices  # checked by the setting
+    names: tuple[str, ...] = tuple(devices)
     if not names or not all(isinstance(n, str) for n in names):
-        raise PlanError(f"devices is {devices!r}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'].")
+        raise PlanError(f"devices is {shown(devices)}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'].")
     return names, len(names)
 
 

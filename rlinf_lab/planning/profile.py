@@ -21,30 +21,32 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.reading import check, known, listing, read, rule
 
 FORMAT = "rlinf_lab.profile/1"
 KINDS = ("batch", "generation", "simulator")
 RESOURCES = ("device", "host")
+MOST_SUB_BATCHES = 64
 
 
 @dataclass(frozen=True)
 class Sample:
     """One measurement: ``items`` in ``seconds`` of one call, spread over ``devices``."""
 
-    devices: int = rule(low=0, doc="devices that worked on it together (0 for a worker on the host)")
-    items: float = rule(above=0, doc="items of the measured call, over all its devices")
-    seconds: float = rule(low=0, unit="s", doc="duration of the call")
+    devices: int = rule(low=0, high=1_000_000, doc="devices that worked on it together (0 for a worker on the host)")
+    items: float = rule(above=0, high=1e12, doc="items of the measured call, over all its devices")
+    seconds: float = rule(low=0, high=1e9, unit="s", doc="duration of the call")
     beside: tuple[str, ...] = rule((), doc="workers that occupied the same devices meanwhile (they leave less memory)")
-    peak_gib: float | None = rule(None, low=0, unit="GiB", doc="most memory of one device during the call")
+    peak_gib: float | None = rule(None, low=0, high=1e9, unit="GiB", doc="most memory of one device during the call")
     outputs: tuple[tuple[float, float], ...] = rule((), doc="(seconds since the start, fraction of the outputs that had appeared)")
     kind: str = rule("", doc="kind of device it was measured on; empty: the first of profile.kinds")
 
@@ -53,10 +55,10 @@ class Sample:
 class RankRule:
     """Which numbers of ranks a worker can have. A device count is valid when ``devices / devices_per_rank`` is such a number."""
 
-    devices_per_rank: int = rule(1, low=1, doc="model-parallel size")
-    divides: int = rule(0, low=0, doc="the number of ranks must divide this (0: no such rule)")
+    devices_per_rank: int = rule(1, low=1, high=1_000_000, doc="model-parallel size")
+    divides: int = rule(0, low=0, high=10**12, doc="the number of ranks must divide this (0: no such rule)")
     counts: tuple[int, ...] = rule((), doc="allowed numbers of ranks (empty: all)")
-    most: int = rule(0, low=0, doc="at most so many ranks (0: no limit)")
+    most: int = rule(0, low=0, high=1_000_000, doc="at most so many ranks (0: no limit)")
 
     def allows(self, devices: int) -> bool:
         ranks, rest = divmod(devices, self.devices_per_rank)
@@ -70,8 +72,8 @@ class RankRule:
 class Memory:
     """Bytes on each device of a worker."""
 
-    resident_gib: float = rule(0.0, low=0, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene")
-    per_item_gib: float = rule(0.0, low=0, unit="GiB", doc="for each item that a device holds at once during a call")
+    resident_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene")
+    per_item_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="for each item that a device holds at once during a call")
     sharded: bool = rule(False, doc="resident_gib is the total, divided over the devices (else each device holds all of it)")
 
 
@@ -79,11 +81,11 @@ class Memory:
 class ModelShape:
     """What decides the roofline of a decode step: bytes of weights against bytes of the key-value cache."""
 
-    layers: int = rule(low=1, doc="transformer layers")
-    kv_heads: int = rule(low=1, doc="key-value heads")
-    head_dim: int = rule(low=1, doc="size of a head")
-    weight_gb: float = rule(above=0, unit="GB", doc="bytes of all weights / 1e9")
-    bytes_per_value: float = rule(2.0, above=0, doc="2 for bf16")
+    layers: int = rule(low=1, high=1_000_000, doc="transformer layers")
+    kv_heads: int = rule(low=1, high=1_000_000, doc="key-value heads")
+    head_dim: int = rule(low=1, high=1_000_000, doc="size of a head")
+    weight_gb: float = rule(above=0, high=1e9, unit="GB", doc="bytes of all weights / 1e9")
+    bytes_per_value: float = rule(2.0, above=0, high=1024, doc="2 for bf16")
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -94,15 +96,15 @@ class ModelShape:
 class Lengths:
     """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean and a maximum."""
 
-    max_tokens: float = rule(above=0, unit="tokens", doc="longest response")
+    max_tokens: float = rule(above=0, high=1e9, unit="tokens", doc="longest response")
     completion: tuple[tuple[float, float], ...] = rule((), doc="(seconds, fraction finished) of a run with all requests started at once")
     quantiles: tuple[tuple[float, float], ...] = rule((), doc="(tokens, fraction of responses not longer)")
     mean_tokens: float | None = rule(None, above=0, unit="tokens", doc="mean length, with nothing else known: a log-normal cut at max_tokens")
-    sigma: float = rule(0.65, above=0, doc="spread of that log-normal (of the logarithm)")
+    sigma: float = rule(0.65, above=0, high=10, doc="spread of that log-normal (of the logarithm)")
     group_correlation: float = rule(0.0, low=0, high=1, doc="how alike the lengths of one group are (0 independent, 1 equal)")
-    prompt_tokens: float = rule(0.0, low=0, unit="tokens", doc="mean prompt length")
-    factor: float = rule(1.0, above=0, doc="what if: responses so many times as long as those that were measured")
-    tail: float = rule(1.0, low=0, doc="what if: ratio to the median length, to this power (0 all equal, 1 as measured, 2 a longer tail)")
+    prompt_tokens: float = rule(0.0, low=0, high=1e9, unit="tokens", doc="mean prompt length")
+    factor: float = rule(1.0, above=0, high=1e6, doc="what if: responses so many times as long as those that were measured")
+    tail: float = rule(1.0, low=0, high=16, doc="what if: ratio to the median length, to this power (0 all equal, 1 as measured, 2 a longer tail)")
 
 
 @dataclass(frozen=True)
@@ -111,18 +113,18 @@ class WorkerProfile:
 
     samples: tuple[Sample, ...] = rule(doc="measurements; two device counts or sizes let the model tell fixed cost from scaling")
     kind: str = rule("batch", choices=KINDS, doc="cost model")
-    calls: float = rule(1.0, above=0, doc="calls of an iteration, each with the sample's items (steps of an episode)")
+    calls: float = rule(1.0, above=0, high=1e9, doc="calls of an iteration, each with the sample's items (steps of an episode)")
     exponent: float | None = rule(None, low=0, high=2, doc="seconds fall with devices to this power, where the samples cannot tell")
     ranks: RankRule = rule(RankRule(), doc="valid numbers of ranks")
     memory: Memory = rule(Memory(), doc="bytes on a device")
-    onload_s: float = rule(0.0, low=0, unit="s", doc="coming to the device")
-    offload_s: float = rule(0.0, low=0, unit="s", doc="leaving the device")
+    onload_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="coming to the device")
+    offload_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="leaving the device")
     offloadable: bool = rule(True, doc="false: never leaves a device that it uses")
     resource: str = rule("device", choices=RESOURCES, doc="'host': works on processors of its own and takes no device")
     devices: int | None = rule(None, low=1, doc="pinned to exactly so many devices")
     lengths: Lengths | None = rule(None, doc="generation: response lengths")
     model: ModelShape | None = rule(None, doc="generation: identifies the load part from one measurement")
-    max_running: int | None = rule(None, low=1, doc="generation: most sequences of one rank at once")
+    max_running: int | None = rule(None, low=1, high=10**9, doc="generation: most sequences of one rank at once")
 
 
 @dataclass(frozen=True)
@@ -131,9 +133,9 @@ class EdgeProfile:
 
     producer: str = rule(doc="worker that puts")
     consumer: str = rule(doc="worker that gets")
-    group: int = rule(1, low=1, doc="so many items of one key are needed together (responses to one prompt)")
+    group: int = rule(1, low=1, high=10**9, doc="so many items of one key are needed together (responses to one prompt)")
     whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
-    items: float | None = rule(None, above=0, doc="items of an iteration that pass, where it is not the profile's number")
+    items: float | None = rule(None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number")
 
     @property
     def channel(self) -> str:
@@ -148,7 +150,7 @@ class Cell:
 
     members: tuple[str, ...] = rule(doc="the workers of the cycle")
     sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider when the members sit on devices of their own")
-    calibration: float = rule(1.0, above=0, doc="measured seconds over the sum of the steps, where that is known")
+    calibration: float = rule(1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known")
 
 
 @dataclass(frozen=True)
@@ -156,22 +158,22 @@ class DeviceKind:
     """One kind of device, where there are several."""
 
     name: str = rule(doc="such as 'h100'")
-    speed: float = rule(1.0, above=0, doc="relative to the first kind, for workers without samples on this kind")
-    memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one such device; null: device_memory_gib")
+    speed: float = rule(1.0, above=0, high=1e6, doc="relative to the first kind, for workers without samples on this kind")
+    memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one such device; null: device_memory_gib")
 
 
 @dataclass(frozen=True)
 class Profile:
     """See the module's docstring. Immutable: `replace` makes a changed copy."""
 
-    items: int = rule(low=1, doc="items of one iteration")
+    items: int = rule(low=1, high=10**9, doc="items of one iteration")
     workers: Mapping[str, WorkerProfile] = rule(doc="by name")
     edges: tuple[EdgeProfile, ...] = rule((), doc="who feeds whom")
     name: str = rule("profile", doc="for people")
     format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
     cells: tuple[Cell, ...] = rule((), doc="more about cycles")
     kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
-    device_memory_gib: float | None = rule(None, above=0, unit="GiB", doc="memory of one device; null: everything fits")
+    device_memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
     fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)")
     notes: tuple[str, ...] = rule((), doc="for people")
@@ -187,20 +189,32 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
+        if not isinstance(text, str):
+            raise ConfigError(f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file.")
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise ConfigError(f"The profile is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+            raise ConfigError(f"The profile is not JSON that can be read: {error}.") from error
         return cls.from_dict(data)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read a JSON file."""
-        file = Path(path)
-        if not file.is_file():
-            near = sorted(p.name for p in file.parent.glob("*.json"))[:5] if file.parent.is_dir() else []
-            raise ConfigError(f"No profile at {str(path)!r}. JSON files there: {listing(near)}.")
-        return cls.from_json(file.read_text())
+        file = _path(path)
+        try:
+            if not file.is_file():
+                folder = file if file.is_dir() else file.parent
+                near = sorted(p.name for p in folder.glob("*.json"))[:5] if folder.is_dir() else []
+                raise ConfigError(f"No profile at {str(path)!r}. JSON files there: {listing(near)}.")
+            return cls.from_json(file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{str(path)!r} is no JSON: byte {error.start} is no text. Next: a file that profile.save(path) wrote.") from error
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"The profile {str(path)!r} cannot be read: {error}.") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; fields that have their default are left out."""
@@ -210,7 +224,12 @@ class Profile:
         return json.dumps(self.to_dict(), indent=1)
 
     def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.to_json() + "\n")
+        try:
+            _path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        except (OSError, ValueError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"The profile cannot be written to {str(path)!r}: {error}.") from error
 
     # --- asking -------------------------------------------------------------------------------------------
     def replace(self, **changes: Any) -> Profile:
@@ -225,6 +244,8 @@ class Profile:
     def scaled(self, worker: str, factor: float) -> Profile:
         """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""
         known("worker", worker, self.workers, "profile.workers")
+        if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
+            raise ConfigError(f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more.")
         samples = tuple(dataclasses.replace(s, seconds=s.seconds * factor) for s in self.workers[worker].samples)
         return self.with_worker(worker, samples=samples)
 
@@ -257,6 +278,12 @@ class Profile:
         return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table></div>"
 
 
+def _path(path: Any) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"{shown(path)} is no path. Next: a text such as 'profile.json'.")
+    return Path(path)
+
+
 def _check(profile: Profile) -> None:
     """What single fields cannot see: names that must exist, fields that need each other."""
     check(profile, "profile")
@@ -278,8 +305,8 @@ def _check(profile: Profile) -> None:
     for i, cell in enumerate(profile.cells):
         for member in cell.members:
             known("worker", member, profile.workers, f"profile.cells[{i}].members")
-        if not cell.sub_batches or min(cell.sub_batches) < 1:
-            raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1, such as [1, 2].")
+        if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MOST_SUB_BATCHES:
+            raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1 to {MOST_SUB_BATCHES}, such as [1, 2].")
 
 
 def _check_channels(edges: Sequence[EdgeProfile]) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
+import numbers
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -38,7 +40,7 @@ def listing(names: Collection[str]) -> str:
 def read(cls: type, data: Any, where: str) -> Any:
     """An instance of ``cls`` from plain values."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} is {_shown(data)}; it must be an object with the fields {listing([f.name for f in dataclasses.fields(cls)])}.")
+        raise ConfigError(f"{where} is {shown(data)}; it must be an object with the fields {listing([f.name for f in dataclasses.fields(cls)])}.")
     hints, fields = _hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in fields:
@@ -63,7 +65,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _tuple(arguments, value, where)
     if origin is not None:  # Mapping[str, X]
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {_shown(value)}; it must be an object, by name.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be an object, by name.")
         return {str(k): _value(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return read(typing.cast(type, kind), value, where)
@@ -72,11 +74,11 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where} is {_shown(value)}; it must be a list.")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a list.")
     if arguments[-1] is Ellipsis:
         return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} is {_shown(value)}; it must have {len(arguments)} entries.")
+        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.")
     return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
 
 
@@ -84,17 +86,19 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where} is {_shown(value)}; it must be {_NAMES[kind]}.")
+        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; it must be finite.")
     return value
 
 
 def check(value: Any, where: str) -> None:
-    """Compare every number and choice of a dataclass made of `rule` fields with its bounds, whoever made it."""
+    """Compare every value of a dataclass made of `rule` fields with its type and bounds, whoever made it."""
     if dataclasses.is_dataclass(value):
+        hints = _hints(typing.cast(type, type(value)))
         for f in dataclasses.fields(value):
             item = getattr(value, f.name)
+            _typed(hints[f.name], item, f"{where}.{f.name}")
             if item is not None:
                 _bounded(item, f"{where}.{f.name}", f.metadata)
                 check(item, f"{where}.{f.name}")
@@ -104,6 +108,38 @@ def check(value: Any, where: str) -> None:
     elif isinstance(value, tuple):
         for i, item in enumerate(value):
             check(item, f"{where}[{i}]")
+
+
+def _typed(kind: Any, value: Any, where: str) -> None:
+    """Raise `ConfigError` for a value of another type. What lies deeper is seen when `check` comes there."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is not None:
+            _typed(next(a for a in arguments if a is not type(None)), value, where)
+    elif origin is tuple:
+        if not isinstance(value, tuple):
+            raise ConfigError(f"{where} is {shown(value)}; it must be a tuple.")
+        kinds = itertools.repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
+        if arguments[-1] is not Ellipsis and len(value) != len(arguments):
+            raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.")
+        for i, (one, item) in enumerate(zip(kinds, value, strict=False)):
+            _typed(one, item, f"{where}[{i}]")
+    elif origin is not None:
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{where} is {shown(value)}; it must be a mapping, by name.")
+        for key, item in value.items():
+            if not isinstance(key, str) or not key:
+                raise ConfigError(f"{where} has the name {shown(key)}; names are texts of at least one letter.")
+            _typed(arguments[1], item, f"{where}.{key}")
+    elif dataclasses.is_dataclass(kind):
+        if not isinstance(value, typing.cast(type, kind)):
+            raise ConfigError(f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}.")
+    else:
+        of = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
+        if not isinstance(value, of) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
+        if kind is float and not math.isfinite(value):
+            raise ConfigError(f"{where} is {value}; it must be finite.")
 
 
 def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
@@ -116,7 +152,8 @@ def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
     if bounds.get("high") is not None and value > bounds["high"]:
         limits.append(f"at most {bounds['high']:g}{unit}")
     if limits:
-        raise ConfigError(f"{where} is {value:g}{unit}; it must be {limits[0]}.")
+        number = f"{value:g}" if isinstance(value, float) else shown(value)
+        raise ConfigError(f"{where} is {number}{unit}; it must be {limits[0]}.")
     if bounds.get("choices") and value not in bounds["choices"]:
         raise UnknownNameError.of("value", value, bounds["choices"], f"It stands in {where}.")
 
@@ -124,11 +161,6 @@ def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 # --- the same as JSON schema -------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import numpy as np
 
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget, Unit
+from rlinf_lab.planning.given import MOST_DEVICES
+from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.tables import allowed
 
 FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
@@ -51,27 +53,24 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> str:
     counts = [n for n in _counts(setting, names[0]) if all(n in _counts(setting, m) for m in names)]
     if math.isinf(cap) or not counts:
         return ""
-    needs = [(_least_need(setting, names, n), n) for n in counts]
-    least, at = min(needs)
-    if least <= cap:
+    needs = _least_need(setting, names, np.array(counts))
+    least, at = float(needs.min()), counts[int(needs.argmin())]
+    if least <= cap + ROUNDING:
         return ""
     who = f"Worker {names[0]!r} needs" if len(names) == 1 else f"Workers {' and '.join(map(repr, names))} together need"
-    more = next((n for n in range(max(setting.counts) + 1, FURTHER * max(setting.counts)) if _fits(setting, names, n, cap)), None)
-    nearest = f"devices={more}, or " if more else ""
+    further = np.arange(max(setting.counts) + 1, min(FURTHER * max(setting.counts), MOST_DEVICES) + 1)
+    further = further[np.all([allowed(setting.profile.workers[m], further) for m in names], axis=0)]
+    fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
+    nearest = f"devices={fitting[0]}, or " if len(fitting) else ""
     return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={math.ceil(least)}."
 
 
-def _least_need(setting: Budget, names: tuple[str, ...], n: int) -> float:
+def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) -> np.ndarray:
     """With the finest chunks, which hold the fewest items at once."""
-    finest, devices = setting.profile.items / 2 ** (setting.granularities - 1), np.array([n])
+    finest = setting.profile.items / 2 ** (setting.granularities - 1)
     workers = [setting.profile.workers[m] for m in names]
-    work = [float(memory.needed(w, devices, finest)[0]) for w in workers]
-    rest = [float(memory.kept(w, devices, finest)[0]) for w in workers]
-    return max(w + sum(rest) - r for w, r in zip(work, rest, strict=True))
-
-
-def _fits(setting: Budget, names: tuple[str, ...], n: int, cap: float) -> bool:
-    return all(allowed(setting.profile.workers[m], np.array([n]))[0] for m in names) and _least_need(setting, names, n) <= cap
+    rest = [memory.kept(w, devices, finest) for w in workers]
+    return np.asarray(np.max([memory.needed(w, devices, finest) + sum(rest) - r for w, r in zip(workers, rest, strict=True)], axis=0))
 
 
 def _reach(setting: Budget, name: str) -> str:

@@ -13,8 +13,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.setting import Setting
@@ -110,9 +111,15 @@ def replan(
 
     Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers.
     """
-    timeline = run if isinstance(run, Timeline) else run.timeline
-    if window < 2:
-        raise PlanError(f"replan(window={window}): at least two iterations.")
+    timeline = run if isinstance(run, Timeline) else getattr(run, "timeline", None)
+    if not isinstance(timeline, Timeline):
+        raise PlanError(f"replan({shown(run)}, ...): a run or its Timeline is needed. Next: replan(run.timeline, plans.best).")
+    if not isinstance(plan, Planned):
+        raise PlanError(f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: plans.best, or plans['spatial'].")
+    whole(f"replan(window={shown(window)}): it", window, 2, MOST_ITERATIONS, "iterations")
+    number("replan: threshold", threshold)
+    if restart_s is not None:
+        number("replan: restart_s", restart_s, 0, 1e9)
     measured = _seconds(timeline, window)
     placement = plan.candidate.placement
     profile, setting = placement.setting.profile, placement.setting

@@ -14,8 +14,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lab.errors import PlanError, WorkflowError
+from rlinf_lab.errors import PlanError, WorkflowError, shown
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.given import number
 
 RUN, GET, PUT = 0, 1, 2
 CALL, WAIT = 3, 4  # of the loop only
@@ -111,7 +112,8 @@ class Outage:
     @classmethod
     def of(cls, device: str, start: float, end: float, lost: bool = False) -> Outage:
         """From seconds."""
-        return cls(device, round(start * 1e9), round(end * 1e9), lost)
+        at = [round(number(f"Outage of {shown(device)}: {what}", value, 0, 1e9) * 1e9) for what, value in (("start", start), ("end", end))]
+        return cls(device, at[0], at[1], lost)
 
     def __post_init__(self) -> None:
         if not 0 <= self.start_ns < self.end_ns:
@@ -125,7 +127,7 @@ def all_at_once(calls: int) -> Callable[[Turn], Script]:
     """The script of a loop that does nothing but call."""
 
     def loop(turn: Turn) -> Script:
-        for number in range(calls):
-            yield call(number)
+        for position in range(calls):
+            yield call(position)
 
     return loop

@@ -95,8 +95,10 @@ def sensitivity(
             raise UnknownNameError.of("entry", entry, ENTRIES)
     if of not in KINDS:
         raise UnknownNameError.of("kind of choice", of, KINDS)
-    if tolerance < 0:
+    if not 0 <= tolerance < float("inf"):
         raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0.")
+    if isinstance(workers, str) or not (workers is None or isinstance(workers, Collection)):
+        raise PlanError(f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}.")
     for worker in workers or ():
         known("worker", worker, plans.profile.workers, "workers")
     asked = _Asked(plans, of, tolerance)

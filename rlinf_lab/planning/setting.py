@@ -8,6 +8,7 @@ which is no function of a part alone.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,12 +17,14 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
+from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.refusals import refusal
 from rlinf_lab.planning.search.problem import Problem, members, subsets
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, Tables
 
+MOST_COUNTS = 20_000  # of devices of several kinds: pairs of (how many of each)
 STAYS = 6  # of so many workers every set of those that stay is tried, of more only some sets
 
 
@@ -41,18 +44,19 @@ class Setting(Budget):
     def of(cls, profile: Profile, devices: int | Mapping[str, int], chunks: int = CHUNKS, rule: str = "fitted", staleness: int = 0) -> Setting:
         """Checked. ``devices``: how many, or how many of each of the profile's kinds."""
         kinds = [k.name for k in profile.kinds]
-        if isinstance(devices, int):
+        if not isinstance(devices, Mapping):
             devices = {kinds[0] if kinds else "": devices}
-        for name, count in devices.items():
-            if name:
+        if not devices:
+            raise PlanError("devices is {}; give how many there are, or how many of each kind. Next: devices=8.")
+        for name in devices:
+            if name or kinds:
                 known("kind of device", name, kinds, "devices")
-            if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-                raise PlanError(f"devices is {dict(devices)!r}; give a whole number of devices, at least 1.")
-        if not isinstance(chunks, int) or chunks < 1:
-            raise PlanError(f"chunks is {chunks!r}; give a whole number, at least 1 (the whole iteration at once).")
-        if not isinstance(staleness, int) or staleness < 0:
-            raise PlanError(f"staleness is {staleness!r}; give a whole number of iterations, 0 for synchronous training.")
-        setting = cls(profile, dict(devices), chunks, rule, staleness)
+        counts = {name: whole(f"devices[{name!r}]" if name else "devices", n, 1, MOST_DEVICES, of="devices") for name, n in devices.items()}
+        if math.prod(n + 1 for n in counts.values()) > MOST_COUNTS:
+            raise PlanError(f"devices is {counts}: of several kinds, at most {MOST_COUNTS} combinations of counts are searched. Next: fewer devices or kinds.")
+        chunks = whole("chunks", chunks, 1, MOST_CHUNKS, "1: the whole iteration at once")
+        staleness = whole("staleness", staleness, 0, MOST_STALENESS, "iterations; 0 for synchronous training")
+        setting = cls(profile, counts, chunks, rule, staleness)
         setting.check()
         return setting
 

@@ -13,15 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
-from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
+from rlinf_lab.planning.planner import MOST_GIB, Plans, plan
 from rlinf_lab.planning.profile import Profile
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
-MOST_DEVICES = 4096
+SLIDER_DEVICES = 4096
 STALENESS = 4  # iterations
 
 
@@ -43,6 +44,19 @@ class Question:
     staleness: int = 0
     rule: str = "fitted"
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.devices, Mapping) or not self.devices:
+            raise PlanError(f"what if devices = {shown(self.devices)}: how many of each kind. Next: {{'': 64}}.")
+        for kind, count in self.devices.items():
+            whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
+        whole("what if chunks", self.chunks, 1, MOST_CHUNKS)
+        whole("what if staleness", self.staleness, 0, MOST_STALENESS)
+        if self.memory_gib is not None:
+            number(f"what if memory_gib = {shown(self.memory_gib)}: GiB of a device", self.memory_gib, 0, MOST_GIB, above=True)
+        for field in ("length", "tail", "switching"):
+            value, most = getattr(self, field), 16 if field == "tail" else 1e6
+            number(f"what if {field} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=field == "length")
+
     @classmethod
     def of(cls, plans: Plans) -> Question:
         """The question that these plans answer."""
@@ -55,16 +69,10 @@ class Question:
 
     def profile(self, base: Profile) -> Profile:
         """The profile as it would be. Raises `PlanError` naming a value that cannot be."""
-        for field in ("length", "tail", "switching"):
-            value = getattr(self, field)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0 or (field == "length" and value == 0):
-                raise PlanError(f"what if {field} = {value!r}: a factor of at least 0{' and not 0' * (field == 'length')}, 1 as in the profile.")
         step = step_of(base)
-        if not isinstance(self.items, int) or self.items < step or self.items % step:
+        if not isinstance(self.items, int) or isinstance(self.items, bool) or self.items < step or self.items % step:
             near = max(step, round(self.items / step) * step) if isinstance(self.items, int | float) and math.isfinite(self.items) else step
             raise PlanError(f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}.")
-        if self.memory_gib is not None and not self.memory_gib > 0:
-            raise PlanError(f"what if memory_gib = {self.memory_gib!r}: GiB of one device, above 0, or None for no limit.")
         times = self.items / base.items
         kinds = tuple(replace(k, memory_gib=None) for k in base.kinds) if self.memory_gib != Question._memory(base) else base.kinds
         changed = base.replace(
@@ -176,7 +184,7 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
 
 
 def _counts(now: int) -> tuple[int, ...]:
-    most = min(MOST_DEVICES, max(8, 4 * now))
+    most = min(SLIDER_DEVICES, max(8, 4 * now))
     steps = [m * 2**k for k in range(12) for m in (1, 1.5) if m * 2**k == int(m * 2**k) and m * 2**k <= most]
     return _with([int(s) for s in steps], now)
 

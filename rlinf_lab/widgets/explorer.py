@@ -8,7 +8,7 @@ from typing import Any
 
 import traitlets
 
-from rlinf_lab.errors import ConfigError, RlinfLabError
+from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.sensitivity import Sensitivity, sensitivity
@@ -57,7 +57,11 @@ class PlanExplorer(PushedWidget):
         for name in changes:
             if name not in (known := [f.name for f in dataclasses.fields(Question)]):
                 raise ConfigError(f"ask({name}=...): a question has {', '.join(known)}.")
-        self._answer(dataclasses.replace(self.question, **changes), simulate, self._answered + 1)
+        question = dataclasses.replace(self.question, **changes)
+        if set(question.devices) != set(self.question.devices):
+            raise ConfigError(f"ask(devices={shown(question.devices)}): how many of each kind: {', '.join(map(repr, self.question.devices))}.")
+        question.profile(self._base)  # what cannot be asked leaves what is shown
+        self._answer(question, simulate, self._answered + 1)
         if self.problem:
             raise self._error
         return self.plans

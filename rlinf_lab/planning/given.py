@@ -1,0 +1,43 @@
+"""Numbers that somebody gives: checked where they come in, so that no error of numpy or of the standard library comes out."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+from rlinf_lab.errors import PlanError, shown
+
+MOST_DEVICES = 8192
+MOST_STALENESS = 64  # iterations
+MOST_CHUNKS = 8192
+MOST_ITERATIONS = 10_000  # of a simulation
+
+
+def whole(what: str, value: Any, low: int, high: int, why: str = "", of: str = "") -> int:
+    """A whole number (``of`` devices) from ``low`` to ``high``. Raises `PlanError` with the nearest one that works."""
+    wanted, why = f"a whole number of {of}" if of else "a whole number", f" ({why})" if why else ""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        near = f" Next: {_nearest(value, low, high)}." if isinstance(value, numbers.Real) and math.isfinite(value) else ""
+        raise PlanError(f"{what} is {shown(value)}; give {wanted} from {low} to {high}{why}.{near}")
+    found = int(value)
+    if not low <= found <= high:
+        limit, nearest = (f"at least {low}", low) if found < low else (f"at most {high}", high)
+        raise PlanError(f"{what} is {shown(value)}; give {wanted}, {limit}{why}. Next: {nearest}.")
+    return found
+
+
+def number(what: str, value: Any, low: float = 0.0, high: float = math.inf, above: bool = False) -> float:
+    """A finite number from ``low`` (``above``: and not ``low`` itself) to ``high``."""
+    limits = f"{'above' if above else 'at least'} {low:g}" + (f", at most {high:g}" if math.isfinite(high) else "")
+    try:
+        found = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond all floats
+        found = math.inf
+    if not math.isfinite(found) or not low <= found <= high or (above and found == low):
+        raise PlanError(f"{what} is {shown(value)}; give a number, {limits}.")
+    return found
+
+
+def _nearest(value: Any, low: int, high: int) -> int:
+    return int(min(max(round(value), low), high))

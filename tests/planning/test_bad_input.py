@@ -1,0 +1,145 @@
+"""Whatever is given in place of what is meant: an error of ours that says what was given, never one of numpy or of the standard library."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.cli import main
+from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.planning.fitting import profile_from_run, profile_from_trace
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.replan import replan
+from rlinf_lab.planning.scripts import Outage
+from rlinf_lab.planning.sensitivity import sensitivity
+from rlinf_lab.planning.whatif import Question
+from rlinf_lab.widgets.explorer import PlanExplorer
+
+WORK = WorkerProfile((Sample(1, 8.0, 1.0),))
+PROFILE = Profile(8, {"a": WORK, "b": WORK}, (EdgeProfile("a", "b"),))
+ODD = (None, -1, 0, 1.5, math.nan, math.inf, -math.inf, True, "x", "64", "", b"x", [], [None], (1, 2), {}, {1: 2}, {"": None}, {"": 10**30}, 10**30, 1e300,
+       object())  # fmt: skip
+NAMES = [f"{i} {type(v).__name__}" for i, v in enumerate(ODD)]
+PLANS = plan(PROFILE, 2)
+TIMELINE = PLANS.best.simulate(4)
+
+
+def ours(ask: Callable[[], Any]) -> str:
+    """What the error says; "" when there was none."""
+    try:
+        ask()
+    except RlinfLabError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("odd", ODD, ids=NAMES)
+def test_no_foreign_error_comes_out(odd: Any) -> None:
+    for name in ("devices", "memory_gib", "staleness", "chunks", "rule", "modes", "profile"):
+        ours(lambda name=name: plan(PROFILE, **{"devices": 2, name: odd}))
+    for name in ("iterations", "noise", "seed", "outages"):
+        ours(lambda name=name: PLANS.best.simulate(**{name: odd}))
+    for name in ("window", "threshold", "restart_s"):
+        ours(lambda name=name: replan(TIMELINE, PLANS.best, **{name: odd}))
+    for name in ("entries", "of", "tolerance", "workers"):
+        ours(lambda name=name: sensitivity(PLANS, **{name: odd}))
+    for made in (PROFILE, WORK, WORK.samples[0], PROFILE.edges[0]):
+        for field in dataclasses.fields(made):
+            ours(lambda made=made, field=field: _planned(made, {field.name: odd}))
+    for ask in (
+        lambda: plan(odd, 2), lambda: Profile.from_json(odd), lambda: Profile.from_dict(odd), lambda: replan(odd, PLANS.best), lambda: replan(TIMELINE, odd),
+        lambda: PlanExplorer(odd), lambda: Outage.of("cuda:0", 0, odd), lambda: PROFILE.scaled("a", odd), lambda: PROFILE.scaled(odd, 1.0),
+        lambda: profile_from_trace(odd, {"a": "*"}, 8, []), lambda: profile_from_trace(TIMELINE, odd, 8, []), lambda: profile_from_run(odd, odd, odd),
+        lambda: profile_from_trace(TIMELINE, {"a": "*"}, odd, []), lambda: profile_from_trace(TIMELINE, {"a": "*"}, 8, odd),
+    ):  # fmt: skip
+        ours(ask)
+    if not isinstance(odd, int):
+        assert isinstance(odd, slice | str) or ours(lambda: PLANS[odd])
+    if not isinstance(odd, str):
+        assert ours(lambda: Profile.load(odd)) and ours(lambda: PROFILE.save(odd))
+
+
+def _planned(made: Any, change: dict[str, Any]) -> Any:
+    changed = dataclasses.replace(made, **change)
+    if isinstance(changed, Profile):
+        return plan(changed, 2, simulate=False)
+    if isinstance(changed, EdgeProfile):
+        return plan(PROFILE.replace(edges=(changed,)), 2, simulate=False)
+    worker = changed if isinstance(changed, WorkerProfile) else dataclasses.replace(WORK, samples=(changed,))
+    return plan(PROFILE.replace(workers={"a": worker, "b": WORK}), 2, simulate=False)
+
+
+@pytest.mark.parametrize("odd", ODD, ids=NAMES)
+def test_an_explorer_survives_questions_that_cannot_be_asked(odd: Any) -> None:
+    explorer = PlanExplorer(PLANS)
+    for field in dataclasses.fields(Question):
+        ours(lambda field=field: explorer.ask(simulate=False, **{field.name: odd}))
+        assert explorer.ask(simulate=False, **dataclasses.asdict(Question.of(PLANS))).best.seconds == pytest.approx(PLANS.best.candidate.seconds)
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda: plan(PROFILE, 0), "devices is 0; give a whole number of devices, at least 1. Next: 1."),
+        (lambda: plan(PROFILE, 10**9), "devices is 1000000000; give a whole number of devices, at most 8192. Next: 8192."),
+        (lambda: plan(PROFILE, math.nan), "devices is nan; give a whole number of devices from 1 to 8192."),
+        (lambda: plan(PROFILE, 2.6), "devices is 2.6; give a whole number of devices from 1 to 8192. Next: 3."),
+        (lambda: plan(PROFILE, 2, staleness=65), "staleness is 65; give a whole number, at most 64 (iterations; 0 for synchronous training). Next: 64."),
+        (lambda: plan(PROFILE, 2, memory_gib=-1), "memory_gib is -1; give a number, above 0"),
+        (lambda: plan(PROFILE, 2, modes=()), "modes is (); give some of temporal, spatial, hybrid."),
+        (lambda: PLANS.best.simulate(0), "iterations is 0; give a whole number, at least 1. Next: 1."),
+        (lambda: PLANS.best.simulate(noise=-1), "noise is -1; give a number, at least 0, at most 10."),
+        (lambda: PLANS.best.simulate(outages=["cuda:0"]), "Next: outages=[Outage.of('cuda:3', 100, 160)]"),
+        (lambda: Profile.from_dict({"items": 8, "workers": {}}), "profile.workers is empty"),
+        (lambda: PROFILE.with_worker("a", samples=(Sample(1, 8, math.inf),)), "profile.workers.a.samples[0].seconds is inf; it must be finite."),
+        (lambda: PROFILE.with_worker("a", samples=[Sample(1, 8, 1.0)]), "profile.workers.a.samples is [Sample(devices=1"),
+        (lambda: PROFILE.with_worker("c"), "Unknown worker 'c'"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "ask",
+)  # fmt: skip
+def test_errors_say_what_was_given_and_what_would_work(ask: Callable[[], Any], says: str) -> None:
+    assert says in ours(ask)
+
+
+FILES = {
+    "binary": bytes(range(256)), "truncated": PROFILE.to_json()[:50].encode(), "empty": b"", "list": b"[1]", "deep": b"[" * 100_000,
+    "nan": PROFILE.to_json().replace("1.0", "NaN").encode(), "inf": PROFILE.to_json().replace("1.0", "1e999").encode(),
+    "digits": PROFILE.to_json().replace('"items": 8', '"items": 1' + 5000 * "0").encode(),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [*FILES, "missing", "."])
+def test_files_that_are_no_profiles_are_one_line_on_the_command_line(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    if name in FILES:
+        path.write_bytes(FILES[name])
+    for command in ("plan", "simulate"):
+        assert main([command, "--profile", str(path), "--devices", "2"]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("rlinf-lab: ") and said.count("\n") == 1 and "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--devices", "0"], ["--devices", "1e9"], ["--devices", "99999"], ["--devices", "x=4"], ["--devices", "="], ["--devices", ""], ["--modes", ""],
+     ["--rule", "x"], ["--memory-gib", "nan"], ["--staleness", "-1"], ["--chunks", "0"], ["--iterations", "0"], ["--noise", "inf"], ["--plan", "nothing"],
+     ["--out", "/nonexistent/a.html"], ["--out", "a.txt"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_bad_options_are_one_line(given: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    assert main(["simulate", "--profile", str(tmp_path / "p.json"), "--devices", "2", *given]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("rlinf-lab: ") and said.count("\n") == 1
+
+
+def test_nearest_devices_are_found_for_large_budgets_at_once() -> None:
+    large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=1e6, sharded=True))
+    with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 4096 devices, and a device has 200 GiB\. Next: devices=5000, or device_memory_gib=245"):
+        plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 4096)
