@@ -100,8 +100,8 @@ class LabPage:
 class JupyterLab:
     """A running server with a browser. ``root`` is the folder it shows."""
 
-    def __init__(self, url: str, token: str, root: Path, settings: Path, browser: Any) -> None:
-        self.url, self.token, self.root, self.settings, self.browser = url, token, root, settings, browser
+    def __init__(self, url: str, token: str, root: Path, settings: Path, browser: Any, pages: str = "doc/tree") -> None:
+        self.url, self.token, self.root, self.settings, self.browser, self.pages = url, token, root, settings, browser, pages
         self._contexts: list[Any] = []
 
     def write_notebook(self, name: str, cells: Sequence[str]) -> Path:
@@ -120,7 +120,7 @@ class JupyterLab:
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)
         self._contexts.append(context)
         page = context.new_page()
-        url = f"{self.url}/doc/tree/{path.name}?token={self.token}"
+        url = f"{self.url}/{self.pages}/{path.name}?token={self.token}"
         page.goto(url)
         lab = LabPage(page, url)
         lab._ready()
@@ -158,7 +158,7 @@ def _free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def _start_server(home: Path, root: Path, port: int, token: str) -> subprocess.Popen[bytes]:
+def _start_server(home: Path, root: Path, port: int, token: str, application: str) -> subprocess.Popen[bytes]:
     settings = home / "settings"
     (settings / "@jupyterlab" / "apputils-extension").mkdir(parents=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
@@ -177,7 +177,7 @@ def _start_server(home: Path, root: Path, port: int, token: str) -> subprocess.P
         "OMP_NUM_THREADS": "1",
     }
     command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser", "--ServerApp.ip=127.0.0.1",
+        sys.executable, "-m", application, "--no-browser", "--allow-root", "--expose-app-in-browser", "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={root}",
         "--LabApp.news_url=", "--FileContentsManager.delete_to_trash=False",
     ]  # fmt: skip
@@ -216,16 +216,16 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def jupyterlab(browser: Any, folder: Path) -> Iterator[JupyterLab]:
-    """A server of its own in ``folder``, which need not be empty; ended at the end of the block."""
+def jupyterlab(browser: Any, folder: Path, application: str = "jupyterlab") -> Iterator[JupyterLab]:
+    """A server of its own in ``folder``, which need not be empty; ended at the end of the block. ``application``: "notebook" for Notebook 7."""
     home, root = folder / "jupyter", folder / "notebooks"
     root.mkdir(parents=True, exist_ok=True)
     port, token = _free_port(), secrets.token_hex(16)
-    server = _start_server(home, root, port, token)
+    server = _start_server(home, root, port, token, application)
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_answer(f"{url}/api?token={token}", server, home / "server.log")
-        yield JupyterLab(url, token, root, home / "settings", browser)
+        yield JupyterLab(url, token, root, home / "settings", browser, "doc/tree" if application == "jupyterlab" else "notebooks")
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:
