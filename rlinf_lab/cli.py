@@ -34,7 +34,7 @@ class Demo(DemoConfig):
 
 @dataclass(frozen=True)
 class Trace:
-    """Where the time of a run went, from its file: ours (Parquet), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
+    """Where the time of a run went, from its file: ours (Parquet, Perfetto, Arrow, Chrome), or Chrome trace JSON of torch's profiler, Ray or RLinf."""
 
     file: Annotated[Path, tyro.conf.Positional]
     """a file, or the folder of a recorder that was killed"""

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.nesting import lane_name, nested
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.timeline.store import SpanStore
 
@@ -44,11 +45,15 @@ def _events(store: SpanStore) -> Iterator[str]:
     for pid, label in enumerate(labels, 1):
         yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}})
         yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
-    for tid, track in enumerate(tracks):
-        name = {"name": f"{track.worker}[{track.rank}]"}
-        yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[tid], "tid": tid + 1, "args": name})
-    yield from _spans(store, pids)
-    yield from _arrows(store, pids)
+    order, lanes = nested(store.spans)
+    tids = store.spans["track"] + 1  # of each span; further lanes of a track come after all first ones
+    tids[order] += lanes * len(tracks)
+    for tid in sorted({*range(1, len(tracks) + 1), *np.unique(tids).tolist()}):
+        lane, number = divmod(tid - 1, len(tracks))
+        name = {"name": lane_name(tracks[number].worker, tracks[number].rank, lane)}
+        yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[number], "tid": tid, "args": name})
+    yield from _spans(store, pids, order, tids)
+    yield from _arrows(store, pids, tids)
     texts = [json.dumps(name) for name in store.names]
     pid = len(labels) + 1
     if len(store.counter_samples):
@@ -60,30 +65,32 @@ def _events(store: SpanStore) -> Iterator[str]:
         )
 
 
-def _spans(store: SpanStore, pids: list[int]) -> Iterator[str]:
+def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:
     spans, zero = store.spans, store.start_ns
     texts = [*(json.dumps(name) for name in store.names), '""']
     kinds = [kind.name.lower() for kind in SpanKind]
-    order = np.lexsort((spans["kind"], -spans["end"], spans["start"], spans["track"]))
-    for start, end, nbytes, flow, track, name, channel, iteration, items, kind in spans[order].tolist():
+    for row, tid in zip(spans[order].tolist(), tids[order].tolist(), strict=True):
+        start, end, nbytes, flow, track, name, channel, iteration, items, kind = row
         title = texts[name] if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else f'"{kinds[kind]}"'
         yield (
-            f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{track + 1},'
+            f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{tid},'
             f'"ts":{_us(start - zero)},"dur":{_us(end - start)},"args":{{"call":{texts[name]},"iteration":{iteration},'
             f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}}}}}'
         )
 
 
-def _arrows(store: SpanStore, pids: list[int]) -> Iterator[str]:
+def _arrows(store: SpanStore, pids: list[int], tids: np.ndarray) -> Iterator[str]:
     spans, zero = store.spans, store.start_ns
     texts = [json.dumps(name) for name in store.names]
-    puts, gets = (spans[index] for index in arrows(spans))
+    which = arrows(spans)
+    puts, gets = (spans[index] for index in which)
+    leaving, arriving = (tids[index].tolist() for index in which)
     # The arrow arrives inside the get, not before the put: a get has often waited for long.
     arrival = np.clip(puts["end"], gets["start"], np.maximum(gets["end"] - 1, gets["start"]))
-    for number, (put, get, at) in enumerate(zip(puts.tolist(), gets.tolist(), arrival.tolist(), strict=True), 1):
+    for number, (put, get, at, on, to) in enumerate(zip(puts.tolist(), gets.tolist(), arrival.tolist(), leaving, arriving, strict=True), 1):
         common = f'"name":{texts[put[6]]},"cat":"channel","id":{number}'
-        yield f'{{"ph":"s",{common},"pid":{pids[put[4]]},"tid":{put[4] + 1},"ts":{_us(put[0] - zero)}}}'
-        yield f'{{"ph":"f","bp":"e",{common},"pid":{pids[get[4]]},"tid":{get[4] + 1},"ts":{_us(at - zero)}}}'
+        yield f'{{"ph":"s",{common},"pid":{pids[put[4]]},"tid":{on},"ts":{_us(put[0] - zero)}}}'
+        yield f'{{"ph":"f","bp":"e",{common},"pid":{pids[get[4]]},"tid":{to},"ts":{_us(at - zero)}}}'
 
 
 def _us(ns: int) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.perfetto_import import track_of
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.timeline.store import ITERATION
 
@@ -206,9 +207,7 @@ class _OwnReader(_Reader):
     def _track(self, event: Event) -> int:
         key = (event.get("pid"), event.get("tid"))
         if key not in self._lanes:
-            host, _, devices = self._processes[key[0]].partition(": ")
-            worker, _, rank = self._threads[key].rpartition("[")
-            track = Track(worker, int(rank.rstrip("]")), () if devices == "no device" else tuple(devices.split(", ")), host)
+            track = track_of(self._threads[key], self._processes[key[0]])
             self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
         return self._lanes[key]
 

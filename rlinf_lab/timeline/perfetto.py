@@ -6,23 +6,27 @@ Only the dozen fields that are needed, so no protobuf package. Field numbers: pe
 
 from __future__ import annotations
 
+import json
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rlinf_lab.timeline.chrome import COUNTERS, process_of
 from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.nesting import lane_name, nested
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
 _SEQUENCE = 1
 _CLEARED, _NEEDED = 1, 2  # sequence_flags: the tables of names start here; this packet uses them
 _BEGIN, _END, _COUNTER = 1, 2, 4
-_ANNOTATIONS = ("call", "iteration", "items", "bytes", "channel")  # interned from 1 on
+ANNOTATIONS = ("call", "iteration", "items", "bytes", "channel", "flow")  # interned from 1 on
+OURS = "rlinf_lab "  # in the first packet, what begins so is no span's name: devices and what was dropped, for `Timeline.from_perfetto`
 
 
 def to_perfetto(store: SpanStore, path: str | Path) -> Path:
@@ -73,44 +77,46 @@ def _packet(body: bytes, flags: int = _NEEDED) -> bytes:
 
 def _packets(store: SpanStore) -> Iterator[bytes]:
     tracks, names = store.tracks, store.names
-    yield _packet(_interned(names) + _int(87, 1), _CLEARED | _NEEDED)
+    yield _packet(_interned(names, {"devices": store.devices, "dropped": store.dropped}) + _int(87, 1), _CLEARED | _NEEDED)
     labels = list(dict.fromkeys(process_of(t) for t in tracks)) + [COUNTERS]
     for pid, label in enumerate(labels, 1):
         yield _packet(_bytes(60, _int(1, pid) + _bytes(3, _int(1, pid) + _bytes(6, label))))
-    lanes = []
-    for number, track in enumerate(tracks):
-        pid, uuid = labels.index(process_of(track)) + 1, 1 + len(labels) + number
-        lanes.append(uuid)
-        thread = _int(1, pid) + _int(2, uuid) + _bytes(5, f"{track.worker}[{track.rank}]")
-        yield _packet(_bytes(60, _int(1, uuid) + _int(5, pid) + _bytes(4, thread)))
-    yield from _slices(store, lanes)
-    yield from _counters(store, first=1 + len(labels) + len(tracks), parent=len(labels))
+    order, lane = nested(store.spans)
+    deep = np.ones(len(tracks), np.intp)
+    np.maximum.at(deep, store.spans["track"][order], lane + 1)
+    first = 1 + len(labels) + np.cumsum(deep) - deep  # the id of each track's first lane
+    for track, one, count in zip(tracks, first.tolist(), deep.tolist(), strict=True):
+        pid = labels.index(process_of(track)) + 1
+        for number in range(count):
+            thread = _int(1, pid) + _int(2, one + number) + _bytes(5, lane_name(track.worker, track.rank, number))
+            yield _packet(_bytes(60, _int(1, one + number) + _int(5, pid) + _bytes(4, thread)))
+    yield from _slices(store, order, first[store.spans["track"][order]] + lane)
+    yield from _counters(store, first=1 + len(labels) + int(deep.sum()), parent=len(labels))
 
 
-def _interned(names: list[str]) -> bytes:
+def _interned(names: list[str], about: dict[str, Any]) -> bytes:
     def entry(field: int, iid: int, text: str) -> bytes:
         return _bytes(field, _int(1, iid) + _bytes(2, text))
 
     kinds = [kind.name.lower() for kind in SpanKind]
     parts = [entry(1, i, kind) for i, kind in enumerate(kinds, 1)]
-    parts += [entry(2, i, text) for i, text in enumerate([*kinds, *names], 1)]
-    parts += [entry(3, i, text) for i, text in enumerate(_ANNOTATIONS, 1)]
+    parts += [entry(2, i, text) for i, text in enumerate([*kinds, *names, OURS + json.dumps(about)], 1)]
+    parts += [entry(3, i, text) for i, text in enumerate(ANNOTATIONS, 1)]
     return _bytes(12, b"".join(parts))
 
 
-def _slices(store: SpanStore, lanes: list[int]) -> Iterator[bytes]:
+def _slices(store: SpanStore, order: np.ndarray, lanes: np.ndarray) -> Iterator[bytes]:
     """Begin and end of every span, lane by lane, nested: what ends at an instant ends before the next one begins."""
     spans, names = store.spans, [*store.names, ""]
-    order = np.lexsort((spans["kind"], -spans["end"], spans["start"], spans["track"]))
     out, into = _flow_fields(spans)
     open_ends: list[int] = []
     lane = -1
 
     # Few of these differ in a trace, and encoding a number is a loop: remember them.
     @lru_cache(1 << 14)
-    def head(kind: int, name: int, track: int) -> bytes:
+    def head(kind: int, name: int, lane: int) -> bytes:
         iid = len(SpanKind) + 1 + name if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else kind + 1
-        return _int(3, kind + 1) + _int(9, _BEGIN) + _int(10, iid) + _int(11, lanes[track])
+        return _int(3, kind + 1) + _int(9, _BEGIN) + _int(10, iid) + _int(11, lane)
 
     @lru_cache(1 << 14)
     def notes(name: int, iteration: int, items: int, nbytes: int, channel: int) -> bytes:
@@ -121,17 +127,20 @@ def _slices(store: SpanStore, lanes: list[int]) -> Iterator[bytes]:
             if value != ""
         )
 
-    tails = [_int(9, _END) + _int(11, uuid) for uuid in lanes]
-    for row, number in zip(spans[order].tolist(), order.tolist(), strict=True):
-        start, end, nbytes, _, track, name, channel, iteration, items, kind = row
-        while open_ends and (track != lane or open_ends[-1] <= start):
-            yield _event(open_ends.pop(), tails[lane])
-        lane = track
-        body = head(kind, name, track) + notes(name, iteration, items, nbytes, channel)
+    tail = b""
+    for row, number, on in zip(spans[order].tolist(), order.tolist(), lanes.tolist(), strict=True):
+        start, end, nbytes, flow, _, name, channel, iteration, items, kind = row
+        while open_ends and (on != lane or open_ends[-1] <= start):
+            yield _event(open_ends.pop(), tail)
+        if on != lane:
+            lane, tail = on, _int(9, _END) + _int(11, on)
+        body = head(kind, name, on) + notes(name, iteration, items, nbytes, channel)
+        if flow >= 0:
+            body += _bytes(4, _FLOW + _int(4, flow))
         yield _event(start, body + out.get(number, b"") + into.get(number, b""))
         open_ends.append(end)
     while open_ends:
-        yield _event(open_ends.pop(), tails[lane])
+        yield _event(open_ends.pop(), tail)
 
 
 def _flow_fields(spans: np.ndarray) -> tuple[dict[int, bytes], dict[int, bytes]]:
@@ -144,6 +153,7 @@ def _flow_fields(spans: np.ndarray) -> tuple[dict[int, bytes], dict[int, bytes]]
     return out, into
 
 
+_FLOW = _int(1, ANNOTATIONS.index("flow") + 1)
 _PACKET_TAIL = _int(10, _SEQUENCE) + _int(13, _NEEDED)
 
 

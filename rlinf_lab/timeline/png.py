@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import TimelineError, UnknownNameError, shown
 from rlinf_lab.timeline.palette import CAUSE_COLOURS, GROUND, INK, MODES, worker_colour
 from rlinf_lab.timeline.picture import Scene
 from rlinf_lab.timeline.span import Cause
@@ -14,6 +14,7 @@ from rlinf_lab.timeline.span import Cause
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+_MOST = 40_000  # pixels of width
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
 
 
@@ -21,6 +22,8 @@ def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 
     """Write the picture, ``scale`` pixels for each CSS pixel (3: about 290 dpi at the width of a page). Returns the path."""
     if theme not in MODES:
         raise UnknownNameError.of("theme", theme, MODES)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.1 <= scale <= 20 or scene.width * scale > _MOST:
+        raise TimelineError(f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MOST} in all. Next: scale=3.")
     from PIL import Image, ImageDraw, ImageFont
 
     at = lambda *values: [round(v * scale) for v in values]  # noqa: E731

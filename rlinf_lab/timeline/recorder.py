@@ -155,7 +155,7 @@ class Recorder:
         """
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
-            spans = self._spill.fetch() if self._spill else self._cut()
+            spans = self._fetch() if self._spill else self._cut()
             with self._lock:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
@@ -185,6 +185,14 @@ class Recorder:
         for _ in range(portions):
             if batch := self.drain():
                 yield batch
+
+    def _fetch(self) -> SpanArray:
+        """The oldest of what waits on disk."""
+        before = self._spill.lost
+        spans = self._spill.fetch()
+        with self._lock:
+            self.dropped += self._spill.lost - before
+        return spans
 
     def _has_news(self) -> bool:
         """Whether a drain would bring anything."""

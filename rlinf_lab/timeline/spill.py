@@ -37,6 +37,7 @@ class Spill:
         self._folder = None if folder is None else Path(folder)
         self._files: deque[tuple[Path, int]] = deque()
         self._written = 0
+        self.lost = 0  # spans in files that could not be read again
 
     def write(self, spans: SpanArray, tracks: list[Track], names: list[str]) -> bool:
         """Append a file with these spans. False, with ``problem`` set, when the disk does not take it."""
@@ -55,9 +56,14 @@ class Spill:
         return True
 
     def fetch(self) -> SpanArray:
-        """The spans of the oldest file, which is removed."""
-        path, _ = self._files.popleft()
-        spans, _ = read_arrow(path)
+        """The spans of the oldest file, which is removed; none, counted in ``lost``, where somebody has removed or damaged it."""
+        path, count = self._files.popleft()
+        try:
+            spans, _ = read_arrow(path)
+        except (OSError, TimelineError) as error:
+            self.lost += count
+            self.problem = f"{count:,} spans that waited in {str(path)!r} are lost: {error}"
+            return np.empty(0, SPAN_DTYPE)
         with contextlib.suppress(OSError):
             path.unlink()
         return spans
@@ -107,7 +113,7 @@ def read_arrow(path: str | Path) -> tuple[SpanArray, dict[str, Any]]:
 
 def read_folder(folder: str | Path) -> Iterator[SpanBatch]:
     """The files of a folder as batches, each of a source of its own. Raises `TimelineError` where there are none."""
-    paths = sorted(Path(folder).glob("*.arrow"))
+    paths = [Path(folder)] if Path(folder).is_file() else sorted(Path(folder).glob("*.arrow"))
     if not paths:
         raise TimelineError(f"There are no Arrow files in {str(folder)!r}. Next: name the folder that a Recorder's spill= named.")
     for path in paths:

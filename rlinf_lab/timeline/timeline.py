@@ -7,8 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.accounting import Accounting, Ledger
+from rlinf_lab.timeline.files import path_of, reading, writing
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
 
@@ -80,6 +81,8 @@ class Timeline(SpanStore):
         """How this timeline differs from another, readable; ``""`` when they hold the same spans in any order."""
         from rlinf_lab.timeline import tables
 
+        if not isinstance(other, SpanStore) or isinstance(limit, bool) or not isinstance(limit, int):
+            raise TimelineError(f"diff({shown(other)}, limit={shown(limit)}): another Timeline, and how many lines. Next: run.timeline.diff(predicted).")
         return tables.diff(self.snapshot(), other.snapshot(), limit)
 
     # --- where the time went ----------------------------------------------------------------------------
@@ -142,37 +145,60 @@ class Timeline(SpanStore):
         """Chrome trace JSON, with lanes, arrows and counters. Returns the path."""
         from rlinf_lab.timeline import chrome
 
-        return chrome.to_chrome(self.snapshot(), path)
+        with writing("to_chrome", path) as target:
+            return chrome.to_chrome(self.snapshot(), target)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Perfetto's protobuf (``.pftrace``), with lanes, arrows and counters. Returns the path."""
         from rlinf_lab.timeline import perfetto
 
-        return perfetto.to_perfetto(self.snapshot(), path)
+        with writing("to_perfetto", path) as target:
+            return perfetto.to_perfetto(self.snapshot(), target)
 
     def to_parquet(self, path: str | Path) -> Path:
         """One row per span, readable as it is, and exact through `from_parquet`. Returns the path."""
         from rlinf_lab.timeline import parquet
 
-        return parquet.to_parquet(self.snapshot(), path)
+        with writing("to_parquet", path) as target:
+            return parquet.to_parquet(self.snapshot(), target)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
-        """A timeline from a file or a folder: Parquet of `to_parquet`, Chrome trace JSON of any tool, or what recorders left on disk."""
-        path = Path(path)
+        """A timeline from a file or a folder: `to_parquet`, `to_perfetto`, Chrome trace JSON of any tool, or Arrow files that recorders left on disk.
+
+        Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
+        """
+        path = path_of("open", path)
         if not path.exists():
             raise TimelineError(f"There is no {str(path)!r}. Next: look at {str(path.parent)!r}.")
         if path.is_dir():
             return cls.from_spill(path)
-        with path.open("rb") as file:
-            return cls.from_parquet(path) if file.read(4) == b"PAR1" else cls.from_chrome(path)
+        with reading("open", path), path.open("rb") as file:
+            begins = file.read(6)
+        if begins[:4] == b"PAR1":
+            return cls.from_parquet(path)
+        if begins == b"ARROW1":
+            return cls.from_spill(path)
+        return cls.from_perfetto(path) if begins[:1] == b"\n" and b"{" not in begins and b"[" not in begins else cls.from_chrome(path)
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:
         """A timeline equal to the one that `to_parquet` wrote. Raises `TimelineError` for another file."""
         from rlinf_lab.timeline import parquet
 
-        devices, content = parquet.read_parquet(path)
+        with reading("from_parquet", path) as source:
+            return cls._of(*parquet.read_parquet(source))
+
+    @classmethod
+    def from_perfetto(cls, path: str | Path) -> Self:
+        """A timeline equal to the one that `to_perfetto` wrote. Raises `TimelineError` for a trace of another tool."""
+        from rlinf_lab.timeline import perfetto_import
+
+        with reading("from_perfetto", path) as source:
+            return cls._of(*perfetto_import.read_perfetto(source))
+
+    @classmethod
+    def _of(cls, devices: list[str], content: dict[str, Any]) -> Self:
         timeline = cls(devices)
         timeline._restore(**content)
         return timeline
@@ -185,19 +211,18 @@ class Timeline(SpanStore):
         """
         from rlinf_lab.timeline import chrome_import
 
-        devices, content = chrome_import.read_chrome(path)
-        timeline = cls(devices)
-        timeline._restore(**content)
-        return timeline
+        with reading("from_chrome", path) as source:
+            return cls._of(*chrome_import.read_chrome(source))
 
     @classmethod
     def from_spill(cls, folder: str | Path) -> Self:
-        """What recorders left on disk: the Arrow files of a folder, of processes that were killed, say."""
+        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed, say."""
         from rlinf_lab.timeline import spill
 
         timeline = cls()
-        for batch in spill.read_folder(folder):
-            timeline.extend(batch)
+        with reading("from_spill", folder) as source:
+            for batch in spill.read_folder(source):
+                timeline.extend(batch)
         return timeline
 
     def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
@@ -221,18 +246,22 @@ class Timeline(SpanStore):
 
         text = to_svg(self._scene(width, lanes), theme)
         if path is not None:
-            Path(path).write_text(text, encoding="utf-8")
+            with writing("to_svg", path) as target:
+                target.write_text(text, encoding="utf-8")
         return text
 
     def to_png(self, path: str | Path, width: int = 960, *, lanes: str = "device", theme: str = "light", scale: float = 3.0) -> Path:
         """The static picture as PNG, ``width * scale`` pixels wide; arguments as of `to_svg`. Returns the path."""
         from rlinf_lab.timeline.png import to_png
 
-        return to_png(self._scene(width, lanes), path, theme, scale)
+        with writing("to_png", path) as target:
+            return to_png(self._scene(width, lanes), target, theme, scale)
 
     def _scene(self, width: int, lanes: str) -> Scene:
         from rlinf_lab.timeline.picture import scene
 
+        if isinstance(width, bool) or not isinstance(width, int) or not 100 <= width <= 20_000:
+            raise TimelineError(f"A picture of width={shown(width)}: CSS pixels, from 100 to 20,000. Next: width=960.")
         return scene(self.snapshot(), self.accounting(), width, lanes)
 
     def _repr_html_(self) -> str:

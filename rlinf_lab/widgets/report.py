@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 
 from rlinf_lab.timeline import Timeline
+from rlinf_lab.timeline.files import writing
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
@@ -38,7 +39,6 @@ def timeline_html(
     both = [t for t in (timeline, over) if t is not None]
     content, parts = message([TimelineFeed(t).take(final=True) for t in both])
     data = {"content": content, "parts": {name: _packed(part) for name, part in parts.items()}, "labels": labels[: len(both)]}
-    target = Path(path)
     page = _PAGE.format(
         title=escape(title),
         summary=escape(" · ".join(repr(t) for t in both)),
@@ -47,8 +47,9 @@ def timeline_html(
         data=json.dumps(data).replace("<", "\\u003c"),
         script=module(*TIMELINE, "page.js"),
     )
-    target.write_text(page, encoding="utf-8")
-    return target
+    with writing("timeline_html", path) as target:
+        target.write_text(page, encoding="utf-8")
+        return target
 
 
 def _packed(rows: bytes) -> str:

@@ -1,0 +1,151 @@
+"""Our own ``.pftrace`` as a timeline: the inverse of `rlinf_lab.timeline.perfetto`, exact."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.perfetto import ANNOTATIONS, OURS
+from rlinf_lab.timeline.span import Track
+
+LANE = re.compile(r"(.*)\[(\d+)\](?: \(\d+\))?", re.DOTALL)
+
+
+def track_of(lane: str, process: str) -> Track:
+    """Of a lane's name ("worker[0] (2)") and its process's ("host: cpu:0, cpu:1"). Raises ``ValueError`` for others."""
+    found, (host, colon, devices) = LANE.fullmatch(lane), process.partition(": ")
+    if found is None or not colon:
+        raise ValueError(f"lane {lane!r} of {process!r} is none of ours")
+    return Track(found[1], int(found[2]), () if devices == "no device" else tuple(devices.split(", ")), host)
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a message in protobuf's wire format."""
+    at, size = 0, len(data)
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while at < size:
+        key = varint()
+        wire = key & 7
+        if wire == 0:
+            yield key >> 3, varint()
+            continue
+        length = 8 if wire == 1 else 4 if wire == 5 else varint() if wire == 2 else -1
+        if length < 0 or at + length > size:
+            raise ValueError("a message of the trace is not whole")
+        yield key >> 3, data[at : at + length]
+        at += length
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.devices: list[str] = []
+        self.dropped = 0
+        self._processes: dict[int, str] = {}
+        self._lanes: dict[int, int] = {}
+        self._tracks: dict[Track, int] = {}
+        self._texts: dict[str, int] = {}
+        self._counters: dict[int, str] = {}
+        self._open: dict[int, list[list[Any]]] = {}
+        self._rows: list[list[Any]] = []
+        self._samples: list[tuple[int, int, float]] = []
+
+    def packet(self, data: memoryview) -> None:
+        time, event = 0, None
+        for number, value in fields(data):
+            if number == 8:
+                time = value
+            elif number == 11:
+                event = value
+            elif number == 12:
+                self._about([str(dict(fields(v))[2], "utf-8") for n, v in fields(value) if n == 2][-1])
+            elif number == 60:
+                self._describe(dict(fields(value)))
+        if event is not None:
+            self._event(time, event)
+
+    def _about(self, text: str) -> None:
+        about = json.loads(text.removeprefix(OURS))
+        self.devices, self.dropped = about["devices"], about["dropped"]
+
+    def _describe(self, found: dict[int, Any]) -> None:
+        if 3 in found:
+            process = dict(fields(found[3]))
+            self._processes[process[1]] = str(process[6], "utf-8")
+        elif 4 in found:
+            thread = dict(fields(found[4]))
+            track = track_of(str(thread[5], "utf-8"), self._processes[thread[1]])
+            self._lanes[found[1]] = self._tracks.setdefault(track, len(self._tracks))
+        elif 8 in found:
+            self._counters[found[1]] = str(found[2], "utf-8")
+
+    def _event(self, time: int, data: memoryview) -> None:
+        kind = name = lane = 0
+        value, notes = 0.0, dict[int, Any]()
+        for number, given in fields(data):
+            if number == 9:
+                kind = given
+            elif number == 3:
+                name = given
+            elif number == 11:
+                lane = given
+            elif number == 44:
+                (value,) = struct.unpack("<d", given)
+            elif number == 4:
+                note = dict(fields(given))
+                notes[note[1]] = str(note[6], "utf-8") if 6 in note else _signed(note[4])
+        if kind == 4:
+            self._samples.append((self._text(self._counters[lane]), time, value))
+        elif kind == 1:
+            call, iteration, items, nbytes, channel, flow = (notes.get(i) for i in range(1, len(ANNOTATIONS) + 1))
+            row: list[Any] = [time, time, nbytes or 0, -1 if flow is None else flow, self._lanes[lane]]
+            row += [self._text(call), self._text(channel), iteration, items or 0, name - 1]
+            self._rows.append(row)
+            self._open.setdefault(lane, []).append(row)
+        elif kind == 2:
+            self._open[lane].pop()[1] = time
+
+    def _text(self, text: str | None) -> int:
+        return -1 if text is None else self._texts.setdefault(text, len(self._texts))
+
+    def content(self) -> dict[str, Any]:
+        if any(self._open.values()):
+            raise ValueError("spans begin that do not end")
+        return {
+            "spans": np.array([tuple(row) for row in self._rows], SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._texts),
+            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": self.dropped,
+        }  # fmt: skip
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def read_perfetto(path: Path) -> tuple[list[str], dict[str, Any]]:
+    """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a trace of another tool, ``ValueError`` for a damaged one."""
+    reader, data, first = _Reader(), memoryview(path.read_bytes()), True
+    for number, packet in fields(data):
+        if first and (number != 1 or OURS.encode() not in bytes(packet)):
+            raise TimelineError(f"{str(path)!r} is no Perfetto trace of ours. Next: open it at ui.perfetto.dev, or give its Chrome JSON.")
+        first = False
+        reader.packet(packet)
+    content = reader.content()
+    return reader.devices, content

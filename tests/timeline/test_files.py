@@ -1,0 +1,154 @@
+"""Files that come back equal, also of overlapping spans; and what is said of files, folders and arguments that cannot be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfetto_reader import read
+
+from rlinf_lab.errors import TimelineError
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.widgets import timeline_html
+
+
+def timeline_of(rows: list[tuple[int, int, int, int]], devices: tuple[str, ...] = ("cpu:0", "cpu:9")) -> Timeline:
+    """Spans (track, kind, start, duration), items in channels, and a counter."""
+    recorder, made = Recorder("node"), Timeline(devices)
+    tracks = [recorder.track("w [1]", i, (f"cpu:{i}",) if i else ()) for i in range(3)]
+    names, channel = [recorder.name(n) for n in ("step", "get", 'a "b" (2)')], recorder.channel("obs")
+    for i, (track, kind, start, duration) in enumerate(rows):
+        moved = (3, 100, channel, i) if kind in (SpanKind.GET, SpanKind.PUT) else (0, 0, -1, -1)
+        recorder.add(tracks[track], kind, names[i % 3], start, start + duration, i % 4 - 1, *moved)
+    recorder.counter("load %", 5, 12.5)
+    recorder.counter("load %", 9, -1.0)
+    made.extend(recorder.drain())
+    return made
+
+
+spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), st.integers(1, 60), st.integers(0, 30)), min_size=1, max_size=40)
+
+
+@given(spans)
+@settings(max_examples=80, deadline=None)
+def test_overlapping_spans_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
+    made, folder = timeline_of(rows), tmp_path_factory.mktemp("files")
+    for path in (made.to_perfetto(folder / "t.pftrace"), made.to_chrome(folder / "t.json"), made.to_parquet(folder / "t.parquet")):
+        back = Timeline.open(path)
+        assert made.diff(back) == "", path.name
+        assert back.devices == made.devices and back.counters().astype({"name": str}).equals(made.counters().astype({"name": str})), path.name
+
+
+@given(spans)
+@settings(max_examples=80, deadline=None)
+def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
+    made, folder = timeline_of(rows), tmp_path_factory.mktemp("nested")
+    trace = read(made.to_perfetto(folder / "t.pftrace"))  # asserts that begins and ends pair up
+    assert sorted((start, end) for _, _, start, end in trace.slices) == sorted((s.start_ns, s.end_ns) for s in made.rows())
+    lanes: dict[int, list[tuple[int, int]]] = {}
+    for event in json.loads(made.to_chrome(folder / "t.json").read_text())["traceEvents"]:
+        if event["ph"] == "X":
+            start = round(event["ts"] * 1000)
+            lanes.setdefault(event["tid"], []).append((start, start + round(event["dur"] * 1000)))
+    for lane in lanes.values():
+        open_ends: list[int] = []
+        for start, end in sorted(lane, key=lambda span: (span[0], -span[1])):
+            while open_ends and open_ends[-1] <= start:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1]
+            open_ends.append(end)
+
+
+def test_two_tasks_of_one_worker_get_lanes_of_their_own(tmp_path: Path) -> None:
+    made = timeline_of([(0, SpanKind.RUN, 1, 10), (0, SpanKind.RUN, 5, 10), (0, SpanKind.RUN, 6, 3)])
+    trace = read(made.to_perfetto(tmp_path / "t.pftrace"))
+    assert set(trace.threads.values()) == {"w [1][0]", "w [1][0] (2)", "w [1][1]", "w [1][2]"}
+
+
+# --- what cannot be read ------------------------------------------------------------------------------------------------
+WHOLE = [(i % 3, i % 11, 10 * i, 7) for i in range(300)]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "json", "pftrace", "arrow"])
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path, ending: str, damage: str) -> None:
+    made, path = timeline_of(WHOLE), tmp_path / f"t.{ending}"
+    if ending == "arrow":
+        from rlinf_lab.timeline.spill import write_arrow
+
+        write_arrow(path, made.spans, "node/1/x", made.tracks, made.names)
+    else:
+        {"parquet": made.to_parquet, "json": made.to_chrome, "pftrace": made.to_perfetto}[ending](path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes({"cut": whole[:middle], "zeros": whole[: middle // 2] + bytes(middle) + whole[middle + middle // 2 :], "empty": b""}[damage])
+    with pytest.raises(TimelineError, match=rf"t\.{ending}.*Next: "):
+        Timeline.open(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[1, 2]", '{"traceEvents": [{"ph": "X"}]}', '{"traceEvents": [{"ph": "X", "ts": "abc", "name": 3}]}', "\x1f", "{}",
+     '{"otherData": {"start_ns": 1, "devices": ["x"]}, "traceEvents": [{"ph": "X", "ts": 1, "args": {}}]}'],
+)  # fmt: skip
+def test_a_foreign_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "foreign.json").write_text(text)
+    with pytest.raises(TimelineError, match=r"foreign\.json.*Next: "):
+        Timeline.open(tmp_path / "foreign.json")
+
+
+def test_what_is_not_there_or_no_path(tmp_path: Path) -> None:
+    for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome, Timeline.from_perfetto, Timeline.from_spill):
+        with pytest.raises(TimelineError, match="nowhere.*Next: "):
+            who(tmp_path / "nowhere")
+        with pytest.raises(TimelineError, match=r"\(3\): the path of a file. Next"):
+            who(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("who", ["to_parquet", "to_chrome", "to_perfetto", "to_png", "to_svg", "html"])
+def test_what_cannot_be_written(tmp_path: Path, who: str) -> None:
+    made = timeline_of(WHOLE)
+    write: Any = (lambda path: timeline_html(made, path)) if who == "html" else getattr(made, who)
+    with pytest.raises(TimelineError, match="there is no folder .*missing.*Next: mkdir -p"):
+        write(tmp_path / "missing" / "file")
+    with pytest.raises(TimelineError, match="that is a folder. Next"):
+        write(tmp_path)
+    with pytest.raises(TimelineError, match=r"\(3\): the path"):
+        write(3)
+
+
+@pytest.mark.parametrize("options", [{"scale": 0}, {"scale": -1}, {"scale": "a"}, {"scale": 1000}, {"width": 0}, {"width": "a"}, {"width": 10**9}])
+def test_a_picture_of_no_size(tmp_path: Path, options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(TimelineError, match=rf"{name}=.*Next: "):
+        timeline_of(WHOLE).to_png(tmp_path / "t.png", **options)
+
+
+def test_other_arguments() -> None:
+    made = timeline_of(WHOLE)
+    with pytest.raises(TimelineError, match=r"diff\(3.*Next"):
+        made.diff(3)  # type: ignore[arg-type]
+    for ask in (made.bubbles, made.critical_path, made.gains):
+        with pytest.raises(LookupError, match="column to group"):
+            ask(by=[3])  # type: ignore[operator]
+
+
+def test_spans_in_files_that_somebody_removed_are_counted(tmp_path: Path) -> None:
+    recorder = Recorder(limit=200, spill=tmp_path)
+    track, name, total = recorder.track("w", 0), recorder.name("m"), 2000
+    for i in range(total):
+        recorder.add(track, SpanKind.RUN, name, i, i + 1)
+        while recorder._spilling:
+            pass
+    files = sorted(tmp_path.glob("*.arrow"))
+    assert len(files) > 2
+    files[0].unlink()
+    files[1].write_bytes(b"ARROW1")
+    kept = sum(len(batch) for batch in recorder.batches())
+    timeline = Timeline()
+    assert 0 < recorder.dropped < total and kept + recorder.dropped == total and "lost" in repr(recorder)
+    assert len(timeline) == 0
