@@ -7,8 +7,9 @@
           │                                             │
           └────────── traj (whole iteration) ─────▶ learner
 
-One iteration: ``num_envs × steps`` environment steps, one update, new weights. Simulator and policy form the cell. Left out, because no
-setting here needs them: pixels, recurrent policies, value clipping.
+One iteration: ``num_envs × steps`` environment steps, one update, new weights. Simulator and policy form the cell. The weights are a store:
+the learner publishes, the policy pulls the newest, so a plan with staleness collects with a policy that is some updates behind (metric
+``staleness``). Left out, because no setting here needs them: pixels, recurrent policies, value clipping.
 """
 
 from __future__ import annotations
@@ -163,6 +164,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
+    published = flow.weights("policy_weights")
     weights, taken = (None, 0) if state is None else (state["weights"], state["env_steps"] // config.num_envs)
     simulator, policy = _cell(flow, config, weights, taken)
     learner = flow.worker(
@@ -180,13 +182,11 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             return first(learner.state_dict().wait())
         if request == "evaluate":
             result = simulator.evaluate(act, obs)
-            policy.act(obs, act, deterministic=True)
+            policy.act(obs, act, published, deterministic=True)
             return pooled(result.wait())
         simulator.collect(act, obs, traj)
-        policy.act(obs, act)
-        update = learner.train(traj)
-        policy.load_weights(update.weights)
-        return update.metrics
+        policy.act(obs, act, published)
+        return learner.train(traj, published).metrics
 
     return flow
 

@@ -32,11 +32,12 @@ from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
+from rlinf_lab.runtime.weights import WeightsPort, WeightTable
 from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, Nested, RefArg
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.structure import follow
@@ -75,6 +76,7 @@ class Host(Scheduler):
         self._values = ValueTable()
         self._by_member: dict[tuple[str, int], Process] = {}
         self.far = FarReaders(self)
+        self.weights = WeightTable(self)
         self._threads: list[threading.Thread] = []
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._given_up: dict[int, BaseException] = {}
@@ -291,6 +293,8 @@ class Host(Scheduler):
         if isinstance(value, ChannelArg):
             port = OutboxPort if value.direction == WRITE else InboxPort
             return port(self, process, value.channel, call.iteration)
+        if isinstance(value, WeightsArg):
+            return WeightsPort(self, process, value.name, call)
         if isinstance(value, Packed):
             return value.open()
         if isinstance(value, Nested):
@@ -313,6 +317,7 @@ class Host(Scheduler):
                 self.say(home, ("read", channel, call.iteration, self.name, process.index))
             else:
                 self.reader_ended(channel, call.iteration)
+        self.weights.ended(process, error is None)  # before the driver hears that the call has ended
         self._complete(call, process, value, error)
         self._wake(process)
 

@@ -12,7 +12,7 @@ from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.watch import Watch
-from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg
+from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def packed(call: CallSpec) -> CallSpec:
     """The call with its plain arguments pickled one by one. `WorkflowError` names the argument that cannot travel."""
 
     def pack_one(name: str, value: Any) -> Any:
-        if value is None or isinstance(value, (ChannelArg, RefArg, bool, int, float, str)):
+        if value is None or isinstance(value, (ChannelArg, RefArg, WeightsArg, bool, int, float, str)):
             return value
         if isinstance(value, Nested):
             return dataclasses.replace(value, template=pack_one(name, value.template))

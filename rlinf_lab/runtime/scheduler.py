@@ -276,7 +276,7 @@ class Scheduler:
             elif self._timers:
                 assert self._mock is not None
                 self._mock.time_ns = self._timers[0][0]
-            elif not self._alone or not self._engine.is_waiting() or self.stopping:
+            elif not self._alone or self.stopping or not (self._engine.is_waiting() or any(p.waits_for == "value" for p in self._processes)):
                 return
             elif not self.relieve():
                 self.deadlock(self.waits())

@@ -3,6 +3,7 @@
     put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
     get, got, read              a rank of another host reads a queue: its order, the answer, the end of its call
     want, value                 the result of a call, once for each host that needs it
+    published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: how many calls will read each channel
     ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
@@ -146,6 +147,18 @@ def _on_value(host: Host, call_id: int, rank: int, iteration: int, value: Any, e
         host._wake(waiter)
 
 
+def _on_published(host: Host, name: str, version: int, owner: str, home: str) -> None:
+    host.weights.announced(name, version, owner, home)
+
+
+def _on_pull(host: Host, name: str, asker: str) -> None:
+    host.weights.answer(name, asker)
+
+
+def _on_weights(host: Host, name: str, version: int, state: Any) -> None:
+    host.weights.arrived(name, version, state)
+
+
 def _on_ended(host: Host, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
     assert host.loop is not None
     host.loop.ended(call_id, rank, iteration, error)
@@ -196,7 +209,7 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
-    "want": _on_want, "value": _on_value,
+    "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
@@ -226,6 +239,12 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         with host._mutex:
             host._sent -= 1
         host.report(WorkerError.of("?", 0, "get", error, f"an item of channel {name.channel!r}, on its way to {to!r}"))
+    elif message[0] == "weights":
+        _, name, version, _ = message
+        with host._mutex:
+            host._sent -= 1
+            owner = host.weights.owner(name)
+        host.report(WorkerError.of(owner, 0, "publish", error, f"version {version} of the weights {name!r}, on its way to {to!r}"))
     else:
         raise error
 

@@ -25,12 +25,13 @@ from rlinf_lab.records import TrainBatch, Trajectory
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
+from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox
 
 
 @dataclass(frozen=True)
 class Update:
-    """What one call of `LearnerWorker.train` returns."""
+    """What one call of `LearnerWorker.train` returns. Metric ``staleness``: by how many updates the oldest record's policy was behind."""
 
     weights: Weights
     metrics: dict[str, float]
@@ -89,8 +90,8 @@ class LearnerWorker(TorchWorker):
             self.load_state_dict(self._state)
 
     # --- the update -----------------------------------------------------------------------------------
-    def train(self, trajectories: Inbox[Trajectory]) -> Update:
-        """One update from everything of this iteration. Raises `ValueError` if nothing came."""
+    def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
+        """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
         batch = self._batch(sorted(received, key=lambda t: t.first_env))
@@ -98,10 +99,14 @@ class LearnerWorker(TorchWorker):
             losses = self._optimise(batch)
         self.moments = self.moments.update(batch.obs_BO)
         self.policy.set_normaliser(self.moments.mean, self.moments.std)
+        staleness = self.policy.version - min(int(t.version_T.min()) for t in received)
         self.policy.version += 1
         self.env_steps += len(batch)
-        metrics = {"env_steps": float(self.env_steps), **episode_metrics(received), **losses}
-        return Update(self.policy.weights(), metrics)
+        metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
+        made = self.policy.weights()
+        if weights is not None and self.rank == 0:
+            weights.publish(made)
+        return Update(made, metrics)
 
     def weights(self) -> Weights:
         """A copy of the current weights."""

@@ -12,6 +12,7 @@ from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import Action, Observation
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
+from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
 BLOCK = 128  # steps of an environment whose noise is drawn at once
@@ -37,9 +38,14 @@ class PolicyWorker(TorchWorker):
         if self._weights is not None:
             self.policy.load(self._weights)
 
-    def act(self, observations: Inbox[Observation], actions: Outbox[Action], deterministic: bool = False) -> None:
-        """Until the observations end. ``deterministic``: the greedy action, and no noise is used up."""
+    def act(
+        self, observations: Inbox[Observation], actions: Outbox[Action], weights: WeightStore | None = None, deterministic: bool = False
+    ) -> None:
+        """Until the observations end, with the newest of ``weights``. ``deterministic``: the greedy action, and no noise is used up."""
         for batch in observations:
+            if weights is not None:  # not before the first batch: until then the device is free for others
+                self._update(weights)
+                weights = None
             obs_BO = np.concatenate([o.obs_NO for o in batch])
             noise_BA = None if deterministic else self._draw(batch)
             action_BA, log_prob_B = self.policy.act(obs_BO, noise_BA)
@@ -52,6 +58,11 @@ class PolicyWorker(TorchWorker):
     def load_weights(self, weights: Weights) -> None:
         """Use these from the next observation on."""
         self.policy.load(weights)
+
+    def _update(self, weights: WeightStore) -> None:
+        published = weights.pull().state
+        if published is not None and published.version != self.policy.version:
+            self.policy.load(published)
 
     def _draw(self, batch: list[Observation]) -> NDArray:
         return np.stack([self._row(token.first_env + i, token.step) for token in batch for i in range(len(token.obs_NO))])

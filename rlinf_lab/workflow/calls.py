@@ -15,6 +15,7 @@ from rlinf_lab.workflow.declaration import signature_of
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart, Ref
 from rlinf_lab.workflow.structure import Path, rebuilt
 from rlinf_lab.workflow.symbol import Symbol
+from rlinf_lab.workflow.weights import WeightsHandle
 
 if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
@@ -25,6 +26,13 @@ class ChannelArg:
 
     channel: str
     direction: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsArg:
+    """An argument that is a store of weights."""
+
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +112,18 @@ def bind(
         ) from None
     positional: list[Any] = []
     keywords: dict[str, Any] = {}
-    for name in list(bound.arguments)[1:]:
-        parameter, value = signature.parameters[name], bound.arguments[name]
+    skipped = False  # a parameter has kept its default: those behind it must be given by name
+    for name, parameter in list(signature.parameters.items())[1:]:
+        if name not in bound.arguments:
+            skipped = True
+            continue
+        value = bound.arguments[name]
         convert = _Argument(owner, flow, f"{worker}.{method}", parameter, ends.get(name)).converted
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             positional.extend(convert(v) for v in value)
         elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
             keywords.update({k: convert(v) for k, v in value.items()})
-        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        elif skipped or parameter.kind is inspect.Parameter.KEYWORD_ONLY:
             keywords[name] = convert(value)
         else:
             positional.append(convert(value))
@@ -129,6 +141,9 @@ class _Argument:
     def converted(self, value: Any) -> Any:
         if isinstance(value, Channel):
             return self._channel(value)
+        if isinstance(value, WeightsHandle):
+            self._refuse_foreign(value, f"the weights {value.name!r}")
+            return WeightsArg(value.name)
         if self._direction is not None:
             if value is not None or self._parameter.default is not None:  # an optional channel may be left out by None
                 raise WorkflowError(
@@ -160,12 +175,15 @@ class _Argument:
                 f"{self._method}: the channel {channel.name!r} is passed as {self._name!r}, which is not annotated as an "
                 f"Inbox or an Outbox. Next: write `{self._name}: lab.Inbox` to read from it, `{self._name}: lab.Outbox` to write."
             )
-        if channel._flow is not self._flow:
+        self._refuse_foreign(channel, f"channel {channel.name!r}")
+        return ChannelArg(channel.name, self._direction)
+
+    def _refuse_foreign(self, part: Channel | WeightsHandle, what: str) -> None:
+        if part._flow is not self._flow:
             raise WorkflowError(
-                f"{self._method}: {self._name!r} is channel {channel.name!r} of another workflow ({channel._flow.name!r}). Next: run the cells "
+                f"{self._method}: {self._name!r} is {what} of another workflow ({part._flow.name!r}). Next: run the cells "
                 f"that declare channels and workers again, after the one that makes the Workflow."
             )
-        return ChannelArg(channel.name, self._direction)
 
     def _ref(self, value: Handle | Ref) -> RefArg:
         handle, path = (value, ()) if isinstance(value, Handle) else (value._handle, value._path)

@@ -16,6 +16,7 @@ from rlinf_lab.workflow.declaration import Declaration, check_constructor, check
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
 from rlinf_lab.workflow.trace import trace
+from rlinf_lab.workflow.weights import WeightsHandle
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
 
 # Who receives the calls of each workflow, by its identity. Of the thread that executes the iteration: two runs of one workflow, or a run
@@ -69,6 +70,7 @@ class Workflow(LoopPart):
             raise ConfigError(f"A workflow's name is {name!r}; it must be a text that is not empty. Next: lab.Workflow('grpo').")
         self.name = name
         self.channel_specs: dict[str, ChannelSpec] = {}
+        self.weight_names: list[str] = []
         self.workers: dict[str, Declaration] = {}
         self._body: Callable[..., Any] | None = None
 
@@ -89,6 +91,17 @@ class Workflow(LoopPart):
     def channels(self, *names: str) -> tuple[Channel, ...]:
         """Declare several channels with the default capacity."""
         return tuple(self.channel(n) for n in names)
+
+    def weights(self, name: str) -> WeightsHandle:
+        """Declare a store of weights: one worker publishes versions, others pull them. See `Weights`."""
+        if name in self.weight_names:
+            raise WorkflowError(
+                f"Workflow {self.name!r} has weights {name!r} already; choose another name, or run the cell that makes the Workflow again."
+            )
+        made = WeightsHandle(self, name)
+        self.weight_names.append(name)
+        self._forget_graph()
+        return made
 
     def worker(self, what: type[Worker] | Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any) -> WorkerHandle:
         """Declare a worker from a `Worker` class with its constructor's arguments, or from a function on batches."""

@@ -16,6 +16,7 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.simulator import SimCall
 from rlinf_lab.runtime.run import run
+from rlinf_lab.runtime.session import Iteration
 from rlinf_lab.workers import Residence
 from rlinf_lab.workflow.trace import Tracer
 from rlinf_lab.workflow.worker import FunctionWorker, Inbox, Outbox
@@ -100,6 +101,9 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "SimCall": (lambda o: SimCall("sim", "collect", lambda turn: iter(()), ("act",), ("obs",), (0,)), "SimCall(sim.collect, reads act, writes obs, after [0])"),
     "Run": (lambda o: o.run, "Run('cell', plan 'temporal': finished, iteration 2/2"),
     "Session": (lambda o: o.ports()[-1], "Session('ports', plan 'temporal': 1 iteration done)"),
+    "Iteration": (lambda o: Iteration(o.ports()[-1], 7), "Iteration(7 of 'ports': going on)"),
+    "Weights": (lambda o: lab.Weights("actor"), "Weights('actor', version 0)"),
+    "WeightsHandle": (lambda o: lab.Workflow("w").weights("actor"), "WeightsHandle('actor' of 'w')"),
     "Inbox": (lambda o: o.ports()[3], "\"Inbox('a' of looks[0], iteration 0)\""),
     "Outbox": (lambda o: o.ports()[4], "\"Outbox('b' of looks[0], iteration 0)\""),
     "Worker": (lambda o: o.ports()[5], "'<Looks looks[0] on cpu>'"),

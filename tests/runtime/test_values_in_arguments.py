@@ -283,3 +283,22 @@ def test_the_wrong_end_of_a_channel_is_named(method: str, text: str) -> None:
 
     with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s, pytest.raises(WorkerError, match=text):
         s.step()
+
+
+class Defaults(Worker):
+    def work(self, a: int, b: int = 2, c: int = 3, *, d: int = 4, **more: int) -> tuple:
+        return a, b, c, d, more
+
+    def several(self, a: int, b: int = 2, *rest: int) -> tuple:
+        return a, b, rest
+
+
+def test_an_argument_given_by_name_behind_one_that_keeps_its_default_arrives_where_it_belongs() -> None:
+    flow = Workflow("defaults")
+    worker = flow.worker(Defaults, name="worker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return [worker.work(1, c=9), worker.work(1, d=8, e=7), worker.work(a=1, c=worker.several(1).wait()[1]), worker.several(1, 5, 6, 7)]
+
+    assert run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1).wait() == [[(1, 2, 9, 4, {}), (1, 2, 3, 8, {"e": 7}), (1, 2, 2, 4, {}), (1, 5, (6, 7))]]

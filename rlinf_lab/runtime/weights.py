@@ -1,0 +1,164 @@
+"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants them.
+
+An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front of any call of a
+later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
+when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.weights import Published, Weights
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
+    from rlinf_lab.runtime.process import Process
+    from rlinf_lab.workflow.calls import CallSpec
+
+
+NEVER = Published(0, None)
+
+
+@dataclass(eq=False)
+class Store:
+    """One store as one host knows it: what is here, and what is said to be elsewhere."""
+
+    here: Published = NEVER
+    known: int = 0  # the newest version that is published
+    home: str = ""  # the host where it lies
+    owner: str = ""  # the worker that publishes
+    asked: bool = False
+    waiters: list[Process] = field(default_factory=list)
+
+
+class WeightTable:
+    """All stores of one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._stores: dict[str, Store] = {}
+        self._unseen: dict[Process, dict[str, list[Any]]] = {}  # published in the call that is going on
+
+    def _store(self, name: str) -> Store:
+        return self._stores.setdefault(name, Store())
+
+    # --- called by the ranks' own threads ----------------------------------------------------------------
+    def publish(self, process: Process, name: str, state: Any) -> int:
+        with self._host._mutex:
+            store, unseen = self._store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
+            if process.rank:
+                raise WorkflowError(
+                    f"{process.label}: weights {name!r} are published by rank 0; ranks of a worker are equal. Next: `if self.rank == 0: weights.publish(...)`."
+                )
+            if store.owner not in ("", process.worker):
+                raise WorkflowError(f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, flow.weights(...).")
+            unseen.append(state)
+            return store.known + len(unseen)
+
+    def pull(self, process: Process, name: str, at_least: int) -> Published:
+        host, store = self._host, self._store(name)
+        wanted = max(store.known, at_least)
+        if store.here.version >= wanted:
+            return store.here
+        start = host._spans.end_run(process)
+        while store.here.version < wanted:
+            self._wait(process, store, name, wanted)
+        process.since = host.clock.now_ns()
+        if process.since > start:
+            host._spans.add(process, SpanKind.WAIT, start, process.since)
+        return store.here
+
+    def _wait(self, process: Process, store: Store, name: str, wanted: int) -> None:
+        host = self._host
+        with host._mutex:
+            host._raise_if_interrupted(process)
+            waits = store.here.version < wanted
+            if waits:
+                store.waiters.append(process)
+                self._ask(name, store)
+                process.awaited = f"{store.owner}[0]"
+                host._block(process, "value", f"version {wanted} of the weights {name!r}")
+        host.flush()
+        if waits:
+            try:
+                host._park(process)
+                host._raise_if_interrupted(process)
+            finally:
+                with host._mutex:
+                    if process in store.waiters:
+                        store.waiters.remove(process)
+
+    # --- under the mutex -----------------------------------------------------------------------------------
+    def ended(self, process: Process, well: bool) -> None:
+        """A rank's call has ended: what it has published is there now, unless the call failed."""
+        for name, states in self._unseen.pop(process, {}).items():
+            if well:
+                version = self._store(name).known + len(states)
+                self.arrived(name, version, states[-1])
+                self.announced(name, version, process.worker, self._host.name)
+                if self._host.loop is None:
+                    self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name))
+
+    def announced(self, name: str, version: int, owner: str, home: str) -> None:
+        """There is a new version; the driver passes it on."""
+        store = self._store(name)
+        store.known, store.owner, store.home = version, owner, home
+        if store.waiters:
+            self._ask(name, store)
+        if self._host.loop is not None:
+            for other in self._host.loop.others:
+                if other != home:
+                    self._host.say(other, ("published", name, version, owner, home))
+
+    def _ask(self, name: str, store: Store) -> None:
+        if store.known > store.here.version and not store.asked:
+            store.asked = True
+            self._host.say(store.home, ("pull", name, self._host.name))
+
+    def owner(self, name: str) -> str:
+        """The worker that publishes."""
+        return self._store(name).owner
+
+    def answer(self, name: str, host: str) -> None:
+        """Another host wants the newest version."""
+        self._host.say(host, ("weights", name, *self._store(name).here))
+
+    def arrived(self, name: str, version: int, state: Any) -> None:
+        store = self._store(name)
+        store.asked = False
+        if version > store.here.version:
+            store.here = Published(version, state)
+        waiters, store.waiters = store.waiters, []
+        for process in waiters:
+            self._host._wake(process)
+
+
+class WeightsPort(Weights):
+    """A store as a call of a worker under a host sees it."""
+
+    def __init__(self, host: Host, process: Process, name: str, call: CallSpec) -> None:
+        self.name = name
+        self._host, self._process, self._call = host, process, call
+
+    def publish(self, state: Any) -> int:
+        self._refuse_out_of_turn()
+        return self._host.weights.publish(self._process, self.name, state)
+
+    def pull(self, at_least: int = 0) -> Published:
+        self._refuse_out_of_turn()
+        return self._host.weights.pull(self._process, self.name, at_least)
+
+    def _refuse_out_of_turn(self) -> None:
+        if self._process.call is not self._call:
+            raise WorkflowError(
+                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration {self._call.iteration}, which is over. Next: use the "
+                f"store that the present call was given."
+            )
+
+    def __repr__(self) -> str:
+        return f"Weights({self.name!r} of {self._process.label}, iteration {self._call.iteration})"

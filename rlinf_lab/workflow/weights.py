@@ -1,0 +1,73 @@
+"""Versioned weights on their way from who learns to who acts, as the workflow's author writes it. The executor moves them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from rlinf_lab.errors import ConfigError, WorkflowError
+from rlinf_lab.workflow.handles import LoopPart
+
+if TYPE_CHECKING:
+    from rlinf_lab.workflow.workflow import Workflow
+
+
+class Published(NamedTuple):
+    """What `Weights.pull` gives. ``version``: how often had been published; 0 with the state None: never yet."""
+
+    version: int
+    state: Any
+
+
+class Weights:
+    """A store of weights, as a worker's method sees it: ``def act(self, prompts: lab.Inbox, weights: lab.Weights)``.
+
+    Declared with ``flow.weights("actor")`` and passed to methods like a channel. A version is there for others when the call that
+    published it has ended well. Constructed by hand it is a store of its own, for trying a worker out.
+    """
+
+    def __init__(self, name: str = "weights") -> None:
+        self.name = name
+        self._newest = Published(0, None)
+
+    def publish(self, state: Any) -> int:
+        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ..."""
+        self._newest = Published(self._newest.version + 1, state)
+        return self._newest.version
+
+    def pull(self, at_least: int = 0) -> Published:
+        """The newest version, at once; waits only for ``at_least``.
+
+        In iteration i of a plan with staleness s it holds everything that was published in the iterations up to i - s - 1. It travels from
+        the learner to each process that pulls, once a version; whoever comes late gets the newest.
+        """
+        if self._newest.version < at_least:
+            raise WorkflowError(f"{self!r}.pull(at_least={at_least}): nobody else publishes here. Next: publish() first.")
+        return self._newest
+
+    def __repr__(self) -> str:
+        return f"Weights({self.name!r}, version {self._newest.version})"
+
+
+class WeightsHandle(LoopPart):
+    """A declared store inside the iteration function: an argument for workers' methods."""
+
+    def __init__(self, flow: Workflow, name: str) -> None:
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"The name of weights is {name!r}, which is not an identifier; use letters, digits and underscores.")
+        self._flow = flow
+        self.name = name
+
+    def publish(self, *_: Any) -> NoReturn:
+        self._refuse("publish")
+
+    def pull(self, *_: Any) -> NoReturn:
+        self._refuse("pull")
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise WorkflowError(
+            f"weights {self.name!r}: {what}() belongs into a worker's method. Next: pass the store as an argument, "
+            f"`def act(self, prompts: lab.Inbox, weights: lab.Weights)`."
+        )
+
+    def __repr__(self) -> str:
+        return f"WeightsHandle({self.name!r} of {self._flow.name!r})"
