@@ -12,12 +12,16 @@ from harness import Case
 import rlinf_lab as lab
 
 DEVICES = ["cpu:0", "cpu:1"]
+BATCH = 512
 
 
 class Sender(lab.Worker):
     def numbers(self, count: int, out: lab.Outbox) -> None:
         for i in range(count):
             out.put(i)
+
+    def batched(self, count: int, out: lab.Outbox) -> None:
+        out.put_all(range(count))
 
     def arrays(self, count: int, mib: int, out: lab.Outbox) -> None:
         array = np.ones(mib << 18, np.float32)
@@ -43,6 +47,13 @@ class Receiver(lab.Worker):
             count += 1
         return count / (time.perf_counter() - start)
 
+    def count_batches(self, inbox: lab.Inbox) -> float:
+        """Items a second, taken in the batches of the plan."""
+        count, start = -len(inbox.get()), time.perf_counter()
+        for batch in inbox:
+            count += len(batch)
+        return (count + BATCH) / (time.perf_counter() - start)
+
     def look(self, inbox: lab.Inbox) -> float:
         """Arrays a second; an element of each page is read."""
         inbox.take()
@@ -60,7 +71,7 @@ class Receiver(lab.Worker):
 
 def flow(kind: str) -> tuple[lab.Workflow, lab.ExecutionPlan]:
     made = lab.Workflow(kind)
-    forth = made.channel("forth", capacity=4 if kind == "arrays" else 1024)
+    forth = made.channel("forth", capacity={"arrays": 4, "batched": 8 * BATCH}.get(kind, 1024))
     sender, receiver = made.worker(Sender, name="sender"), made.worker(Receiver, name="receiver")
     if kind == "round trips":
         back = made.channel("back")
@@ -77,10 +88,82 @@ def flow(kind: str) -> tuple[lab.Workflow, lab.ExecutionPlan]:
             if kind == "numbers":
                 sender.numbers(count, forth)
                 return receiver.count(forth)
+            if kind == "batched":
+                sender.batched(count, forth)
+                return receiver.count_batches(forth)
             sender.arrays(count, 16, forth)
             return receiver.look(forth)
 
-    return made, lab.ExecutionPlan.spatial(made, DEVICES, {"sender": [0], "receiver": [1]}, chunks=dict.fromkeys(made.graph.channels_by_name(), 1))
+    chunks = dict.fromkeys(made.graph.channels_by_name(), BATCH if kind == "batched" else 1)
+    return made, lab.ExecutionPlan.spatial(made, DEVICES, {"sender": [0], "receiver": [1]}, chunks=chunks)
+
+
+class Simulator(lab.Worker):
+    """Environments in numpy: 256 of them, a step takes about half a millisecond."""
+
+    def __init__(self) -> None:
+        self.state = np.ones((256, 64), np.float32)
+        self.matrix = np.eye(64, dtype=np.float32) * 0.99
+
+    def step(self, action: Any) -> Any:
+        for _ in range(4):
+            self.state = np.tanh(self.state @ self.matrix + action)
+        return self.state
+
+    def collect(self, steps: int, actions: lab.Inbox, observations: lab.Outbox) -> float:
+        observations.put(self.state)
+        actions.take(key=self.rank)
+        start = time.perf_counter()
+        for _ in range(steps):
+            observations.put(self.state)
+            self.step(actions.take(key=self.rank))
+        return steps / (time.perf_counter() - start)
+
+
+class Policy(lab.Worker):
+    """A perceptron with two layers of 256."""
+
+    def __init__(self) -> None:
+        self.layers = [np.ones((n, m), np.float32) / n for n, m in ((64, 256), (256, 256), (256, 64))]
+
+    def answer(self, state: Any) -> Any:
+        for layer in self.layers:
+            state = np.tanh(state @ layer)
+        return state
+
+    def act(self, observations: lab.Inbox, actions: lab.Outbox) -> None:
+        for batch in observations:
+            for state in batch:
+                actions.put(self.answer(state), key=self.rank)
+
+
+class Fused:
+    """Simulator and policy on one device, in one process, against calling one after the other."""
+
+    def __init__(self) -> None:
+        made = lab.Workflow("fused")
+        obs, act = made.channel("obs"), made.channel("act", keyed=True)
+        simulator, policy = made.worker(Simulator, name="simulator"), made.worker(Policy, name="policy")
+
+        @made.iteration
+        def iteration(steps: int) -> Any:
+            rate = simulator.collect(steps, act, obs)
+            policy.act(obs, act)
+            return rate
+
+        self._flow = made
+
+    def rate(self, steps: int) -> float:
+        with lab.session(self._flow, lab.ExecutionPlan.fused_cells(self._flow, DEVICES[:1], {"simulator": 1})) as session:
+            session.step(10)
+            return float(session.step(steps))
+
+    def plain(self, steps: int) -> float:
+        simulator, policy = Simulator(), Policy()
+        start = time.perf_counter()
+        for _ in range(steps):
+            simulator.step(policy.answer(simulator.state))
+        return steps / (time.perf_counter() - start)
 
 
 class Ours:
@@ -183,12 +266,16 @@ class Peers:
 
 
 def cases(smoke: bool) -> list[Case]:
-    ours, peers = Ours(), Peers()
+    ours, peers, fused = Ours(), Peers(), Fused()
     small, slow, trips, large = (200, 20, 20, 4) if smoke else (100_000, 500, 300, 60)
     rate: Callable[[str, int], Callable[[], float]] = lambda kind, n: lambda: ours.rate(kind, n)  # noqa: E731
     return [
         Case("channel_small_items", "items/s", rate("numbers", small), {"ray.util.queue": lambda: peers.queue(slow)}, ">= 100",
              note="integers put and taken one by one between two processes"),
+        Case("channel_batched", "items/s", rate("batched", 20 * small), {"ray.util.queue": lambda: peers.queue(slow)}, ">= 1000",
+             note="integers put together and taken in batches of 512 between two processes"),
+        Case("fused_cell", "steps/s", lambda: fused.rate(20 * trips), {"plain calls": lambda: fused.plain(20 * trips)}, ">= 0.83",
+             note="simulator and policy in numpy, about 0.5 ms each, in one process"),
         Case("ping_pong", "round trips/s", rate("round trips", trips * (1 if smoke else 30)), {"two actor calls": lambda: peers.actor_calls(trips)}, ">= 15",
              note="simulator and policy in two processes"),
         Case("transport_16mib", "arrays/s", rate("arrays", large), {"actor arguments": lambda: peers.arguments(large // 2 or 2),

@@ -49,7 +49,7 @@ class DeviceHost:
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
         ip = "127.0.0.1" if one_node else self._ip()
-        self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip, self.host.flush)
+        self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
         self._stop = threading.Event()
 
     # --- what an executor's own kind of host may know better ------------------------------------------------
@@ -141,7 +141,7 @@ class DeviceHost:
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
         frames, self.host.frames = self.host.frames, {}
-        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet())
+        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet(), self.host.transports())
         self.links["driver"].send(("news", *news))
 
     def _send(self, host: str, message: tuple) -> None:

@@ -29,6 +29,7 @@ from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
+from rlinf_lab.runtime.traffic import Traffic
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
@@ -74,6 +75,7 @@ class Host(Scheduler):
         self._queues = QueueTable(layout, self._engine, self._router, name)
         self._readers = Readers()
         self._values = ValueTable()
+        self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
         self.far = FarReaders(self)
         self.weights = WeightTable(self)
@@ -474,6 +476,7 @@ class Host(Scheduler):
             self.say(queue.name.home, ("put", queue.name, process.count, process.goods, self.name, process.tags))
         elif not queue.abandoned:
             queue.store(Parcel(process.count, self.name, process.goods), process.tags)
+            self.traffic.within(queue.name.channel, process.count)
 
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue
@@ -516,6 +519,17 @@ class Host(Scheduler):
         """Depth, puts and gets of every queue of this host."""
         with self._mutex:
             return self._queues.rows()
+
+    def transports(self) -> list[dict[str, Any]]:
+        """What has come to this host, by edge, origin and transport."""
+        with self._mutex:
+            return self.traffic.rows()
+
+    def heard_all(self) -> None:
+        """Everything that had arrived on a link was handled."""
+        with self._mutex:
+            self.traffic.write_down()
+        self.flush()
 
     def report_metrics(self, process: Process, iteration: int, metrics: dict[str, float]) -> None:
         self.metrics.append((process.worker, process.rank, iteration, metrics))

@@ -49,7 +49,6 @@ class HostsExecutor:
         self.hosts = sorted(set(self.place.values()) - {"driver"})
         self.recorder = Recorder("driver", MonotonicClock())
         self.driver_host = Host("driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent)
-        self.transports: dict[str, dict[str, str]] = {}
         self._links: dict[str, Link] = {}
         self._pids: dict[str, int] = {}
         self._offsets: dict[str, int] = {}
@@ -58,6 +57,7 @@ class HostsExecutor:
         self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
+        self._transports: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
         self._stopping = threading.Lock()
@@ -107,7 +107,7 @@ class HostsExecutor:
         try:
             self._refuse_when_stopped()
             self._prepare()
-            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.flush)
+            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.heard_all)
             payload = pack(self.layout, self.place, self._is_one_node())
             for name in self.hosts:
                 self._refuse_when_stopped()
@@ -144,7 +144,7 @@ class HostsExecutor:
         for address in addresses[1:]:
             self._links[address.host] = Link(address, "driver")
         self._refuse_when_stopped()
-        self.transports = dict(zip(self.hosts, self._ask_all("connect", addresses), strict=True))
+        self._ask_all("connect", addresses)
 
     _process_seconds = 60.0  # in which a process must have come into being
 
@@ -218,12 +218,12 @@ class HostsExecutor:
         if message[0] != "news":
             self.driver_host.receive(message)
             return
-        _, host, spans, metrics, frames, waits, channels, quiet = message
+        _, host, spans, metrics, frames, waits, channels, quiet, transports = message
         with self._lock:
             self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
             self._metrics += metrics
             self._rounds[host] += 1
-            self._waits[host], self._channels[host] = waits, channels
+            self._waits[host], self._channels[host], self._transports[host] = waits, channels, transports
         for source, image in frames.items():
             self.driver_host.report_frame(Frame(source, image))
         self.driver_host.hear_news(host, quiet)
@@ -257,6 +257,10 @@ class HostsExecutor:
     def channels(self) -> list[dict[str, Any]]:
         with self._lock:
             return [row for rows in self._channels.values() for row in rows]
+
+    def transports(self) -> list[dict[str, Any]]:
+        with self._lock:
+            return [*self.driver_host.transports(), *(row for rows in self._transports.values() for row in rows)]
 
     def _device_names(self, host: str) -> list[str]:
         return sorted({d for (w, r), h in self.place.items() if h == host and w != DRIVER for d in self.layout.device_names(w, r)})

@@ -23,6 +23,7 @@ import secrets
 import socket
 import struct
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from typing import Any
 from rlinf_lab.errors import ChannelBroken
 from rlinf_lab.runtime.pickling import Packed, pickled
 from rlinf_lab.runtime.slots import GREETING, REFERENCE, InSlot, SlotPool, SlotViews
+from rlinf_lab.runtime.traffic import Transit
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -55,7 +57,7 @@ FAREWELL_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 MOST_PARTS = 512  # of one system call
 READ_BYTES = 1 << 18
-PARCEL = 1 << 31  # beside the number of parts: a header, the number of items, a packet
+PARCEL = 1 << 31  # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
 HEADERS = 1024  # how many headers are remembered
 IN_SLOT = 1 << 63  # beside the length of a buffer that lies in a slot
 _COUNT = struct.Struct("<I")
@@ -136,7 +138,8 @@ class Listener:
             slots = SlotViews(connection, stream.read(GREETING.size))
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(_COUNT.unpack(stream.read(4))[0]).decode()
-            self._hear(peer, stream, FrameReader(stream, slots))
+            transport = "unix" if connection.family == socket.AF_UNIX else "tcp"
+            self._hear(peer, stream, FrameReader(stream, slots, transport))
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
@@ -221,11 +224,13 @@ class Stream:
 class FrameReader:
     """Messages of a stream."""
 
-    def __init__(self, stream: Stream, slots: SlotViews) -> None:
+    def __init__(self, stream: Stream, slots: SlotViews, transport: str) -> None:
         self._stream, self._slots = stream, slots
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
+        self._transport = transport
+        self._transit = Transit(transport, 0, 0)
 
     def next(self) -> bool:
         """Read a frame; False after a farewell. `EOFError` when the stream ends without one."""
@@ -236,8 +241,13 @@ class FrameReader:
         self._items = -1
         if count & PARCEL:
             count -= PARCEL
-            sizes = list(struct.unpack(f"<{count + 1}Q", stream.read(8 * count + 8)))
+            sizes = list(struct.unpack(f"<{count + 2}Q", stream.read(8 * count + 16)))
+            sent = sizes.pop()
+            if self._transport == "tcp":  # another node has another clock
+                sent = time.monotonic_ns()
             self._items = sizes.pop()
+            slots = any(size & IN_SLOT for size in sizes)
+            self._transit = Transit("shared memory" if slots else self._transport, sent, sum(size & ~IN_SLOT for size in sizes[1:]))
         else:
             sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
         first = 1 if self._items < 0 else 2
@@ -260,7 +270,7 @@ class FrameReader:
                 self._headers.clear()
             known = self._headers[header] = pickle.loads(header)
         name, origin, tags = known
-        return "put", name, self._items, Packed(data, self._viewed(parts)), origin, tags
+        return "put", name, self._items, Packed(data, self._viewed(parts)), origin, tags, self._transit
 
     def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
         return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
@@ -317,7 +327,7 @@ class Link:
                 if len(self._headers) >= HEADERS:
                     self._headers.clear()
                 header = self._headers[name, origin] = pickle.dumps((name, origin, None), protocol=5)
-            parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count]
+            parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
         else:
             data, buffers = pickled(message)
             parts, items = [data], []
@@ -325,7 +335,7 @@ class Link:
             self._gathered += self._framed(parts, buffers, items)
 
     def _framed(self, parts: list[bytes | memoryview], buffers: list[memoryview], items: list[int]) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there. ``items``: how many, of a parcel."""
+        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there. ``items``: how many, and when."""
         sizes = [len(part) for part in parts]
         for raw in buffers:
             reference = self._slots.place(raw)

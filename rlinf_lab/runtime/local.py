@@ -66,6 +66,9 @@ class LocalExecutor:
     def channels(self) -> list[dict[str, Any]]:
         return self.driver_host.statistics()
 
+    def transports(self) -> list[dict[str, Any]]:
+        return self.driver_host.transports()
+
     def stop(self) -> Ended:
         with self._stopping:
             if self._ended is None:

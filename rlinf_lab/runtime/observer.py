@@ -194,8 +194,16 @@ class Observed:
         return dict(self._observer.counters)
 
     def channels(self) -> pd.DataFrame:
-        """Depth, puts and gets of every live queue."""
+        """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
         return pd.DataFrame(self._executor.channels())
+
+    def transports(self) -> pd.DataFrame:
+        """How items of each channel have come from host to host, so far: transport, messages, items and bytes.
+
+        ``reference``: handed over within a process; ``shared memory``: large arrays in slots, the rest in the stream; ``unix``, ``tcp``: all of it in the
+        stream. Ranks that read a queue of another host are not in it: what they get is counted where it was put.
+        """
+        return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
         """Call ``listener(this)`` from the background about ten times a second, and once after the end (at once when it has ended).

@@ -22,6 +22,7 @@ from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
+from rlinf_lab.runtime.traffic import Transit
 from rlinf_lab.runtime.waits import Wait, cycle
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
@@ -36,13 +37,15 @@ UNCOUNTED = ("pulse?", "pulse")
 PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
-def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str, tags: Tags | None) -> None:
+def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str, tags: Tags | None, transit: Transit | None = None) -> None:
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return
     queue = host._queues.queue(name)
     if queue.abandoned:
         return
     queue.store(Parcel(count, origin, items), tags)
+    if transit is not None:
+        host.traffic.arrived(name, origin, count, transit)
     queue.put += count
     _, instructions = host._engine.remote_put(queue.index, count, None if tags is None else tags.weights)
     host._apply(instructions)

@@ -94,5 +94,8 @@ class MeshExecutor:
     def waits(self) -> list[Wait]:
         return [wait for host in self.hosts.values() for wait in host.waits()]
 
+    def transports(self) -> list[dict[str, Any]]:
+        return [row for host in self.hosts.values() for row in host.transports()]
+
     def channels(self) -> list[dict[str, Any]]:
         return [row for host in self.hosts.values() for row in host.statistics()]

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -24,6 +25,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.process_executor import ProcessExecutor
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -181,3 +183,41 @@ def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_p
     driver.stdout.close()
     _, alive = psutil.wait_procs(children, timeout=10)  # the forked process lives for 20 seconds
     assert not alive
+
+
+class Big(Worker):
+    def make(self, out: Outbox) -> None:
+        out.put_all([1] * 10)
+        out.put({"x": np.zeros(1 << 16), "y": (1, "a")})
+
+    def look(self, inbox: Inbox, local: Outbox) -> bool:
+        items = inbox.get_all()
+        local.put(items[0])
+        return bool(items[-1]["x"].flags.owndata)
+
+    def end(self, local: Inbox) -> int:
+        return len(local.get_all())
+
+
+def test_transports_are_told_by_edge_and_transfers_are_on_the_timeline() -> None:
+    flow = Workflow("big")
+    items, local = flow.channel("items", capacity=None), flow.channel("local")
+    a, b, c = (flow.worker(Big, name=name) for name in "abc")
+
+    @flow.iteration
+    def iteration() -> Any:
+        a.make(items)
+        owns = b.look(items, local)
+        return owns, c.end(local)
+
+    started = run(flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1], "c": [1]}), 2, "processes")
+    assert started.wait(60) == [(False, 1)] * 2  # the array was built upon shared memory
+    rows = {(r["channel"], r["transport"]): r for r in started.transports().to_dict("records")}
+    assert set(rows) == {("items", "unix"), ("items", "shared memory"), ("local", "reference")}
+    assert rows["items", "unix"]["items"] == 20 and rows["items", "unix"]["messages"] == 2
+    assert rows["items", "shared memory"]["bytes"] > 2 * (1 << 19) and rows["items", "shared memory"]["from"] == "host0"
+    spans = [s for s in started.timeline.rows() if s.kind == SpanKind.TRANSFER]
+    assert {(s.track.worker, s.channel) for s in spans} == {("host0 → host1", "items")}
+    assert sum(s.items for s in spans) == 22 and all(s.end_ns >= s.start_ns for s in spans)
+    assert sum(s.nbytes for s in spans) == sum(r["bytes"] for r in rows.values())
+    assert started.timeline.bubble_sum_error_ns() == 0
