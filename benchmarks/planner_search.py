@@ -15,15 +15,18 @@ from pathlib import Path
 import numpy as np
 from harness import Case
 
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import Only, _Solver, solve
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planning"))
 from brute_force import best, random_problem
 
+CASE_4 = Path(__file__).parents[1] / "docs" / "profiles" / "grpo_7b_case4.json"
 WORK, EXPONENTS = (591.3, 102.3, 367.7), (0.66, 0.875, 0.86)  # seconds of 7B GRPO on 64 devices and how they fall with devices: RLinf, Fig. 9
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-PLAIN_DOMINANCE = 40  # of the large graphs: it takes ten seconds for each
+PLAIN_DOMINANCE = 6  # of the large graphs: it takes ten seconds for each
 
 
 def seconds(problem: Problem) -> float:
@@ -70,6 +73,14 @@ def milliseconds(devices: int) -> float:
     return 1e3 * (time.process_time() - start)
 
 
+def whole(devices: int) -> float:
+    """CPU seconds of `lab.plan`: every structure searched, followed, six plans or more simulated, explained, bounded."""
+    profile = Profile.load(CASE_4)
+    start = time.process_time()
+    plan(profile, devices)
+    return time.process_time() - start
+
+
 def cases(smoke: bool) -> list[Case]:
     graphs, checked = (2, 0) if smoke else (200, PLAIN_DOMINANCE)
     note = "CPU ms of one core; 64 chunks at the finest, every device count valid, power-law seconds, switch costs"
@@ -86,5 +97,10 @@ def cases(smoke: bool) -> list[Case]:
                  runs=3 if smoke else 15, curve=(lambda: [[k, milliseconds(k)] for k in SIZES]) if n == 64 and not smoke else None,
                  note=f"chain of three on {n} devices; {note}")
             for n, most in ((64, 10), (1024, 100), (4096, 1000))
+        ],
+        *[
+            Case("plan_whole_time" if n == 64 else f"plan_whole_time_{n}", "s", lambda n=n: whole(n), target=target, target_of="value", runs=3,
+                 note=f"CPU s of one core; lab.plan of docs/profiles/grpo_7b_case4.json on {n} devices: searched, followed, simulated, explained, bounded")
+            for n, target in ((64, ""), (1024, ""), (4096, "<= 10"))[: 1 if smoke else 3]
         ],
     ]  # fmt: skip

@@ -25,6 +25,7 @@ from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, 
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.streams import stream_of
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -32,13 +33,15 @@ from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
 ATOMS = 512  # points of a generator's stream
 ROUNDS = 64  # steps of an episode at most; longer ones are bundled
+COUNTED = 8  # iterations at most over which what a run settles to is averaged
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
 def forecast(
     placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
 ) -> Timeline:
-    """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to.
+    """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to. With staleness
+    they overlap.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
     ``outages``: when devices are away; a gang waits for all of its devices, a generator's rank for its own.
@@ -48,9 +51,22 @@ def forecast(
     whole("seed", seed, 0, 2**63)
     if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
         raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[Outage.of('cuda:3', 100, 160)], from and to in seconds.")
-    if placement.setting.staleness:
-        raise PlanError("forecast() simulates synchronous iterations; a plan with staleness overlaps them. Next: plan with staleness=0 to see its timeline.")
     return _Forecast(placement, devices, noise, seed).run(iterations, outages)
+
+
+def needed(staleness: int) -> int:
+    """Iterations after which it is seen what a run settles to: those in which the overlap builds up, those that count, those that nobody follows."""
+    return 2 if not staleness else 2 * (staleness + 1) + min(staleness + 1, COUNTED)
+
+
+def settled(timeline: Timeline, staleness: int) -> tuple[float, float]:
+    """(end of an iteration [s], seconds between such ends) that a forecast of so many iterations as are `needed` settles to."""
+    marks = timeline.spans[timeline.spans["kind"] == SpanKind.MARK]
+    ends = np.sort(marks["end"]) / 1e9
+    if not staleness:
+        return float(ends[-1]), float(marks["end"].max() - marks["start"].max()) / 1e9
+    first, last = staleness, len(ends) - staleness - 2  # the last ones compete with none that follow
+    return float(ends[last]), float(ends[last] - ends[first]) / (last - first)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -159,7 +175,7 @@ class _Forecast:
             placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
         chunks = {e.channel: self._chunk(e) for e in self.edges}
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
-        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory())
+        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory(), self.setting.staleness)
 
     def _chunk(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer; 0: everything."""

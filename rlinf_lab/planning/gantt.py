@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlinf_lab.planning.forecast import settled
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.streams import Work
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.timeline.timeline import Timeline
 
 FINEST = 1 / 800  # of an iteration: gaps and bars below it melt together
 BUSY, SWITCHING = 0, 1
@@ -34,14 +34,14 @@ class Gantt:
 
 
 def gantt(planned: Planned) -> Gantt:
-    """Of the iteration that a run settles to."""
+    """Of the iteration that a run settles to; with staleness of the time between the ends of two, in which several are under way."""
     placement = planned.candidate.placement
     workers = tuple(placement.seats)
     devices = sum(placement.setting.counts)
     hosts = [n for n, s in placement.seats.items() if not len(s.devices)]
     lanes = {n: (s.devices.start, s.devices.stop) if len(s.devices) else (devices + hosts.index(n), devices + hosts.index(n) + 1)
              for n, s in placement.seats.items()}  # fmt: skip
-    bars = _followed(planned, lanes) if planned.simulated is None else _simulated(planned.timeline, workers, planned.devices, lanes)
+    bars = _followed(planned, lanes) if planned.simulated is None else _simulated(planned, workers, lanes)
     table = np.array(bars, np.float32).reshape(-1, 6)
     return Gantt(table, devices + len(hosts), devices, workers, planned.seconds)
 
@@ -66,14 +66,14 @@ def _melted(work: Work, seconds: float) -> list[tuple[float, float]]:
     return _merged(work.starts[order], work.ends[order], seconds)
 
 
-def _simulated(timeline: Timeline, workers: tuple[str, ...], devices: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+    timeline = planned.timeline
     spans, tracks = timeline.spans, timeline.tracks
-    marks = spans[spans["kind"] == SpanKind.MARK]
-    last = marks[np.argmax(marks["iteration"])]
-    origin, end = int(last["start"]), int(last["end"])
+    last, seconds = settled(timeline, planned.candidate.placement.setting.staleness)
+    origin, end = round((last - seconds) * 1e9), round(last * 1e9)
     kinds = {BUSY: (SpanKind.RUN,), SWITCHING: (SpanKind.ONLOAD, SpanKind.OFFLOAD)}
     within = spans[(spans["end"] > origin) & (spans["start"] < end)]
-    at = {name: i for i, name in enumerate(devices)}
+    at = {name: i for i, name in enumerate(planned.devices)}
     found: list[Bar] = []
     for number, track in enumerate(tracks):
         if track.worker not in workers:

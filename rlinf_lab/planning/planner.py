@@ -17,7 +17,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import Candidate, candidates
 from rlinf_lab.planning.execution import execution_plan, same_workers
-from rlinf_lab.planning.forecast import device_names, forecast, graph_of
+from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
@@ -30,7 +30,6 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
-ITERATIONS = 2  # of a simulation: the first comes to the devices, the second is what a run settles to
 MOST_GIB = 1e9
 MODES = ("temporal", "spatial", "hybrid")
 
@@ -70,8 +69,8 @@ class Planned:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """The predicted timeline of two iterations. `PlanError` for plans with staleness, whose iterations overlap."""
-        return forecast(self.candidate.placement, ITERATIONS, self.devices)
+        """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that overlap."""
+        return forecast(self.candidate.placement, needed(self.candidate.placement.setting.staleness), self.devices)
 
     @cached_property
     def execution(self) -> ExecutionPlan:
@@ -236,7 +235,7 @@ def plan(
     found = _of_modes(setting, tuple(modes), quick)
     if not found:
         raise PlanError(f"No plan for {profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting)}")
-    return _ranked(setting, found, simulate and not staleness, graph, names, tuple(modes))
+    return _ranked(setting, found, simulate, graph, names, tuple(modes))
 
 
 def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
@@ -272,8 +271,8 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
     # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
     while simulate and (len(seconds) < min(SIMULATED, len(found)) or _order(found, seconds)[0] not in seconds):
         i = next(i for i in _order(found, seconds) if i not in seconds)
-        timelines[i] = forecast(found[i].placement, ITERATIONS, devices)
-        seconds[i] = float(timelines[i].iterations()["seconds"].iloc[-1])
+        timelines[i] = forecast(found[i].placement, needed(setting.staleness), devices)
+        _, seconds[i] = settled(timelines[i], setting.staleness)
     order = _order(found, seconds)
     best = order[0]
     bound = lower_bound(setting, seconds.get(best, found[best].seconds))

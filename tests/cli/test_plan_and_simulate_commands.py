@@ -47,13 +47,13 @@ def test_simulate_prints_and_writes(capsys: pytest.CaptureFixture, tmp_path: Pat
     [
         (["plan", "--profile", "nowhere.json", "--devices", "4"], "No profile at 'nowhere.json'"),
         (["plan", "--profile", MANISKILL, "--devices", "four"], "--devices is 'four'; give a number such as 64"),
-        (["plan", "--profile", MANISKILL, "--devices", "0"], "devices is {'': 0}"),
+        (["plan", "--profile", MANISKILL, "--devices", "0"], "devices is 0; give a whole number of devices, at least 1"),
         (["plan", "--profile", MANISKILL, "--devices", "gpu=4"], "Unknown kind of device 'gpu'"),
         (["plan", "--profile", MANISKILL, "--devices", "16", "--modes", "spacial"], "Did you mean 'spatial'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "hybird"], "Did you mean 'hybrid'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--out", "t.pnk"], "Unknown ending of a timeline's file '.pnk'"),
-        (["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "0"], "iterations=0"),
-        (["simulate", "--profile", MANISKILL, "--devices", "16", "--staleness", "1"], "staleness"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "0"], "iterations is 0; give a whole number, at least 1"),
+        (["simulate", "--profile", MANISKILL, "--devices", "16", "--staleness", "65"], "staleness is 65; give a whole number, at most 64"),
     ],
 )
 def test_what_cannot_work_is_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture) -> None:
