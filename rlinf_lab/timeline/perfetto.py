@@ -127,6 +127,10 @@ def _slices(store: SpanStore, order: np.ndarray, lanes: np.ndarray) -> Iterator[
             if value != ""
         )
 
+    @lru_cache(1 << 16)
+    def moved(flow: int) -> bytes:
+        return _bytes(4, _FLOW + _int(4, flow))
+
     tail = b""
     for row, number, on in zip(spans[order].tolist(), order.tolist(), lanes.tolist(), strict=True):
         start, end, nbytes, flow, _, name, channel, iteration, items, kind = row
@@ -136,7 +140,7 @@ def _slices(store: SpanStore, order: np.ndarray, lanes: np.ndarray) -> Iterator[
             lane, tail = on, _int(9, _END) + _int(11, on)
         body = head(kind, name, on) + notes(name, iteration, items, nbytes, channel)
         if flow >= 0:
-            body += _bytes(4, _FLOW + _int(4, flow))
+            body += moved(flow)
         yield _event(start, body + out.get(number, b"") + into.get(number, b""))
         open_ends.append(end)
     while open_ends:
