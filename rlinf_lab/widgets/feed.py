@@ -17,7 +17,8 @@ from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle, pack_sampl
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
-_REST = 1000  # accounting takes at most a thousandth of a core
+_REST = 1000  # accounting takes a thousandth of a core, unless that would mean
+LATE_SECONDS = 3.0  # that device time is told later than this
 
 
 @dataclass
@@ -144,7 +145,7 @@ class TimelineFeed:
         update.bubbles = self._sums(rows, fresh, len(now.devices))
         self._idle.append(settled_rows)
         self._bubbles.extend(update.bubbles)
-        self._not_before += _REST * (time.thread_time() - began)
+        self._not_before += min(LATE_SECONDS, _REST * (time.thread_time() - began))
 
     def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
         """Seconds by cause of each of these iterations, whose bubbles are among the given ones."""

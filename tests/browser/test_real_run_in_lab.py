@@ -1,0 +1,139 @@
+"""A real run under its dashboard's buttons, in JupyterLab; and a page of hundreds of lanes under mouse and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_live_widgets import cut_off, data, watch_errors
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.widgets import timeline_html
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
+ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts"
+
+RUN = """
+import rlinf_lab as lab
+
+class Source(lab.Worker):
+    def produce(self, out: lab.Outbox):
+        for i in range(4):
+            self.compute(0.02)
+            out.put(i)
+
+class Sink(lab.Worker):
+    def consume(self, inbox: lab.Inbox):
+        total = 0
+        for batch in inbox:
+            self.compute(0.03)
+            total += sum(batch)
+        self.log(reward=total)
+        return {"return": total}
+
+flow = lab.Workflow("endless")
+numbers = flow.channel("numbers")
+source, sink = flow.worker(Source), flow.worker(Sink)
+
+@flow.iteration
+def iteration():
+    source.produce(numbers)
+    return sink.consume(numbers)
+
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
+run = lab.run(flow, plan, emulate=True)
+"""
+
+
+def test_a_real_run_is_paused_resumed_and_stopped_from_its_dashboard(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("real", [RUN, 'print("STATE", run.state, run.error, run.timeline.bubble_sum_error_ns())']))
+    errors = watch_errors(lab.page)
+    lab.execute("notebook:run-cell-and-select-next")
+    board = ".rl-dashboard"
+    iteration = lambda: int(data(lab, board, "iteration") or 0)  # noqa: E731
+    lab.wait_until(lambda: lab.page.locator(board).count() and iteration() >= 3, "iterations")
+    button = lambda name: lab.page.get_by_role("button", name=name, exact=True)  # noqa: E731
+    button("Pause").click()
+    lab.wait_until(lambda: data(lab, board, "state") == "paused", "the pause")
+    seen = [-1]
+
+    def rests() -> bool:  # the iteration under way is finished first
+        before, seen[0] = seen[0], iteration()
+        lab.page.wait_for_timeout(400)
+        return before == seen[0] == iteration()
+
+    lab.wait_until(rests, "rest")
+    at = iteration()
+    button("Resume").click()
+    lab.wait_until(lambda: iteration() > at + 2, "more iterations")
+    lab.page.locator(board).evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    lab.screenshot("dashboard-real-run")
+    assert cut_off(lab) == []
+    button("Stop").click()
+    lab.wait_until(lambda: data(lab, board, "state") == "stopped", "the stop")
+    lab.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")  # a click on an output has chosen its cell
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: "STATE stopped None 0" in "".join(lab.page.locator(".jp-OutputArea").all_inner_texts()), "the state in the kernel")
+    assert not errors
+
+
+def large(ranks: int = 300, steps: int = 40) -> Timeline:
+    """Ranks on devices of their own that wait for a slow one; one step is ten times as long."""
+    recorder, made = Recorder(limit=1 << 20), Timeline()
+    name, waited, channel = recorder.name("step"), recorder.name("step"), recorder.channel("obs")
+    driver = recorder.track("driver", 0)
+    for step in range(steps):
+        recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), step * 1000, step * 1000 + 1000, step)
+    for rank in range(ranks):
+        track = recorder.track("simulator", rank, (f"cpu:{rank}",))
+        for step in range(steps):
+            begin, long = step * 1000, 900 if (rank, step) == (7, 20) else 90
+            for part in range(5):
+                recorder.add(track, SpanKind.RUN, name, begin + 100 * part, begin + 100 * part + (long if part == 0 and long > 90 else 60), step)
+                if long > 90:
+                    break
+            if long == 90:
+                recorder.add(track, SpanKind.GET, waited, begin + 500, begin + 990, step, 1, 8, channel, rank)
+    made.extend(recorder.drain())
+    return made
+
+
+def test_hundreds_of_lanes_under_mouse_and_keys(jupyterlab: Any, tmp_path: Path) -> None:
+    made = large()
+    page = jupyterlab.open_file(timeline_html(made, tmp_path / "large.html", "Three hundred lanes"), theme="light")
+    errors = watch_errors(page)
+    page.wait_for_function(f"() => document.getElementById('timeline').dataset.spans == {len(made)}", timeout=20_000)
+    canvas, details = page.locator("#timeline canvas").first, page.locator(".rl-details")
+    until = lambda what: page.wait_for_function(f"() => {what}", timeout=15_000)  # noqa: E731
+    frames = lambda: int(page.evaluate("() => document.getElementById('timeline').dataset.frames"))  # noqa: E731
+    canvas.click(position={"x": 500, "y": 5})
+    picture = canvas.screenshot()
+    for key in ("PageDown", "End"):
+        before = frames()
+        page.keyboard.press(key)
+        until(f"document.getElementById('timeline').dataset.frames > {before}")
+        assert canvas.screenshot() != picture, key
+        picture = canvas.screenshot()
+    page.screenshot(path=str(ARTIFACTS / "timeline-300-lanes-light.png"))
+    canvas.press("Home")
+    canvas.press("o")
+    until("document.querySelector('.rl-details').innerText.includes('simulator 7 step')")
+    details.get_by_role("button", name="simulator 7 step").first.click()
+    until("document.querySelector('.rl-details').innerText.includes('900 ns')")
+    canvas.press("Escape")
+    canvas.press("f")
+    until("document.getElementById('timeline').dataset.range.startsWith('0,')")
+    for key in ("w", "w", "d", "a", "s"):
+        before = page.evaluate("() => document.getElementById('timeline').dataset.range")
+        canvas.press(key)
+        until(f"document.getElementById('timeline').dataset.range != '{before}'")
+    canvas.press("f")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 300, box["y"] + 15)  # the ruler: a drag selects
+    page.mouse.down()
+    page.mouse.move(box["x"] + 900, box["y"] + 15, steps=4)
+    page.mouse.up()
+    until("document.querySelector('.rl-details').innerText.includes('selected')")
+    assert not errors
