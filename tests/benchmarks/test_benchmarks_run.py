@@ -12,7 +12,13 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["import_time", "engine", "simulator", "planner_search", "prediction_error", "recorder", "switching", "workflow_overhead"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "import_time", "engine", "simulator", "planner_search",
+        "prediction_error", "recorder", "switching", "asynchronous", "workflow_overhead",
+    ],
+)  # fmt: skip
 def test_a_benchmark_runs(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "benchmarks/harness.py", name, "--smoke"], cwd=ROOT, capture_output=True, text=True,
