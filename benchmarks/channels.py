@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable
 from typing import Any
@@ -171,12 +172,14 @@ class Ours:
 
     def __init__(self) -> None:
         self._open: dict[str, Any] = {}
+        self._steps: dict[str, Any] = {}
 
     def rate(self, kind: str, count: int) -> float:
         if kind not in self._open:
             self._open[kind] = lab.session(*flow(kind), executor="ray")
-            self._steps = getattr(self, "_steps", {})
             self._steps[kind] = self._open[kind].__enter__().step
+            if len(self._open) == 1:
+                atexit.register(self.close)  # before Ray's own end, which was registered when it was imported
             self._steps[kind](10)
         return self._steps[kind](count)
 
