@@ -51,6 +51,7 @@ class DeviceHost:
         ip = "127.0.0.1" if one_node else self._ip()
         self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
         self._stop = threading.Event()
+        self._pusher: threading.Thread | None = None
 
     # --- what an executor's own kind of host may know better ------------------------------------------------
     def _ip(self) -> str:
@@ -121,6 +122,8 @@ class DeviceHost:
         self._stop.set()
         if self._sampler is not None:
             self._sampler.stop()
+        if self._pusher is not None:
+            self._pusher.join()  # what it has drained goes before what is drained below: batches are numbered
         with contextlib.suppress(Exception):
             self.push()
             while len(self.recorder):  # what had to wait on disk comes portion by portion

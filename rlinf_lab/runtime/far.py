@@ -61,7 +61,7 @@ class FarReaders:
         try:
             parts = [piece.content() for piece in pieces]
         except BaseException as error:  # a parcel that several ranks share does not open here
-            self._host.unreadable(pieces[0].parcel.origin, error)
+            self._host.misunderstood(pieces[0].parcel.origin, error)
             return
         self._host.say(reader.host, ("got", queue.name, reader.there, reader.asked, reader.first, parts))
 

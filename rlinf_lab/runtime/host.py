@@ -372,9 +372,15 @@ class Host(Scheduler):
                 self.say(self.place[DRIVER, 0], ("failed", error), urgent=True)
 
     def unreadable(self, peer: str, error: BaseException) -> None:
-        """A message of ``peer`` could not be unpickled or handled here."""
-        self.report(wire.misunderstood(self._who_lives_at(self.name), self._who_lives_at(peer), error))
+        """A message of ``peer`` could not be unpickled or handled here. It counts as heard: else the watch would take it for being on its way for ever."""
+        with self._mutex:
+            self._heard += 1
+        self.misunderstood(peer, error)
         self.flush()
+
+    def misunderstood(self, peer: str, error: BaseException) -> None:
+        """What ``peer`` has sent is of no use here. The caller flushes."""
+        self.report(wire.misunderstood(self._who_lives_at(self.name), self._who_lives_at(peer), error))
 
     def _who_lives_at(self, host: str) -> str:
         return f"{host!r} ({', '.join(f'{w}[{r}]' for (w, r), h in self.place.items() if h == host)})"
@@ -388,9 +394,11 @@ class Host(Scheduler):
         with self._mutex:
             self._raise_if_interrupted(process)
             value, new = self._values.entry(call_id, rank, iteration)
+            blocked = not value.ready
+            if blocked and home in self.dead:
+                raise wire.death(self, home)
             if new and home != self.name:
                 self.say(home, ("want", call_id, rank, iteration, self.name))
-            blocked = not value.ready
             if blocked:
                 value.waiters.append(process)
                 process.awaited = f"{producer}[{rank}]"
@@ -577,7 +585,7 @@ class Host(Scheduler):
 
     def flush_soon(self) -> None:
         """Have it sent by a thread of the host, together with what comes until that thread gets to it: for those who go on putting."""
-        if self._post_waits.is_set():
+        if not self._outgoing or self._post_waits.is_set():
             return
         if self._postman is None:
             with self._sending:
@@ -614,6 +622,6 @@ class Host(Scheduler):
     def receive(self, message: tuple) -> None:
         """A message from another host; see `wire`. The caller flushes."""
         with self._mutex:
+            wire.HANDLERS[message[0]](self, *message[1:])
             if message[0] not in wire.UNCOUNTED:
                 self._heard += 1
-            wire.HANDLERS[message[0]](self, *message[1:])

@@ -167,6 +167,14 @@ class HostsExecutor:
 
     def _stop(self) -> Ended:
         ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
+        try:
+            self._ask_to_stop(ended)
+        finally:
+            self._release()
+        return ended
+
+    def _ask_to_stop(self, ended: Ended) -> None:
+        """Have every host that lives end its workers, and hear the last that it has recorded."""
         answered: set[str] = set()
         asked = {name: self._ask(name, "stop") for name in self._reachable() if name not in self.driver_host.dead}
         deadline = time.monotonic() + STOP_SECONDS
@@ -182,8 +190,6 @@ class HostsExecutor:
             answered.add(name)
         if self._listener is not None and asked:
             self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
-        self._release()
-        return ended
 
     def _release(self) -> None:
         """End processes and links; harmless when they have ended."""

@@ -138,6 +138,9 @@ class Loop:
 
     def failed(self, error: Failure, iteration: int | None = None) -> None:
         """Under the mutex: this iteration, or the oldest one, cannot go on; whoever made it known flushes."""
+        driver = self.host.driver
+        if iteration is None and driver.waits_for == "value" and driver.call is None:  # a result of an iteration that is over will not come
+            self.host._interrupt(driver, error)
         if self._open:
             going_on = [number for number, one in self._open.items() if not one.is_over()]
             self._give_up(min(going_on, default=max(self._open) + 1) if iteration is None else iteration, error)

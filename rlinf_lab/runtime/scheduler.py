@@ -276,11 +276,15 @@ class Scheduler:
             elif self._timers:
                 assert self._mock is not None
                 self._mock.time_ns = self._timers[0][0]
-            elif not self._alone or self.stopping or not (self._engine.is_waiting() or any(p.waits_for == "value" for p in self._processes)):
+            elif not self._alone or self.stopping or not self._is_waiting():
                 return
             elif not self.relieve():
                 self.deadlock(self.waits())
                 return
+
+    def _is_waiting(self) -> bool:
+        """Whether anybody waits at a channel, for a device, or for what another rank gives in the middle of its call."""
+        return self._engine.is_waiting() or any(p.waits_for == "value" for p in self._processes)
 
     def _fire_timers(self) -> None:
         now = self.clock.now_ns()
@@ -305,7 +309,8 @@ class Scheduler:
         elif waits_for in ("value", "calls"):
             self._wake(process)
         elif waits_for == "engine":
-            kept = [e for e in self._pending if e[0] != process.index]
+            # The end of a call and of a switch are facts, which the engine has still to hear.
+            kept = [e for e in self._pending if e[0] != process.index or e[1] not in (_PUT, _GET, _START)]
             if len(kept) < len(self._pending):
                 self._pending = kept
                 self._wake(process)

@@ -252,12 +252,16 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         raise error
 
 
-def lost(host: Host, name: str) -> None:
-    """A host has died: tell the driver, and let nobody wait for it."""
+def death(host: Host, name: str) -> ExecutorError:
     members = ", ".join(f"{w}[{r}]" for (w, r), h in host.place.items() if h == name)
-    error = ExecutorError(
+    return ExecutorError(
         f"Host {name!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
     )
+
+
+def lost(host: Host, name: str) -> None:
+    """A host has died: tell the driver, and let nobody wait for it."""
+    error = death(host, name)
     with host._mutex:
         host.dead.add(name)
         if host.loop is not None:

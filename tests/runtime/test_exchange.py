@@ -7,7 +7,7 @@ import time
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.timeline.span import SpanKind
 
 
@@ -83,3 +83,18 @@ def test_before_the_first_call_the_others_are_not_there() -> None:
     flow.iteration(lambda: hasty.go())
     with pytest.raises((lab.WorkerError, WorkflowError), match="outside a call"), lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"])):
         pass
+
+
+@pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+def test_a_rank_that_does_not_come_is_a_deadlock_by_name(executor: str) -> None:
+    class Uneven(lab.Worker):
+        def meet(self) -> None:
+            for n in range(2 - self.rank):
+                self.exchange(n)
+
+    flow = lab.Workflow("uneven")
+    uneven = flow.worker(Uneven, name="uneven")
+    flow.iteration(lambda: uneven.meet())
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"uneven": [0, 1]})
+    with lab.session(flow, plan, executor=executor) as session, pytest.raises(DeadlockError, match=r"uneven\[0\] waits for the value of uneven\[1\]"):
+        session.step()

@@ -16,8 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
 
 from rlinf_lab.errors import ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.run import run, session
+from rlinf_lab.runtime.session import Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -244,3 +248,67 @@ def test_a_foreign_key_is_refused() -> None:
 
 
 
+
+
+def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() -> None:
+    """With a made-up clock the events of an instant wait for each other; a loop that raises meanwhile must not take them back."""
+
+    class Quick(Worker):
+        def work(self) -> int:
+            return 3
+
+        def put(self, out: Outbox) -> None:  # ends a moment later than `work`, within the same instant
+            out.put(3)
+
+    flow = Workflow("quick")
+    items = flow.channel("items")
+    quick, other = flow.worker(Quick, name="quick"), flow.worker(Quick, name="other")
+
+    def fail() -> None:
+        while not any(kind == Event.DONE for _, kind, _, _ in executor.driver_host._pending):
+            time.sleep(0.001)
+        raise ValueError("as it was asked to")
+
+    then = []
+
+    @flow.iteration
+    def iteration() -> list[int]:
+        value = quick.work()
+        other.put(items)
+        value.wait()
+        for each in then:
+            each()
+        return items.get_all()
+
+    executor = LocalExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"quick": [0], "other": [1]}), MockClock())
+    executor.start()
+    s = Session(executor)
+    then.append(fail)
+    with pytest.raises(ValueError, match="as it was asked to") as caught:
+        s.step()
+    assert not hasattr(caught.value, "__notes__"), "nobody is still busy"
+    then.clear()
+    assert s.step() == [3]
+    executor.stop()
+
+
+def test_puts_in_a_row_need_no_thread_on_a_single_host() -> None:
+    class Putting(Worker):
+        def work(self, out: Outbox) -> None:
+            for i in range(50):
+                out.put(i)
+
+    flow = Workflow("puts")
+    items = flow.channel("items")
+    putting = flow.worker(Putting, name="putting")
+
+    @flow.iteration
+    def iteration() -> int:
+        putting.work(items)
+        return len(items.get_all())
+
+    executor = LocalExecutor(flow, ExecutionPlan.temporal(flow, ["cpu:0"]))
+    executor.start()
+    assert Session(executor).step() == 50
+    assert executor.driver_host._postman is None
+    executor.stop()

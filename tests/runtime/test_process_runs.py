@@ -72,8 +72,22 @@ def test_a_workers_exception_crosses_the_process_and_the_others_live_on() -> Non
         assert s.step(4) == 5
 
 
+class OnlyThere:
+    """What no other process than its own can unpickle."""
+
+    def __init__(self, home: int = 0) -> None:
+        if home not in (0, os.getpid()):
+            raise ImportError("no such module here")
+        self.home = os.getpid()
+
+    def __reduce__(self) -> Any:
+        return OnlyThere, (self.home,)
+
+
 class Maker(Worker):
     def make(self, how: str, out: Outbox) -> Any:
+        if how == "only there":
+            return OnlyThere()
         out.put_all(range(100))
         if how == "item":
             out.put(threading.Lock())
@@ -99,10 +113,10 @@ def fragile(taker_name: str = "taker") -> tuple[Workflow, ExecutionPlan]:
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name=taker_name)
 
     @flow.iteration
-    def iteration(how: str = "", early: bool = False) -> tuple[int, int]:
+    def iteration(how: str = "", early: bool = False, waits: bool = True) -> Any:
         made = maker.make(how, items)
         taken = taker.take(items, early)
-        return made.wait(), taken.wait()
+        return (made.wait(), taken.wait()) if waits else (made, taken)
 
     return flow, ExecutionPlan.spatial(flow, DEVICES, {"maker": [0], taker_name: [1]})
 
@@ -115,6 +129,8 @@ def test_what_cannot_travel_fails_the_iteration_by_name_and_the_next_one_goes_on
             assert s.step() == (5, 100)
         with pytest.raises(WorkflowError, match=r"Call of taker.take\(\), argument 2: <unlocked .*Next:"):
             s.step("", threading.Lock())
+        with pytest.raises(ExecutorError, match="Host 'driver'.* could not understand a message of 'host0'.*no such module here"):
+            s.step("only there", False, False)
         assert s.step("", True) == (5, 3)  # a consumer that stops early
         assert s.step() == (5, 100)
 

@@ -264,6 +264,29 @@ def test_a_host_that_dies_ends_the_iteration_and_every_later_one_by_name() -> No
     executor.stop()
 
 
+def test_results_on_a_host_that_died_after_its_iteration_are_not_waited_for() -> None:
+    flow = Workflow("died")
+    items = flow.channel("items")
+    maker, reader = workers(flow)
+    handles = []
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.make(3, items)
+        handles.append(reader.all(items))
+        return handles[-1]
+
+    executor, session = opened(flow, staleness=1)
+    started = session.submit()
+    while not started.done():
+        time.sleep(0.001)
+    executor.driver_host.lost("host1")
+    for late in (started, *handles):
+        with pytest.raises(ExecutorError, match=r"Host 'host1' died .*reader\[0\]"):
+            late.wait(10)
+    executor.stop()
+
+
 def test_the_next_step_waits_for_those_that_compute_on(monkeypatch: pytest.MonkeyPatch) -> None:
     flow = Workflow("busy")
     items = flow.channel("items")
