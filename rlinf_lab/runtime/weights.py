@@ -7,13 +7,15 @@ when its own began: no question is needed for the bound on staleness to hold. Th
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.runtime.cargo import BUCKET, Arrived, Bucket, Cargo, Outgoing, assembled
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
-from rlinf_lab.workflow.weights import Published, Weights
+from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
@@ -34,6 +36,18 @@ class Store:
     owner: str = ""  # the worker that publishes
     asked: bool = False
     waiters: list[Process] = field(default_factory=list)
+    shipped: Shipping | None = None  # where it was published: how it travels
+    buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
+    parcel: list[Arrived] | None = None  # all of them, to be put together by the first who pulls
+    base: Cargo | None = None  # the version before, as it travelled
+    opening: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Shipping(NamedTuple):
+    """``delta``: only what has changed. ``bucket``: bytes of a message at most."""
+
+    delta: bool
+    bucket: int
 
 
 class WeightTable:
@@ -42,13 +56,14 @@ class WeightTable:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._stores: dict[str, Store] = {}
-        self._unseen: dict[Process, dict[str, list[Any]]] = {}  # published in the call that is going on
+        self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None]]]] = {}  # published in the call that is going on
+        self._outgoing: dict[tuple[str, str], Outgoing] = {}  # by store and host: what is on its way, or came there last
 
     def _store(self, name: str) -> Store:
         return self._stores.setdefault(name, Store())
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
-    def publish(self, process: Process, name: str, state: Any) -> int:
+    def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
         with self._host._mutex:
             store, unseen = self._store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
             if process.rank:
@@ -57,21 +72,33 @@ class WeightTable:
                 )
             if store.owner not in ("", process.worker):
                 raise WorkflowError(f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, flow.weights(...).")
-            unseen.append(state)
+            unseen.append((state, shipping))
             return store.known + len(unseen)
 
     def pull(self, process: Process, name: str, at_least: int) -> Published:
         host, store = self._host, self._store(name)
         wanted = max(store.known, at_least)
         if store.here.version >= wanted:
-            return store.here
+            return self._opened(store)
         start = host._spans.end_run(process)
         while store.here.version < wanted:
             self._wait(process, store, name, wanted)
         process.since = host.clock.now_ns()
         if process.since > start:
             host._spans.add(process, SpanKind.WAIT, start, process.since)
-        return store.here
+        return self._opened(store)
+
+    def _opened(self, store: Store) -> Published:
+        """The version that is here, put together if it came in buckets."""
+        with store.opening:
+            while (parcel := store.parcel) is not None:
+                cargo = assembled(parcel, store.base)
+                state = cargo.open()
+                with self._host._mutex:
+                    store.base = cargo
+                    if store.parcel is parcel:  # no newer one has come meanwhile
+                        store.here, store.parcel = Published(cargo.version, state), None
+            return store.here
 
     def _wait(self, process: Process, store: Store, name: str, wanted: int) -> None:
         host = self._host
@@ -99,7 +126,8 @@ class WeightTable:
         for name, states in self._unseen.pop(process, {}).items():
             if well:
                 version = self._store(name).known + len(states)
-                self.arrived(name, version, states[-1])
+                state, self._store(name).shipped = states[-1]
+                self.arrived(name, version, state)
                 self.announced(name, version, process.worker, self._host.name)
                 if self._host.loop is None:
                     self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name))
@@ -118,18 +146,38 @@ class WeightTable:
     def _ask(self, name: str, store: Store) -> None:
         if store.known > store.here.version and not store.asked:
             store.asked = True
-            self._host.say(store.home, ("pull", name, self._host.name))
+            self._next_bucket(name, store, 0)
+
+    def _next_bucket(self, name: str, store: Store, number: int) -> None:
+        have = store.base.version if store.base is not None and store.parcel is None else 0
+        self._host.say(store.home, ("pull", name, self._host.name, have, number))
 
     def owner(self, name: str) -> str:
         """The worker that publishes."""
         return self._store(name).owner
 
-    def answer(self, name: str, host: str) -> None:
-        """Another host wants the newest version."""
-        self._host.say(host, ("weights", name, *self._store(name).here))
+    def answer(self, name: str, host: str, have: int, number: int) -> None:
+        """Another host, which holds version ``have``, wants the newest one, or its next bucket."""
+        store = self._store(name)
+        if not number:
+            if store.shipped is None:
+                self._host.say(host, ("weights", name, *store.here))
+                return
+            last = self._outgoing.get((name, host))
+            base = last.cargo if store.shipped.delta and last is not None and last.cargo is not None and last.version == have else None
+            self._outgoing[name, host] = Outgoing(*store.here, base, store.shipped.bucket)
+        outgoing = self._outgoing[name, host]
+        self._host.say(host, ("weights", name, outgoing.version, Bucket(outgoing, number)))
 
     def arrived(self, name: str, version: int, state: Any) -> None:
         store = self._store(name)
+        if isinstance(state, Arrived):
+            store.buckets.append(state)
+            if state.number + 1 < state.total:
+                self._next_bucket(name, store, state.number + 1)
+                return
+            store.parcel, store.buckets = store.buckets, []
+            state = None  # put together by who pulls it
         store.asked = False
         if version > store.here.version:
             store.here = Published(version, state)
@@ -145,9 +193,11 @@ class WeightsPort(Weights):
         self.name = name
         self._host, self._process, self._call = host, process, call
 
-    def publish(self, state: Any) -> int:
+    def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
         self._refuse_out_of_turn()
-        return self._host.weights.publish(self._process, self.name, state)
+        check_shipping(self, bucket_mib)
+        shipping = Shipping(delta, BUCKET if bucket_mib is None else int(bucket_mib * 2**20)) if delta or bucket_mib is not None else None
+        return self._host.weights.publish(self._process, self.name, state, shipping)
 
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()

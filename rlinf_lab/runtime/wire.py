@@ -154,8 +154,8 @@ def _on_published(host: Host, name: str, version: int, owner: str, home: str) ->
     host.weights.announced(name, version, owner, home)
 
 
-def _on_pull(host: Host, name: str, asker: str) -> None:
-    host.weights.answer(name, asker)
+def _on_pull(host: Host, name: str, asker: str, have: int, number: int) -> None:
+    host.weights.answer(name, asker, have, number)
 
 
 def _on_weights(host: Host, name: str, version: int, state: Any) -> None:

@@ -29,8 +29,14 @@ class Weights:
         self.name = name
         self._newest = Published(0, None)
 
-    def publish(self, state: Any) -> int:
-        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ..."""
+    def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
+        """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ...
+
+        To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
+        the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a
+        version, and what is pulled cannot be written.
+        """
+        check_shipping(self, bucket_mib)
         self._newest = Published(self._newest.version + 1, state)
         return self._newest.version
 
@@ -46,6 +52,12 @@ class Weights:
 
     def __repr__(self) -> str:
         return f"Weights({self.name!r}, version {self._newest.version})"
+
+
+def check_shipping(weights: Weights, bucket_mib: float | None) -> None:
+    """Raises `WorkflowError` for a bucket that holds nothing."""
+    if bucket_mib is not None and (isinstance(bucket_mib, bool) or not isinstance(bucket_mib, (int, float)) or not 2**-10 <= bucket_mib < 2**20):
+        raise WorkflowError(f"{weights!r}: publish(bucket_mib={bucket_mib!r}): MiB of a message, at least {2**-10:g}. Next: bucket_mib=16.")
 
 
 class WeightsHandle(LoopPart):

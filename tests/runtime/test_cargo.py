@@ -1,0 +1,161 @@
+"""Weights in buckets and as differences: bit for bit what was published, over several hosts, and really less to send."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import rlinf_lab as lab
+from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.runtime.cargo import Arrived, Bucket, Cargo, Outgoing, assembled, ranges
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 200), max_size=6), st.integers(1, 90))
+def test_ranges_cover_every_byte_once_and_fit(sizes: list[int], bucket: int) -> None:
+    found = ranges(sizes, bucket)
+    covered = [np.zeros(size, int) for size in sizes]
+    for one in found:
+        assert sum(stop - start for _, start, stop in one) <= max(4, bucket)
+        for block, start, stop in one:
+            assert start < stop and start % 4 == 0
+            covered[block][start:stop] += 1
+    assert all((c == 1).all() for c in covered) and found
+
+
+def sent(state: Any, version: int, base: Cargo | None, bucket: int) -> tuple[Cargo, Cargo, int]:
+    """(the sender's, the reader's, bytes on the way)."""
+    outgoing, arrived, count, nbytes = Outgoing(version, state, base, bucket), [], 1, 0
+    while len(arrived) < count:
+        data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5)
+        nbytes += len(data)
+        arrived.append(Arrived(*pickle.loads(data)))
+        count = arrived[-1].total
+    assert outgoing.cargo is not None
+    return outgoing.cargo, assembled(arrived, base), nbytes
+
+
+KINDS = (np.float32, np.float64, np.float16, np.int8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.sampled_from(KINDS)), min_size=1, max_size=5), st.integers(4, 700), st.floats(0, 1), st.integers(0, 1 << 20),
+)  # fmt: skip
+def test_what_arrives_is_what_was_sent(shapes: list, bucket: int, share: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    state = {i: rng.integers(0, 100, n).astype(kind) for i, (n, kind) in enumerate(shapes)}
+    _, first, _ = sent(state, 1, None, bucket)
+    for key, array in first.open().items():
+        assert array.dtype == state[key].dtype and np.array_equal(array, state[key])
+    changed = {key: np.where(rng.random(array.size) < share, array + 1, array).astype(array.dtype) for key, array in state.items()}
+    _, second, _ = sent(changed, 2, first, bucket)
+    for key, array in second.open().items():
+        assert np.array_equal(array, changed[key]) and np.array_equal(first.open()[key], state[key])
+
+
+def test_little_that_changes_is_little_to_send_and_everything_is_no_more_than_that() -> None:
+    before = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+    base = sent(before, 1, None, 1 << 20)[1]
+    few, all_ = before.copy(), before + 1
+    few[::100] += 1
+    assert sent(few, 2, base, 1 << 20)[2] < 0.03 * before.nbytes
+    assert sent(all_, 2, base, 1 << 20)[2] < 1.01 * before.nbytes
+    assert sent(before, 2, base, 1 << 20)[2] < 2000
+
+
+def test_a_state_of_another_shape_travels_whole() -> None:
+    base = sent({"a": np.zeros(10)}, 1, None, 64)[1]
+    state = {"a": np.ones(11), "b": np.arange(5)}
+    got = sent(state, 2, base, 64)[1].open()
+    assert np.array_equal(got["a"], state["a"]) and np.array_equal(got["b"], state["b"])
+
+
+def test_tensors_of_any_type_and_states_without_arrays_travel_too() -> None:
+    state = {"w": torch.randn(33).to(torch.bfloat16), "n": 3}
+    base = sent(state, 1, None, 16)[1]
+    assert torch.equal(base.open()["w"], state["w"])
+    state["w"][3] += 1
+    assert torch.equal(sent(state, 2, base, 16)[1].open()["w"], state["w"])
+    assert sent("plain", 1, None, 16)[1].open() == "plain"
+
+
+# --- over hosts ------------------------------------------------------------------------------------------------
+class Trains(lab.Worker):
+    def __init__(self, size: int, shipping: dict) -> None:
+        self.state, self.shipping = np.zeros(size, np.float32), shipping
+
+    def train(self, weights: lab.Weights) -> float:
+        self.state = self.state.copy()
+        self.state[self.iteration :: 50] += 1
+        weights.publish({"w": self.state, "step": self.iteration}, **self.shipping)
+        return float(self.state.sum())
+
+
+class Acts(lab.Worker):
+    def act(self, weights: lab.Weights, every: int = 1) -> Any:
+        if self.iteration % every:
+            return None
+        version, state = weights.pull(at_least=1)
+        return version, state["step"], float(state["w"].sum()), state["w"].flags.writeable
+
+
+@pytest.mark.parametrize("shipping", [{"delta": True}, {"bucket_mib": 0.01}, {"delta": True, "bucket_mib": 0.01}], ids=["delta", "buckets", "both"])
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_every_reader_gets_what_was_published(shipping: dict, executor: str) -> None:
+    flow = lab.Workflow("shipped")
+    weights = flow.weights("actor")
+    trains, often, seldom = flow.worker(Trains, 20_000, shipping, name="trains"), flow.worker(Acts, name="often"), flow.worker(Acts, name="seldom")
+
+    @flow.iteration
+    def iteration() -> Any:
+        total = trains.train(weights)
+        total.wait()
+        return total, often.act(weights), seldom.act(weights, 3)
+
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"trains": [0], "often": [1], "seldom": [2]})
+    with lab.session(flow, plan, executor=executor, emulate=True) as session:
+        totals = []
+        for i in range(7):
+            total, often, seldom = session.step()
+            totals.append(total)
+            assert often[:3] == (i + 1, i, total), i
+            assert seldom is None if i % 3 else seldom[:3] == (i + 1, i, total)
+            assert executor == "local" or not often[3]
+
+
+def test_a_state_that_cannot_travel_is_named_in_buckets_too() -> None:
+    import threading
+
+    class Bad(lab.Worker):
+        def train(self, weights: lab.Weights) -> None:
+            weights.publish(threading.Lock(), delta=True)
+
+    flow = lab.Workflow("bad")
+    weights = flow.weights("actor")
+    trains, acts = flow.worker(Bad, name="trains"), flow.worker(Acts, name="acts")
+
+    @flow.iteration
+    def iteration() -> Any:
+        trains.train(weights).wait()
+        return acts.act(weights)
+
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"trains": [0], "acts": [1]})
+    with pytest.raises(WorkerError, match="version 1 of the weights 'actor'"), lab.session(flow, plan, executor="processes", emulate=True) as session:
+        session.step()
+
+
+def test_a_bucket_that_holds_nothing_is_refused() -> None:
+    for bad in (0, -1, float("nan"), "16", True):
+        with pytest.raises(WorkflowError, match="bucket_mib="):
+            lab.Weights().publish(1, bucket_mib=bad)  # type: ignore[arg-type]
