@@ -123,8 +123,10 @@ class Scheduler:
             self._raise_if_interrupted(process)
 
     def _raise_if_interrupted(self, process: Process) -> None:
-        if process.error is not None:
-            error, process.error = process.error, None
+        """A worker that catches it meets it again at its next wait, until its call has ended: nothing that it waits for will come."""
+        if (error := process.error) is not None:
+            if process.drives:  # the user's own loop, which may go on with something else
+                process.error = None
             raise error
 
     def sleep(self, process: Process, duration_ns: int) -> None:

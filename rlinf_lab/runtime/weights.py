@@ -117,8 +117,9 @@ class WeightTable:
                 host._raise_if_interrupted(process)
             finally:
                 with host._mutex:
-                    if process in store.waiters:
+                    if process in store.waiters:  # interrupted: the answer may never come, and whoever waits next asks again
                         store.waiters.remove(process)
+                        store.asked = False
 
     # --- under the mutex -----------------------------------------------------------------------------------
     def ended(self, process: Process, well: bool) -> None:

@@ -198,6 +198,8 @@ class LearnerWorker(TorchWorker):
         self._rng.bit_generator.state = state["rng"]
 
     def close(self) -> None:
+        if hasattr(self, "group"):
+            self.group.leave()  # a run that is kept would keep its connections
         if self._save_to and self.rank == 0 and hasattr(self, "policy"):
             self.policy.weights().save(self._save_to)
 

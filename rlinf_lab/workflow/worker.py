@@ -207,7 +207,8 @@ class Worker:
     def exchange(self, value: Any) -> list[Any]:
         """The values that all ranks of this worker give, by rank, in the middle of a call: all must ask in the same order.
 
-        Values must pickle; a rank in the same process gets the very object. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
+        Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank comes for it: give a copy of
+        what you go on changing. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
         """
         return self._context.exchange(value)
 

@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
 
-from rlinf_lab.errors import ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.clocks import MockClock
@@ -312,3 +312,38 @@ def test_puts_in_a_row_need_no_thread_on_a_single_host() -> None:
     assert Session(executor).step() == 50
     assert executor.driver_host._postman is None
     executor.stop()
+
+
+def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:
+    class Stubborn(Worker):
+        def work(self, inbox: Inbox) -> list[int]:
+            begun.set()
+            try:
+                return inbox.get_all()
+            except Cancelled:
+                told.append(self.cancelled)
+                return inbox.get_all()
+
+    def fail() -> None:
+        assert begun.wait(30)
+        raise ValueError("as it was asked to")
+
+    flow, then, told, begun = Workflow("stubborn"), [], [], threading.Event()
+    items = flow.channel("items")
+    stubborn = flow.worker(Stubborn, name="stubborn")
+
+    @flow.iteration
+    def iteration() -> list[int]:
+        taken = stubborn.work(items)
+        for each in then:
+            each()
+        items.put(3)
+        return taken
+
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as s:
+        then.append(fail)
+        with pytest.raises(ValueError, match="as it was asked to") as caught:
+            s.step()
+        assert told == [True] and not hasattr(caught.value, "__notes__"), "nobody is still busy"
+        then.clear()
+        assert s.step() == [3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,9 @@ class Learner(Worker):
         if fails:
             raise ValueError("after publishing")
         return version
+
+    def publish_lock(self, weights: Weights) -> int:
+        return weights.publish(threading.Lock())
 
     def publish_from(self, rank: int, weights: Weights) -> int:
         return weights.publish("state") if self.rank == rank else 0
@@ -178,6 +182,17 @@ def test_what_a_failed_call_published_is_never_seen() -> None:
             s.step(1)
         assert s.step(2) == (1, "good")
         assert s.step(0) == 2 and s.step(2) == (2, "good")
+
+
+def test_weights_that_cannot_travel_fail_their_reader_and_newer_ones_arrive() -> None:
+    flow, plan = one_store(("learner", "publish_lock", ()), ("learner", "publish", ("good", False)), ("actor", "act_late", (1,)))
+    with session(flow, plan, executor="processes") as s:
+        assert s.step(0) == 1
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="cannot pickle '_thread.lock'"):
+                s.step(2)
+        assert s.step(1) == 2
+        assert s.step(2) == (2, "good")
 
 
 def test_waiting_for_a_version_that_nobody_publishes_is_a_deadlock() -> None:
