@@ -38,7 +38,7 @@ class ObservedSession(Session, Observed):
     submit.__doc__ = Session.submit.__doc__
 
     def _ended(self, one: Iteration) -> None:
-        self._observer.finished(one.number, self._took(one), one._result)
+        self._observer.finished(one.number, one._seconds, one._result)
 
     @property
     def state(self) -> str:

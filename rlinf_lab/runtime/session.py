@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 import types
 import warnings
 from collections import deque
@@ -67,7 +66,7 @@ class Iteration:
     def __init__(self, session: Session, number: int) -> None:
         self.number = number
         self._session = session
-        self._began_at = time.monotonic()
+        self._seconds = 0.0  # that it took; where iterations overlap, from the end of those before
         self._returned: Any = None  # by the iteration function: handles are not resolved yet
         self._result: Any = None
         self._error: BaseException | None = None
@@ -126,7 +125,7 @@ class Session:
         self._next_call = 0
         self._open: deque[Iteration] = deque()  # in order: those that go on, then those that were given up
         self._untold: BaseException | None = None  # a failure that nobody has been told of
-        self._collected_at = time.monotonic()
+        self._ended_ns = 0  # the latest end of an iteration so far
         self.iteration = 0
         self._track = self._host.recorder.track(DRIVER, 0, ())
 
@@ -271,15 +270,12 @@ class Session:
         closed = self._loop.close(one.number)
         end = host.clock.now_ns() if closed.failure is not None else closed.ended_ns
         recorder.add(self._track, SpanKind.MARK, recorder.name("iteration"), closed.began_ns, end, one.number)
+        one._seconds = max(0, end - max(closed.began_ns, self._ended_ns)) / 1e9
+        self._ended_ns = max(self._ended_ns, end)
         one._returned, one._is_over = None, True
 
     def _ended(self, one: Iteration) -> None:
         """An iteration has ended well; for those who watch."""
-
-    def _took(self, one: Iteration) -> float:
-        """How long it took; where iterations overlap, from the end of the one before."""
-        before, self._collected_at = self._collected_at, time.monotonic()
-        return self._collected_at - max(one._began_at, before)
 
     def _tell_later(self, failure: BaseException | None) -> None:
         """Nobody may be waiting for it: then the next submit() raises it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -249,3 +250,14 @@ def test_a_plan_names_its_staleness() -> None:
     assert "staleness    2 iterations" in repr(plan) and "staleness 2" in plan._repr_html_()
     assert ExecutionPlan.from_json(plan.to_json()) == plan
     assert plan.diff(dataclasses.replace(plan, staleness=0)) == "staleness: 2 -> 0"
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_iteration_took_what_the_timeline_says_however_late_it_was_waited_for(staleness: int) -> None:
+    flow, plan = pair(staleness)
+    with session(flow, plan) as s:
+        started = [s.submit(i) for i in range(staleness + 1)]
+        while not started[-1].done():
+            time.sleep(0.001)
+        s.finish()
+    assert s.metrics["seconds"].tolist() == pytest.approx(s.timeline.iterations()["seconds"].tolist(), rel=1e-6)
