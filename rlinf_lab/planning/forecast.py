@@ -18,6 +18,7 @@ from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.execution import ranks_of
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.links import Links
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
@@ -32,6 +33,7 @@ from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 
 DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
 ATOMS = 512  # points of a generator's stream
+MOVED = 16  # parts in which what the consumer wants whole is moved
 ROUNDS = 64  # steps of an episode at most; longer ones are bundled
 COUNTED = 8  # iterations at most over which what a run settles to is averaged
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
@@ -142,12 +144,23 @@ class _Forecast:
         ranks = max([1, *(s.ranks for n, s in placement.seats.items() if self._independent(n))])
         self.items = chunks * math.ceil(max(DETAIL, ranks) / chunks)
         self.taken: dict[tuple[str, int], int] = {}
+        self.links = Links.of(self.profile, self._moving(), self.items)
 
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
-        graph = graph_of(self.profile)
+        graph = self.links.inserted(graph_of(self.profile))
         plan, switches = self._plan(), self._switches()
-        calls = [self._call(step.worker, step.call) for step in graph.program]
+        calls = [self.links.call(step.worker) or self._call(step.worker, step.call) for step in graph.program]
         return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
+
+    def _moving(self) -> list[EdgeProfile]:
+        """Edges between units on devices of their own, whose items take time to move."""
+        if self.profile.link is None:
+            return []
+        seats, home = self.placement.seats, self.setting.home
+        return [
+            e for e in self.profile.edges
+            if e.item_mib and home[e.producer] != home[e.consumer] and not set(seats[e.producer].devices) & set(seats[e.consumer].devices)
+        ]  # fmt: skip
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _independent(self, name: str) -> bool:
@@ -173,7 +186,10 @@ class _Forecast:
         placements = {}
         for name, seat in self.placement.seats.items():
             placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
+        placements.update(self.links.placements())
         chunks = {e.channel: self._chunk(e) for e in self.edges}
+        # What is wanted whole is moved while it is made; a batch is moved when it is complete.
+        chunks.update({self.links.source(e.channel): chunks[e.channel] or max(1, self.items // MOVED) for e in self._moving()})
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory(), self.setting.staleness)
 
@@ -213,7 +229,7 @@ class _Forecast:
     def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when they are complete."""
         inputs, outputs = self._edges(name)
-        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if e.channel in outputs]
+        streams = [self._times(name, 1)] + [self._times(name, e.group) for e in self.edges if self.links.source(e.channel) in outputs]
 
         def script(turn: Turn) -> Script:
             for channel in inputs:
@@ -308,7 +324,7 @@ class _Forecast:
         """Channels from and to other units."""
         mates = self._mates(name)
         inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
-        return [e.channel for e in inputs], [e.channel for e in self.edges if e.producer == name and e.consumer not in mates]
+        return [e.channel for e in inputs], [self.links.source(e.channel) for e in self.edges if e.producer == name and e.consumer not in mates]
 
     def _weight(self, name: str, source: str | None, iteration: int, n: int) -> float:
         """Mean weight of the next n bundles: they come in the order in which they were completed."""

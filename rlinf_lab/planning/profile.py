@@ -137,6 +137,8 @@ class EdgeProfile:
     whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
     items: float | None = rule(None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number")
 
+    item_mib: float | None = rule(None, low=0, high=1e9, unit="MiB", doc="what one item occupies on its way; null: moving it costs nothing")
+
     @property
     def channel(self) -> str:
         """The name of its channel in the workflow that a profile describes."""
@@ -151,6 +153,14 @@ class Cell:
     members: tuple[str, ...] = rule(doc="the workers of the cycle")
     sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider when the members sit on devices of their own")
     calibration: float = rule(1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What lies between workers on devices of their own. Every edge has one to itself."""
+
+    gib_per_s: float = rule(above=0, high=1e9, unit="GiB/s", doc="bandwidth")
+    latency_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="of each batch that is moved")
 
 
 @dataclass(frozen=True)
@@ -174,6 +184,7 @@ class Profile:
     cells: tuple[Cell, ...] = rule((), doc="more about cycles")
     kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
     device_memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits")
+    link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
     fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)")
     notes: tuple[str, ...] = rule((), doc="for people")
@@ -375,5 +386,5 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
+    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Link", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
 ]  # fmt: skip
