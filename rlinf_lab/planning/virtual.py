@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ class VirtualHost:
         """The user's loop: its own script, once for each iteration; when there are too many of them, it waits for the oldest."""
         staleness = self.layout.plan.staleness
         for iteration in range(iterations):
-            yield from self._until(lambda latest=iteration - staleness - 1: self._are_over(latest))  # type: ignore[misc]
+            yield from self._until(partial(self._are_over, iteration - staleness - 1))
             yield from self._body(iteration)
         yield from self._until(lambda: not self._open)
 
@@ -182,7 +183,7 @@ class VirtualHost:
                 self._submit(iteration, number)
             elif kind == WAIT:
                 self._seal(iteration, self._above(self.calls[number].reads))
-                yield from self._until(lambda n=number, part=rank == 0: self._has_ended(iteration, n, part))  # type: ignore[misc]
+                yield from self._until(partial(self._has_ended, iteration, number, rank == 0))
             else:
                 if kind == GET:
                     self._seal(iteration, self._above((channel,)))

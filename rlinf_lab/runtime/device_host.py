@@ -14,7 +14,7 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import ExecutorError, WorkflowError, said
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
@@ -124,10 +124,9 @@ class DeviceHost:
             self._sampler.stop()
         if self._pusher is not None:
             self._pusher.join()  # what it has drained goes before what is drained below: batches are numbered
-        with contextlib.suppress(Exception):
-            self.push()
-            while len(self.recorder):  # what had to wait on disk comes portion by portion
-                self.push()
+        self._tell()
+        while len(self.recorder) and self._tell():  # what had to wait on disk comes portion by portion
+            pass
         for link in self.links.values():
             link.close()
         self._listener.close()
@@ -137,13 +136,24 @@ class DeviceHost:
     def _push(self) -> None:
         """Send what was recorded, ten times a second; nobody has to ask."""
         while not self._stop.wait(PUSH_SECONDS):
-            with contextlib.suppress(Exception):  # the driver is gone: its end of the link says so to everyone
-                self.push()
+            self._tell()
+
+    def _tell(self) -> bool:
+        """Push; whether the driver is still there. A batch that cannot be sent would be missing from a numbered sequence, so that is an error of the run."""
+        try:
+            self.push()
+        except OSError:  # its end of the link says so to everyone
+            return False
+        except Exception as error:
+            self.host.report(ExecutorError(f"Host {self.name!r} cannot send its recording, which ends there: {type(error).__name__}: {said(error)}"))
+            self.host.flush()
+            return False
+        return True
 
     def push(self) -> None:
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
-        frames, self.host.frames = self.host.frames, {}
+        frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}  # one by one: workers go on writing
         news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet(), self.host.transports())
         self.links["driver"].send(("news", *news))
 

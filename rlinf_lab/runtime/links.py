@@ -152,14 +152,18 @@ class Listener:
     def _hear(self, peer: str, stream: Stream, frames: FrameReader) -> None:
         """Hand messages over until the farewell."""
         while frames.next():
-            try:
-                self._on_message(frames.message())
-            except BaseException as error:  # a class that is not here, no more files, a SystemExit: without a reader the run would hang
-                self._on_error(peer, error)
+            self._guarded(peer, lambda: self._on_message(frames.message()))
             if not stream.has_more():
                 frames.forget()  # while it waits for the next one, nothing here keeps slots taken
-                self._on_pause()
-        self._on_pause()
+                self._guarded(peer, self._on_pause)
+        self._guarded(peer, self._on_pause)
+
+    def _guarded(self, peer: str, step: Callable[[], None]) -> None:
+        """Without a reader the run would hang: a class that is not here, no more files, a SystemExit are told, and the next message is heard."""
+        try:
+            step()
+        except BaseException as error:
+            self._on_error(peer, error)
 
     def wait_for_farewells(self, peers: set[str], seconds: float) -> bool:
         """Wait until everything these peers have sent was heard, and their farewell; False when the time passes first."""

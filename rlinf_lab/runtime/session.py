@@ -467,7 +467,10 @@ class Session:
             if self._thread != threading.get_ident():
                 raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
         elif not self.done(call):
-            raise WorkflowError(f"{what} is not here, and no iteration is going on. Next: return it from the iteration function, or wait() in it.")
+            raise WorkflowError(
+                f"{what} is not here yet, and waiting for it outside the iteration function cannot end its iteration. Next: return it from the "
+                f"iteration function, or wait() in it; of an iteration that submit() began, wait() of what submit() gave."
+            )
 
     def _refuse_forgotten(self, what: str, iteration: int) -> None:
         """Values live until the next iteration has ended; what begins after that one cannot count on them."""

@@ -103,9 +103,9 @@ class Channel:
         """Hand over one item from the driver; blocks while the channel is full. See `Outbox.put`."""
         self._flow.dispatcher().driver_put(self.spec, self._values([item]), key, weight, priority)
 
-    def put_all(self, items: Iterable[Any], *, key: int | None = None) -> None:
-        """Hand over many items from the driver, in order."""
-        self._flow.dispatcher().driver_put(self.spec, self._values(items), key)
+    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        """Hand over many items from the driver, in order; ``weight`` and ``priority`` of each."""
+        self._flow.dispatcher().driver_put(self.spec, self._values(items), key, weight, priority)
 
     def _values(self, items: Iterable[Any]) -> list[Any]:
         """Handles stay where they are made; a channel carries values."""

@@ -21,8 +21,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "22_published_comparisons": {"simulate": True},
     "30_live_timeline": {"samples": 24, "iterations": 4},
     "31_reading_a_timeline": {"iterations": 3},
+    "40_any_plan": {"steps": 4, "iterations": 3},
 }  # fmt: skip
-RAY = {"10_workflows"}
+RAY = {"10_workflows", "40_any_plan"}
 
 
 def parameters() -> list[Any]:
