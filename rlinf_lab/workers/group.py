@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import socket
+import threading
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT_SECONDS = 120.0
+LEAVE_SECONDS = 0.5
 LOOPBACK = "127.0.0.1"
 
 
@@ -41,12 +43,14 @@ class RankGroup:
         self._formed = 0  # how many groups so far; 0: none now
         self._wrapped: list[DistributedDataParallel] = []
         self._group: Any = None
+        self._leaving: threading.Timer | None = None
         self._store: Any = None
 
     # --- joining and leaving ------------------------------------------------------------------------------
     def __enter__(self) -> RankGroup:
         """Raises what a rank that does not come has raised."""
         if self._worker.ranks > 1:
+            self._left_by_now()
             formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
             if not formed[0] or len(set(formed)) > 1:
                 self.leave()
@@ -56,7 +60,18 @@ class RankGroup:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None:
+        if error is not None and self._group is not None:
+            # Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank.
+            self._leaving = threading.Timer(LEAVE_SECONDS, self.leave)
+            self._leaving.daemon = True
+            self._leaving.start()
+
+    def _left_by_now(self) -> None:
+        """A leaving that is still to come is done."""
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving.join()
+            self._leaving = None
             self.leave()
 
     def _form(self, number: int) -> None:
