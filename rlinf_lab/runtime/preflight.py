@@ -151,13 +151,14 @@ class _Looking:
     # --- memory ---------------------------------------------------------------------------------------------------
     def _memory(self, facts: dict[int, NodeFacts]) -> list[Check]:
         """What the profile says against what is there: GPUs one by one, cores together as their node's memory."""
-        if self.profile is None:
+        profile = self.profile
+        if profile is None:
             return [Check("memory", OPTIONAL, "not looked at: no profile", "lab.check(..., profile=lab.profile(flow))")]
 
         def look() -> str:
-            unknown = [w for w in self.flow.graph.workers if w not in self.profile.workers]  # type: ignore[union-attr]
+            unknown = [w for w in self.flow.graph.workers if w not in profile.workers]
             if unknown:
-                raise PlanError(f"profile {self.profile.name!r} has no worker {unknown[0]!r}. Next: lab.profile(flow).")  # type: ignore[union-attr]
+                raise PlanError(f"profile {profile.name!r} has no worker {unknown[0]!r}. Next: lab.profile(flow).")
             needs = self._needs()
             for place, (need, who) in needs.items():
                 there = self._there(place, facts)
