@@ -10,7 +10,7 @@ Legend: B batch, O observation, A action.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -66,7 +66,7 @@ class GaussianMLP(nn.Module):
     def forward(self, obs_BO: Tensor) -> tuple[Tensor, Tensor]:
         """Mean action (B×A) and value (B)."""
         normal_BO = self.normalise(obs_BO)
-        return self.policy(normal_BO), self.critic(normal_BO).squeeze(-1)
+        return self.policy(normal_BO), torch.squeeze_copy(self.critic(normal_BO), -1)  # no view: FSDP's hooks stand on what is returned
 
     # --- numpy in, numpy out: without gradients ---------------------------------------------------------
     def act(self, obs_BO: NDArray, noise_BA: NDArray | None) -> tuple[NDArray, NDArray]:
@@ -124,9 +124,9 @@ class GaussianMLP(nn.Module):
         self.obs_mean.copy_(torch.as_tensor(np.asarray(mean_O), dtype=torch.float32))
         self.obs_std.copy_(torch.as_tensor(std, dtype=torch.float32))
 
-    def weights(self) -> Weights:
-        """A copy of all parameters and of the normalisation, in host memory."""
-        arrays = {key: tensor.detach().cpu().numpy().copy() for key, tensor in self.state_dict().items()}
+    def weights(self, state: Mapping[str, Tensor] | None = None) -> Weights:
+        """A copy of all parameters and of the normalisation, in host memory. ``state``: they, where the module's own are sharded."""
+        arrays = {key: tensor.detach().cpu().numpy().copy() for key, tensor in (state or self.state_dict()).items()}
         return Weights(arrays, self.version)
 
     def load(self, weights: Weights) -> None:

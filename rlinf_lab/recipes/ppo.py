@@ -26,6 +26,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, SimulatorWorker
+from rlinf_lab.workers.learner import GROUPS
 from rlinf_lab.workflow.workflow import WorkerHandle, Workflow
 
 
@@ -80,6 +81,8 @@ class PPOConfig:
     """units of each hidden layer, of the policy and of the value net"""
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
+    parallel: str = "ddp"
+    """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments; processes of their own)"""
 
     def __post_init__(self) -> None:
         self._require("env_id", isinstance(self.env_id, str) or callable(self.env_id), "an id, 'simulator/task', or what constructs a VecEnv")
@@ -98,6 +101,7 @@ class PPOConfig:
         self._require("log_std", _real(self.log_std) and -5 <= self.log_std <= 2, "a number between -5 and 2")
         units = isinstance(self.hidden, (tuple, list)) and all(_whole(n, 1) for n in self.hidden)
         self._require("hidden", units, "a tuple of whole numbers of at least 1, such as (64, 64)")
+        self._require("parallel", self.parallel in GROUPS, " or ".join(map(repr, GROUPS)))
         self._require("save_to", self.save_to is None or isinstance(self.save_to, (str, os.PathLike)), "a path, or None")
 
     def _require(self, field: str, holds: bool, limit: str) -> None:
@@ -173,7 +177,7 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         minibatch=config.minibatch, clip=config.clip, value_coefficient=config.value_coefficient,
         entropy_coefficient=config.entropy_coefficient, max_grad_norm=config.max_grad_norm, reward_scale=config.reward_scale,
         anneal=config.anneal, anneal_updates=config.iterations, seed=config.seed, save_to=config.save_to,
-        state=state,
+        state=state, parallel=config.parallel,
     )  # fmt: skip
 
     @flow.iteration

@@ -13,6 +13,7 @@ from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import devices_here, refuse_missing
+from rlinf_lab.runtime.hosts_executor import place_hosts
 from rlinf_lab.runtime.nodes import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray
@@ -44,16 +45,16 @@ def check(
     if profile is not None and not isinstance(profile, Profile):
         raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
     wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
-    looking = _Looking(flow, wanted, profile, emulate)
+    looking = _Looking(flow, wanted, profile, emulate, executor)
     checks = [looking.plan()]
     if checks[0].status != BROKEN:
-        checks += [looking.workers(), *(looking.here() if executor == "local" else looking.cluster(address))]
+        checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
     return Report(f"workflow {flow.name!r} under plan {wanted.name!r}, executor {executor!r}", tuple(checks))
 
 
 class _Looking:
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool) -> None:
-        self.flow, self.wanted, self.profile, self.emulate = flow, plan, profile, emulate
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local") -> None:
+        self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
 
     # --- the plan and the workers -----------------------------------------------------------------------------
     def plan(self) -> Check:
@@ -71,21 +72,24 @@ class _Looking:
         """Each worker says whether it can work with these ranks (`Worker.preflight`)."""
 
         def look() -> str:
-            refuse_unfit_workers(self.flow, self.layout)
+            place = dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
+            refuse_unfit_workers(self.flow, self.layout, place)
             return "every worker accepts its ranks and sub-batches"
 
         return _tried("workers", look)
 
-    # --- this process ---------------------------------------------------------------------------------------------
+    # --- this machine ---------------------------------------------------------------------------------------------
     def here(self) -> list[Check]:
         def look() -> str:
             elsewhere = [d for d in self.wanted.devices if Device.parse(d).node]
             if elsewhere:
-                raise PlanError(f"{', '.join(elsewhere)}: the local executor has this process only. Next: executor='ray'.")
+                raise PlanError(f"{', '.join(elsewhere)}: the {self.executor} executor has this machine only. Next: executor='ray'.")
             refuse_missing(self.wanted, self.emulate)
             return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
 
-        return [_tried("devices", look), *self._memory({0: facts_here()})]
+        facts = {0: facts_here()}
+        travelling = [] if self.executor == "local" else [self._pickling()[0], self._ports({}, facts)]
+        return [_tried("devices", look), *travelling, *self._memory(facts)]
 
     # --- several processes ----------------------------------------------------------------------------------------
     def cluster(self, address: str | None) -> list[Check]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
 
 
-def refuse_unfit_workers(flow: Workflow, layout: Layout) -> None:
-    """Ask every worker whether it can work under the plan. Raises what it raises."""
+def refuse_unfit_workers(flow: Workflow, layout: Layout, place: Mapping[tuple[str, int], str]) -> None:
+    """Ask every worker whether it can work under the plan. ``place``: the process of every (worker, rank). Raises what a worker raises."""
     for name, declaration in flow.workers.items():
         if name not in layout.graph.workers or not declaration.has_preflight():
             continue
         context = Context()
         context.name, context.ranks, context.sub_batches = name, layout.ranks(name), layout.plan.tokens(name)
         context.device = torch_device(layout.device_names(name, 0))
+        processes = [place[name, rank] for rank in range(context.ranks)]
+        context.apart = len(set(processes)) == len(processes)
         declaration.build(context).preflight()

@@ -4,6 +4,7 @@ from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.learner import LearnerWorker, Update
 from rlinf_lab.workers.policy import PolicyWorker
 from rlinf_lab.workers.residence import Residence, TorchWorker
+from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workers.simulator import SimulatorWorker
 
-__all__ = ["LearnerWorker", "PolicyWorker", "RankGroup", "Residence", "SimulatorWorker", "TorchWorker", "Update"]
+__all__ = ["LearnerWorker", "PolicyWorker", "RankGroup", "Residence", "ShardGroup", "SimulatorWorker", "TorchWorker", "Update"]

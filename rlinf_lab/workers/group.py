@@ -9,10 +9,13 @@ hang: a rank that fails leaves the group, which ends the collectives of the othe
 from __future__ import annotations
 
 import datetime
+import os
 import socket
 import threading
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -29,6 +32,15 @@ LEAVE_SECONDS = 0.5
 LOOPBACK = "127.0.0.1"
 
 
+class Met(NamedTuple):
+    """What a rank says of itself when a group is formed. ``taken``: its process has a default process group of torch already."""
+
+    address: str
+    port: int
+    process: int
+    taken: bool
+
+
 class RankGroup:
     """The ranks of ``worker`` as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
 
@@ -41,7 +53,7 @@ class RankGroup:
             raise MissingDependencyError("RankGroup needs torch.distributed, which this build of torch lacks. Next: install another build of torch.")
         self._worker, self._timeout = worker, datetime.timedelta(seconds=timeout)
         self._formed = 0  # how many groups so far; 0: none now
-        self._wrapped: list[DistributedDataParallel] = []
+        self._wrapped: list[nn.Module] = []  # those of `parallel`
         self._group: Any = None
         self._leaving: threading.Timer | None = None
         self._store: Any = None
@@ -53,11 +65,15 @@ class RankGroup:
             self._left_by_now()
             formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
             if not formed[0] or len(set(formed)) > 1:
+                self._refuse_to_form_again(wrapped)
                 self.leave()
                 self._form(max(formed) + 1)
             elif len(set(wrapped)) > 1:  # some have left their device: wrapping is a collective too, so all do it again
                 self.unwrap()
         return self
+
+    def _refuse_to_form_again(self, wrapped: Sequence[int]) -> None:
+        """``wrapped``: how many modules each rank works on together with the others."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None and self._group is not None:
@@ -75,16 +91,23 @@ class RankGroup:
             self.leave()
 
     def _form(self, number: int) -> None:
-        rank, ranks = self._worker.rank, self._worker.ranks
+        rank = self._worker.rank
         if rank == 0:
             self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        addresses = self._worker.exchange((_own_address(), self._store.port if rank == 0 else 0))
-        on_one_machine = len({host for host, _ in addresses}) == 1
-        (first, port), own = addresses[0], addresses[rank][0]
-        client = dist.TCPStore(LOOPBACK if on_one_machine else first, port, is_master=False, timeout=self._timeout)
-        self._group = _process_group(client, rank, ranks, self._worker.device, LOOPBACK if on_one_machine else own, self._timeout)
+        met = [Met(*m) for m in self._worker.exchange((_own_address(), self._store.port if rank == 0 else 0, os.getpid(), dist.is_initialized()))]
+        self._refuse(met)
+        on_one_machine = len({m.address for m in met}) == 1
+        client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
+        self._group = self._joined(client, LOOPBACK if on_one_machine else met[rank].address)
         self._formed = number
         self.barrier()
+
+    def _refuse(self, met: Sequence[Met]) -> None:
+        """Raise, on all ranks alike, where these ranks can form no group."""
+
+    def _joined(self, store: Any, address: str) -> Any:
+        """The group, of the ranks that speak with each other at ``address`` of this machine."""
+        return _process_group(store, self._worker.rank, self._worker.ranks, self._worker.device, address, self._timeout)
 
     def leave(self) -> None:
         """Close this rank's connections: collectives of the others fail instead of waiting."""
@@ -99,9 +122,21 @@ class RankGroup:
                 wrapped.__dict__.pop(name, None)
         self._wrapped = []
 
+    def offload(self) -> None:
+        """Before the worker leaves its device."""
+        self.unwrap()
+
+    def forget(self) -> bool:
+        """Give up what `parallel` has made; whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
+        self.unwrap()
+        return False
+
     # --- working together -----------------------------------------------------------------------------------
-    def parallel(self, module: nn.Module) -> nn.Module | DistributedDataParallel:
-        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does; itself on a single rank."""
+    def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
+        """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does; itself on a single rank.
+
+        ``optimizer``: of its parameters.
+        """
         if self._worker.ranks == 1:
             return module
         for wrapped in self._wrapped:
@@ -111,6 +146,18 @@ class RankGroup:
 
         self._wrapped.append(DistributedDataParallel(module, process_group=self._group))
         return self._wrapped[-1]
+
+    def gathered(self, module: nn.Module) -> AbstractContextManager[Any]:
+        """``with group.gathered(module):`` its parameters are whole, for reading. All ranks must come."""
+        return nullcontext()
+
+    def whole(self, module: nn.Module) -> dict[str, torch.Tensor]:
+        """The module's state, every tensor of its whole shape. All ranks must come."""
+        return module.state_dict()
+
+    def whole_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimiser's state, as an optimiser on a single rank would have it. All ranks must come."""
+        return optimizer.state_dict()
 
     def mean(self, values: dict[str, float]) -> dict[str, float]:
         """Means over the ranks, which all give the same names."""
@@ -128,7 +175,7 @@ class RankGroup:
 
     def __repr__(self) -> str:
         now = f"group {self._formed}" if self._formed else "not formed"
-        return f"RankGroup({self._worker!r}, rank {self._worker.rank} of {self._worker.ranks}, {now})"
+        return f"{type(self).__name__}({self._worker!r}, rank {self._worker.rank} of {self._worker.ranks}, {now})"
 
 
 def _process_group(store: Any, rank: int, ranks: int, device: str, address: str, timeout: datetime.timedelta) -> Any:

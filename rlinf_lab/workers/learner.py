@@ -19,14 +19,17 @@ import torch
 from torch import nn
 
 from rlinf_lab.algorithms import Moments, entropy, gae, log_prob, ppo_loss
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies import GaussianMLP, Weights
 from rlinf_lab.records import TrainBatch, Trajectory
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
+from rlinf_lab.workers.shards import APART, ShardGroup
 from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox
+
+GROUPS: dict[str, type[RankGroup]] = {"ddp": RankGroup, "fsdp": ShardGroup}
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,10 @@ class Update:
 
 
 class LearnerWorker(TorchWorker):
-    """Proximal policy optimisation. Several ranks share the samples of each minibatch, their gradients are averaged by torch's
-    DistributedDataParallel; up to rounding they learn what one rank learns.
+    """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what one rank learns.
 
+    ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the gradients. ``"fsdp"``: each keeps
+    its part of weights, gradients and Adam's moments (torch's `fully_shard`); the ranks must be processes of their own.
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
     ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
     ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
@@ -66,9 +70,13 @@ class LearnerWorker(TorchWorker):
         seed: int = 0,
         save_to: str | None = None,
         state: dict[str, Any] | None = None,
+        parallel: str = "ddp",
     ) -> None:
         if minibatch < 2:
             raise ConfigError(f"LearnerWorker(minibatch={minibatch}): at least 2, for advantages are normalised within a minibatch.")
+        if parallel not in GROUPS:
+            raise ConfigError(f"LearnerWorker(parallel={shown(parallel)}): {' or '.join(map(repr, GROUPS))}.")
+        self.parallel = parallel
         self._make, self._save_to, self._state = policy, save_to, state
         self.gamma, self.lam, self.reward_scale = gamma, lam, reward_scale
         self.learning_rate, self.anneal, self.anneal_updates = learning_rate, anneal, anneal_updates
@@ -78,39 +86,51 @@ class LearnerWorker(TorchWorker):
         )
         self._rng = np.random.default_rng(stream(seed, Purpose.MINIBATCHES))
         self.env_steps = 0
+        self._made: Weights | None = None  # of the latest update
+
+    def preflight(self) -> None:
+        if self.parallel == "fsdp" and self.ranks > 1 and not self._context.apart:
+            raise ConfigError(f"{self.name}: parallel='fsdp', and several of its {self.ranks} ranks live in one process. {APART}")
 
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
-        self.policy = self._make().to(self.device)
-        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
-        self.group = RankGroup(self)
+        self.group = GROUPS[self.parallel](self)
+        self._begin()
         self.moments = Moments.empty(self.policy.obs_mean.shape[0])
         if self._state is not None:
             self.load_state_dict(self._state)
+
+    def _begin(self) -> None:
+        """A policy as constructed, and its optimiser."""
+        self.policy = self._make().to(self.device)
+        self.optimizer = torch.optim.Adam(self.policy.parameters(), lr=self.learning_rate, eps=1e-5)
 
     # --- the update -----------------------------------------------------------------------------------
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
         """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
-        # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
-        batch = self._batch(sorted(received, key=lambda t: t.first_env))
-        with self.span("update"), self.group:
-            losses = self._optimise(batch)
-        self.moments = self.moments.update(batch.obs_BO)
-        self.policy.set_normaliser(self.moments.mean, self.moments.std)
-        staleness = self.policy.version - min(int(t.version_T.min()) for t in received)
-        self.policy.version += 1
+        with self.group:
+            self.group.parallel(self.policy, self.optimizer)
+            with self.group.gathered(self.policy):
+                # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
+                batch = self._batch(sorted(received, key=lambda t: t.first_env))
+            with self.span("update"):
+                losses = self._optimise(batch)
+            self.moments = self.moments.update(batch.obs_BO)
+            self.policy.set_normaliser(self.moments.mean, self.moments.std)
+            staleness = self.policy.version - min(int(t.version_T.min()) for t in received)
+            self.policy.version += 1
+            self._made = self.weights()
         self.env_steps += len(batch)
         metrics = {"env_steps": float(self.env_steps), "staleness": float(staleness), **episode_metrics(received), **losses}
-        made = self.policy.weights()
         if weights is not None and self.rank == 0:
-            weights.publish(made)
-        return Update(made, metrics)
+            weights.publish(self._made)
+        return Update(self._made, metrics)
 
     def weights(self) -> Weights:
-        """A copy of the current weights."""
-        return self.policy.weights()
+        """A copy of the current weights. With several ranks and ``parallel="fsdp"`` all must ask."""
+        return self.policy.weights(self.group.whole(self.policy))
 
     def _batch(self, trajectories: list[Trajectory]) -> TrainBatch:
         if not trajectories:
@@ -138,7 +158,7 @@ class LearnerWorker(TorchWorker):
 
     def _optimise(self, batch: TrainBatch) -> dict[str, float]:
         self.optimizer.param_groups[0]["lr"] = self._learning_rate()
-        model = self.group.parallel(self.policy)
+        model = self.group.parallel(self.policy, self.optimizer)
         device = self.policy.log_std.device
         names = ("obs_BO", "action_BA", "log_prob_B", "advantage_B", "return_B")
         columns = [torch.as_tensor(getattr(batch, n), dtype=torch.float32, device=device) for n in names]
@@ -180,28 +200,32 @@ class LearnerWorker(TorchWorker):
         return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))
 
     def offload(self) -> None:
-        self.group.unwrap()
+        self.group.offload()
         super().offload()
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly here."""
+        """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks."""
+        with self.group:
+            weights, optimizer = self.weights(), self.group.whole_state(self.optimizer)
         return {
-            "weights": self.policy.weights(), "optimizer": self.optimizer.state_dict(), "moments": self.moments,
-            "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
+            "weights": weights, "optimizer": optimizer, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.group.forget():
+            self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.moments, self.env_steps = state["moments"], state["env_steps"]
         self._rng.bit_generator.state = state["rng"]
+        self._made = state["weights"]
 
     def close(self) -> None:
         if hasattr(self, "group"):
             self.group.leave()  # a run that is kept would keep its connections
         if self._save_to and self.rank == 0 and hasattr(self, "policy"):
-            self.policy.weights().save(self._save_to)
+            (self._made or self.policy.weights()).save(self._save_to)
 
 
 def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:

@@ -24,7 +24,7 @@ class Residence:
     """What of some modules and optimisers lives on a device, and where it is now.
 
     ``owners``: their parameters, buffers, gradients and optimiser states are moved. Tensors that are made while it is here come along the next
-    time. Adam's step counters, which live in host memory, stay there.
+    time. Adam's step counters, which live in host memory, stay there. Of a module that is sharded over ranks this rank's part is moved.
     """
 
     def __init__(self, owners: Iterable[Owner], device: str) -> None:
@@ -52,6 +52,8 @@ class Residence:
             self._wait()  # before anybody reads the copies or their source is freed
             for tensors, host in self._moved:
                 _put_onto(tensors, host)
+            for module in self._sharded():
+                _move_shards(module, "cpu")
         self.away = True
 
     def come_back(self) -> None:
@@ -63,6 +65,8 @@ class Residence:
                 there = torch.empty(host.numel(), dtype=torch.uint8, device=self.device)
                 there.copy_(host, non_blocking=self.device.type == "cuda")
                 _put_onto(tensors, there)
+            for module in self._sharded():
+                _move_shards(module, self.device)
             self._wait()
         self._moved = []
         self.away = False
@@ -71,7 +75,12 @@ class Residence:
     def nbytes(self) -> int:
         """Bytes that a switch moves."""
         moved = [tensors for tensors, _ in self._moved] if self.away else self._blocks()
-        return sum(tensors[0].untyped_storage().nbytes() for tensors in moved)
+        shards = [_own(tensor) for module in self._sharded() for tensor in (*_with_gradients(module), *module.buffers())]
+        return sum(tensor.untyped_storage().nbytes() for tensor in (*(tensors[0] for tensors in moved), *shards))
+
+    def _sharded(self) -> list[nn.Module]:
+        """Modules that keep more references to their memory than their tensors: they move themselves."""
+        return [owner for owner in self.owners if isinstance(owner, nn.Module) and hasattr(owner, "reshard")]
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -81,7 +90,7 @@ class Residence:
         """The tensors of every block of memory on the device; each tensor once."""
         found: dict[int, list[torch.Tensor]] = {}
         seen: set[int] = set()
-        for tensor in self._tensors():
+        for tensor in map(_own, self._tensors()):
             storage = tensor.untyped_storage()
             if id(tensor) not in seen and storage.nbytes() and tensor.device.type == self.device.type:
                 seen.add(id(tensor))
@@ -91,11 +100,9 @@ class Residence:
     def _tensors(self) -> Iterator[torch.Tensor]:
         for owner in self.owners:
             if isinstance(owner, nn.Module):
-                for parameter in owner.parameters():
-                    yield parameter
-                    if parameter.grad is not None:
-                        yield parameter.grad
-                yield from owner.buffers()
+                if not hasattr(owner, "reshard"):
+                    yield from _with_gradients(owner)
+                    yield from owner.buffers()
             else:
                 for state in owner.state.values():
                     yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
@@ -104,6 +111,27 @@ class Residence:
         where = "host memory" if self.away else str(self.device)
         owners = ", ".join(type(owner).__name__ for owner in self.owners)
         return f"Residence({owners} of {self.device}, {self.nbytes / 2**20:.1f} MiB, now in {where})"
+
+
+def _with_gradients(module: nn.Module) -> Iterator[torch.Tensor]:
+    for parameter in module.parameters():
+        yield parameter
+        if parameter.grad is not None:
+            yield parameter.grad
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of a tensor that is sharded over ranks; any other as it is."""
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    with torch.no_grad():
+        part: torch.Tensor = tensor.to_local()
+        return part
+
+
+def _move_shards(module: nn.Module, place: torch.device | str) -> None:
+    """What ``module.to(place)`` does, with a copy also where host memory is the device."""
+    module._apply(lambda tensor: tensor.to(place, copy=True))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

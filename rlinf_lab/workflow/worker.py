@@ -70,7 +70,8 @@ class Context:
     """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
 
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``device`` (torch's name for it,
-    ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``.
+    ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``, ``apart`` (whether no two
+    ranks live in one process; told to `Worker.preflight`).
     """
 
     name: str = ""
@@ -79,6 +80,7 @@ class Context:
     device: str = "cpu"
     sub_batches: int = 1
     iteration: int = 0
+    apart: bool = True
 
     def span(self, label: str) -> AbstractContextManager[Any]:
         return nullcontext()

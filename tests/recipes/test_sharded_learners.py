@@ -1,0 +1,138 @@
+"""Learner ranks that share weights, gradients and Adam's moments by torch's fully_shard: they learn what one rank learns, in processes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.recipes.ppo import PPOConfig, build
+from rlinf_lab.workers import LearnerWorker, ShardGroup
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
+from line_env import LineEnv
+
+SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+SHARDED = replace(SMALL, parallel="fsdp")
+
+
+def plan_of(flow: lab.Workflow, ranks: int, **fields) -> lab.ExecutionPlan:
+    return lab.ExecutionPlan.temporal(flow, [f"cpu:{i}" for i in range(ranks)], {"learner": ranks}, **fields)
+
+
+def same(a, b, atol: float = 2e-4) -> None:
+    assert a.arrays.keys() == b.arrays.keys() and a.version == b.version
+    for name, array in a.arrays.items():
+        assert array.shape == b.arrays[name].shape and np.allclose(array, b.arrays[name], atol=atol), name
+
+
+def test_shards_learn_what_one_rank_learns_also_when_switched_out_and_after_a_checkpoint() -> None:
+    """Two updates by one rank and by two; then both go on from the checkpoint of the two, which is one of any number of ranks."""
+    flow = build(SMALL)
+    with lab.session(flow, plan_of(flow, 1)) as session:
+        one = [session.step() for _ in range(2)]
+        alone = session.step("state")
+    flow = build(SHARDED)
+    memory = {"memory": {"learner": 2, "policy": 2, "simulator": 2}, "device_memory": 2}  # the learner leaves and comes back between updates
+    with lab.session(flow, plan_of(flow, 2, **memory), executor="processes", emulate=True) as session:
+        several = [session.step() for _ in range(2)]
+        shared = session.step("state")
+        assert {"onload", "offload"} <= {s.name for s in session.timeline.rows() if s.track.worker == "learner"}
+    for a, b in zip(one, several, strict=True):
+        assert a.keys() == b.keys() and b["value_loss"] == pytest.approx(a["value_loss"], rel=1e-3)
+    same(alone["weights"], shared["weights"])
+    assert alone["optimizer"]["state"].keys() == shared["optimizer"]["state"].keys()
+    for i, each in alone["optimizer"]["state"].items():
+        assert np.allclose(each["exp_avg"], shared["optimizer"]["state"][i]["exp_avg"], atol=1e-3)
+
+    flow = build(SMALL, state=alone)
+    with lab.session(flow, plan_of(flow, 1)) as session:
+        next_one = session.step()
+    flow = build(SHARDED, state=shared)
+    with lab.session(flow, plan_of(flow, 2), executor="processes", emulate=True) as session:
+        again = session.step()
+        assert again["value_loss"] == pytest.approx(next_one["value_loss"], rel=1e-3)
+        assert again["policy_loss"] == pytest.approx(next_one["policy_loss"], abs=1e-3)
+
+
+class Layers(lab.Worker):
+    """Two layers that are gathered one at a time; rank 0 says how much of the weights it keeps."""
+
+    def setup(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(self.rank)  # different on purpose: all begin with those of rank 0
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).to(self.device)  # 3 rows are not divided by two
+        self.sgd = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+        self.group = ShardGroup(self, timeout=60)
+
+    def train(self, fails: int = -1) -> tuple[int, list, list]:
+        with self.group:
+            net = self.group.parallel(self.net, self.sgd, units=list(self.net))
+            x = torch.full((2, 4), self.rank + 1.0, device=self.device)
+            net(x).sum().backward()
+            if self.rank == fails:
+                raise ValueError("no")
+            self.sgd.step()
+            self.sgd.zero_grad()
+            with self.group.gathered(self.net):
+                gathered = [p.tolist() for p in self.net.parameters()]
+            kept = sum(p.to_local().numel() for p in self.net.parameters())
+            return kept, [t.tolist() for t in self.group.whole(self.net).values()], gathered
+
+
+def layers(kind: str = "cpu") -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    flow = lab.Workflow("layers")
+    worker = flow.worker(Layers, name="layers")
+    flow.iteration(lambda fails=-1: worker.train(fails))
+    return flow, lab.ExecutionPlan.spatial(flow, [f"{kind}:0", f"{kind}:1"], {"layers": [0, 1]})
+
+
+def test_each_rank_keeps_its_part_and_a_failed_update_is_not_gone_on_from() -> None:
+    flow, plan = layers()
+    with lab.session(flow, plan, executor="processes", emulate=True) as session:
+        (kept, whole, gathered), (other, *same_whole) = session.step()
+        assert whole == gathered and [whole, gathered] == same_whole and kept + other == 4 * 8 + 8 + 8 * 3 + 3 and max(kept, other) < 40
+        with pytest.raises(lab.WorkerError, match="'layers' rank 1 failed in train.*no"):
+            session.step(1)
+        assert session._loop.busy() == []  # nobody is left in a collective
+        with pytest.raises(lab.WorkerError, match="the shards may be of different steps. Next: go on from a checkpoint"):
+            session.step()
+
+
+@pytest.mark.gpu
+def test_on_gpus_the_same_weights_through_nccl() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs: NCCL takes one rank on each")
+    found = []
+    for kind in ("cpu", "cuda"):
+        flow, plan = layers(kind)
+        with lab.session(flow, plan, executor="processes", emulate=True) as session:
+            session.step()
+            found.append(session.step()[0][1])
+    for on_cpu, on_gpu in zip(*found, strict=True):
+        assert np.allclose(on_cpu, on_gpu, atol=1e-5)
+
+
+def test_threads_are_refused_before_the_launch_and_in_the_call() -> None:
+    flow = build(SHARDED)
+    with pytest.raises(ConfigError, match="several of its 2 ranks live in one process.*Next: executor='processes'"):
+        lab.run(flow, plan_of(flow, 2), 1, emulate=True)
+    assert "executor='processes'" in lab.check(flow, plan_of(flow, 2), emulate=True)["workers"].mend
+    assert lab.check(flow, plan_of(flow, 2), "processes", emulate=True).ok
+    flow, plan = layers()  # a worker that does not say so itself
+    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match="several of its 2 ranks live in one process"):
+        session.step()
+
+
+def test_only_known_ways_to_share() -> None:
+    with pytest.raises(ConfigError, match=r"LearnerWorker\(parallel='zero'\): 'ddp' or 'fsdp'"):
+        LearnerWorker(lambda: None, gamma=0.9, lam=0.9, learning_rate=1e-3, parallel="zero")
+    with pytest.raises(ConfigError, match="parallel"):
+        replace(SMALL, parallel="zero")
