@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rlinf_lab.errors import ExecutorError, shown
+from rlinf_lab.errors import ExecutorError, said, shown
 from rlinf_lab.runtime.device_host import DeviceHost, import_path
 from rlinf_lab.runtime.links import close_when_forked
 
 DEATH_SECONDS = 3.0
-_SIZE = struct.Struct("<Q")
+_HEAD = struct.Struct("<Qq")  # of a message: bytes, and the number of the request
 _START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.child import main; main({fd}, {name!r})"
 
 
@@ -69,23 +69,23 @@ class Child:
             if not self._gone:
                 self._waiting[number] = future
                 try:
-                    _send(self._socket, (number, method, args))
+                    _send(self._socket, number, pickle.dumps((method, args)))
                     return future
                 except OSError:
                     del self._waiting[number]
+                except BaseException:  # an argument that does not pickle is the caller's error
+                    del self._waiting[number]
+                    raise
         future.set_exception(ChildDied(self.name, self._process.poll()))
         return future
 
     def _hear(self) -> None:
         try:
             while (answer := _receive(self._socket)) is not None:
-                number, value, error = answer
+                number, data = answer
                 with self._lock:
                     future = self._waiting.pop(number)
-                if error is not None:
-                    future.set_exception(error)
-                else:
-                    future.set_result(value)
+                _settle(future, data, self.name)
         except OSError:  # it was killed
             pass
         status = self._status()
@@ -136,13 +136,9 @@ def main(fd: int, name: str) -> None:
             error = raised
             if not method:  # it is the answer to everything
                 host.set_exception(raised)
+        data = _answer(name, method, value, error)
         with lock:
-            try:
-                data = pickle.dumps((number, value, error))
-                pickle.loads(data)
-            except Exception:  # an exception of the user's that cannot travel
-                data = pickle.dumps((number, None, ExecutorError(f"Host {name!r} could not answer {method}(): {shown(value if error is None else error)}")))
-            connection.sendall(_SIZE.pack(len(data)) + data)
+            _send(connection, number, data)
 
     while True:
         try:
@@ -151,25 +147,49 @@ def main(fd: int, name: str) -> None:
             request = None
         if request is None:
             os._exit(0)
-        if not request[1]:  # on this thread: those that are made later stay on its cores
-            answer(*request)
+        number, data = request
+        method, args = pickle.loads(data)
+        if not method:  # on this thread: those that are made later stay on its cores
+            answer(number, method, args)
         else:
-            threading.Thread(target=answer, args=request, name=request[1], daemon=True).start()
+            threading.Thread(target=answer, args=(number, method, args), name=method, daemon=True).start()
 
 
-def _send(connection: socket.socket, message: tuple[Any, ...]) -> None:
-    data = pickle.dumps(message)
-    connection.sendall(_SIZE.pack(len(data)) + data)
+def _answer(name: str, method: str, value: Any, error: BaseException | None) -> bytes:
+    """What a method returned or raised, as bytes that can be read again; else an error that says so. The call is answered whatever it was."""
+    try:
+        data = pickle.dumps((value, error))
+        pickle.loads(data)
+    except BaseException as problem:  # also a __reduce__ that leaves
+        found = shown(value) if error is None else f"{type(error).__name__}: {said(error)}"
+        told = f"Host {name!r} could not answer {method}(): {found} cannot be sent to another process ({type(problem).__name__}: {said(problem)})."
+        data = pickle.dumps((None, ExecutorError(told)))
+    return data
 
 
-def _receive(connection: socket.socket) -> tuple[Any, ...] | None:
-    """The next message; None when the stream has ended."""
-    head = _exactly(connection, _SIZE.size)
-    data = None if head is None else _exactly(connection, _SIZE.unpack(head)[0])
-    if data is None:
+def _settle(future: Future[Any], data: bytes, name: str) -> None:
+    try:
+        value, error = pickle.loads(data)
+    except BaseException as problem:  # a class that only the child has: this answer is lost, the next ones are heard
+        value, error = None, ExecutorError(f"An answer of host {name!r} cannot be read here: {type(problem).__name__}: {said(problem)}.")
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+def _send(connection: socket.socket, number: int, data: bytes) -> None:
+    connection.sendall(_HEAD.pack(len(data), number) + data)
+
+
+def _receive(connection: socket.socket) -> tuple[int, bytes] | None:
+    """The number and the bytes of the next message; None when the stream has ended."""
+    head = _exactly(connection, _HEAD.size)
+    if head is None:
         return None
-    message: tuple[Any, ...] = pickle.loads(data)
-    return message
+    size, number = _HEAD.unpack(head)
+    data = _exactly(connection, size)
+    return None if data is None else (number, data)
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes | None:

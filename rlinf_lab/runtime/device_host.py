@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cloudpickle
 
@@ -186,7 +185,3 @@ def pack(layout: Layout, place: dict[tuple[str, int], str], one_node: bool) -> b
 
 def import_path() -> list[str]:
     return [p or str(Path.cwd()) for p in sys.path]
-
-
-def failed(answers: list[Any]) -> BaseException | None:
-    return next((a for a in answers if a is not None), None)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import cloudpickle
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.device_host import failed, pack
+from rlinf_lab.runtime.device_host import pack
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.process import Frame
@@ -86,6 +87,10 @@ class HostsExecutor:
         """What the method returned. Raises what `_explained` understands when the process died, or says nothing for so many seconds."""
         raise NotImplementedError
 
+    def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
+        """What `_ask` gave, in the order in which the answers come."""
+        raise NotImplementedError
+
     def _explained(self, error: BaseException) -> str | None:
         """Why nothing could be started; None for an error that is not about processes."""
         raise NotImplementedError
@@ -113,7 +118,7 @@ class HostsExecutor:
                 self._refuse_when_stopped()
                 self._launch(name, payload)
             self._connect(self._listener)
-            answers = self._ask_all("start", self._declarations)
+            problem = self._set_up()
         except BaseException as error:
             stopped = self.driver_host.stopping
             self.stop()
@@ -124,7 +129,6 @@ class HostsExecutor:
             if stopped:
                 raise Cancelled("The run was stopped while its processes were being set up.") from error
             raise ExecutorError(explained) from error
-        problem = failed(answers)
         if problem is not None:
             self.stop()
             raise problem
@@ -145,6 +149,11 @@ class HostsExecutor:
             self._links[address.host] = Link(address, "driver")
         self._refuse_when_stopped()
         self._ask_all("connect", addresses)
+
+    def _set_up(self) -> BaseException | None:
+        """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to load a model."""
+        asked = [self._ask(name, "start", self._declarations) for name in self.hosts]
+        return next((problem for one in self._as_they_come(asked) if (problem := self._answer(one)) is not None), None)
 
     _process_seconds = 60.0  # in which a process must have come into being
 

@@ -93,7 +93,8 @@ def _reduced(value: Any) -> Any:
 def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
     import torch
 
-    tensor = torch.from_numpy(array)
+    # A tensor cannot be read-only: one over such memory (weights that others read too, or that the next difference is made upon) has its own copy.
+    tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     kind = getattr(torch, dtype)
     if tensor.dtype != kind:
         tensor = tensor.view(kind).reshape(shape)

@@ -6,7 +6,8 @@ Children are started anew, not forked: threads, locks and CUDA do not survive a 
 from __future__ import annotations
 
 import os
-from concurrent.futures import Future
+from collections.abc import Iterator
+from concurrent.futures import Future, as_completed
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError, PlanError
@@ -54,6 +55,10 @@ class ProcessExecutor(HostsExecutor):
         except TimeoutError as error:
             who = f"Host {host!r} ({self._members(host)})"
             raise ExecutorError(f"{who} has not answered within {seconds:g} s. Next: look at what else this machine is doing.") from error
+
+    def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
+        of = {future: host for host, future in asked}
+        return ((of[future], future) for future in as_completed(of))
 
     def _explained(self, error: BaseException) -> str | None:
         if not isinstance(error, ChildDied):

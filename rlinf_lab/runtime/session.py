@@ -171,9 +171,10 @@ class Session:
     def finish(self) -> list[Any]:
         """Wait until every iteration that has been started is over; the results of those that were not.
 
-        Raises the first failure among them.
+        Raises the first failure among them, one that somebody was told of not again.
         """
-        return [one.wait() for one in list(self._open)]
+        untold = [one for one in self._open if not one._is_over or (one._error is not None and one._error is self._untold)]
+        return [one.wait() for one in untold]
 
     def _outcome(self, one: Iteration, timeout: float | None) -> Any:
         """See `Iteration.wait`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,16 @@ def test_tensors_of_any_type_and_states_without_arrays_travel_too() -> None:
     state["w"][3] += 1
     assert torch.equal(sent(state, 2, base, 16)[1].open()["w"], state["w"])
     assert sent("plain", 1, None, 16)[1].open() == "plain"
+
+
+def test_pulled_tensors_may_be_written_without_a_warning_and_without_touching_what_others_read() -> None:
+    """A tensor knows no read-only memory: written through, it would change the version that the next difference is put upon."""
+    cargo = sent({"w": torch.zeros(40), "a": np.zeros(40)}, 1, None, 16)[1]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        state = cargo.open()
+    state["w"] += 1
+    assert cargo.open()["w"].sum() == 0 and not state["a"].flags.writeable
 
 
 # --- over hosts ------------------------------------------------------------------------------------------------

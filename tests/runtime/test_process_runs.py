@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow,
 
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.child import _answer, _settle
 from rlinf_lab.runtime.process_executor import ProcessExecutor
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
@@ -148,6 +151,54 @@ def test_a_child_that_is_killed_in_an_iteration_is_named_in_seconds() -> None:
 def test_a_child_that_dies_in_setup_is_told_by_worker() -> None:
     with pytest.raises(ExecutorError, match=r"Host 'host1' died while its workers were being set up with status 3 .*; dies\[0\] lived there"):
         run(*fragile("dies"), 1, "processes").wait(60)
+
+
+class SetUp(Worker):
+    """Waits for a file in setup, or fails there."""
+
+    def __init__(self, wanted: str) -> None:
+        self.wanted = wanted
+
+    def setup(self) -> None:
+        if not self.wanted:
+            raise ValueError("told at once")
+        deadline = time.monotonic() + 60
+        while not Path(self.wanted).exists() and not self.cancelled:
+            assert time.monotonic() < deadline, "told too late"
+            time.sleep(0.02)
+
+    def work(self) -> None:
+        pass
+
+
+def test_a_failure_in_setup_is_told_while_others_are_still_being_set_up(tmp_path: Path) -> None:
+    flow = Workflow("loading")
+    slow, bad = flow.worker(SetUp, str(tmp_path / "never"), name="slow"), flow.worker(SetUp, "", name="bad")
+    flow.iteration(lambda: (slow.work(), bad.work()))
+    with pytest.raises(WorkerError, match="'bad' rank 0 failed in setup.*told at once"):
+        run(flow, ExecutionPlan.spatial(flow, DEVICES, {"slow": [0], "bad": [1]}), 1, "processes").wait(60)
+
+
+class Slippery:
+    def __reduce__(self) -> Any:
+        raise SystemExit(1)  # no Exception: it would end the thread that answers
+
+
+def test_an_answer_that_cannot_travel_is_the_error_of_its_call() -> None:
+    executor = ProcessExecutor(*fragile())
+    executor.start()
+    child = executor._children["host0"]
+    with pytest.raises(ExecutorError, match="Host 'host0' could not answer __getattribute__.*cannot be sent to another process"):
+        child.ask("__getattribute__", "host").result(30)
+    assert child.ask("address").result(30)[1] == child.pid
+    executor.stop()
+    value, error = pickle.loads(_answer("host0", "m", Slippery(), None))
+    assert value is None and isinstance(error, ExecutorError) and "(SystemExit: 1)" in str(error)
+    for data in (b"no pickle", b"cnowhere\nThing\n."):  # the second one: a class of a module that is not here
+        future: Future[Any] = Future()
+        _settle(future, data, "host0")
+        with pytest.raises(ExecutorError, match="An answer of host 'host0' cannot be read here"):
+            future.result(0)
 
 
 def test_stopping_ends_a_worker_that_computes_and_leaves_no_process() -> None:

@@ -157,6 +157,7 @@ def test_a_failure_gives_up_its_iteration_and_the_later_ones_only() -> None:
         for one in started[3:]:
             with pytest.raises(Cancelled, match="iteration 2 failed"):
                 one.wait()
+        assert s.finish() == [], "all were told"
         assert s.step(15) == {"taken": [15], "other": 15}
 
 
@@ -173,7 +174,10 @@ def test_a_failure_that_nobody_waited_for_is_raised_by_the_next_submit() -> None
         with pytest.raises(WorkerError, match="unlucky 1"):
             assert second is not None
             second.wait()
+        assert s.finish() == []
         assert s.step(3) == result(3), "it was told once"
+        s.submit(4), s.submit(5)
+        assert s.finish() == [result(4), result(5)]
 
 
 def test_a_run_keeps_the_results_before_the_failure() -> None:
