@@ -7,13 +7,14 @@ one is started; it stays warm for the next run of this process and ends with `sh
 
 A device's name says its node (`planning.device`), and the host is put there; a node that has not joined yet is waited for.
 
-A host of CPU devices asks Ray for no CPUs (it is pinned to its cores instead), so it never waits for others' logical ones. A host
-with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apart, they are not those of `nvidia-smi`.
+On a Ray of others what the plan needs of each node is reserved first (`reservation`). A host of CPU devices itself asks Ray for no CPUs: it is
+pinned to its cores. A host with k GPUs asks for k, and Ray chooses which: the plan's numbers tell GPUs apart, they are not those of `nvidia-smi`.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
@@ -25,6 +26,7 @@ from rlinf_lab.runtime.hosts_executor import HostsExecutor
 from rlinf_lab.runtime.ray_host import RayHost
 from rlinf_lab.runtime.ray_library import load_ray
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private
+from rlinf_lab.runtime.reservation import Reservation
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -43,12 +45,16 @@ class RayExecutor(HostsExecutor):
         self._address = address
         self._actors: dict[str, Any] = {}
         self._nodes: dict[int, str] = {}
+        self._reservation: Reservation | None = None
 
     def _prepare(self) -> None:
         ensure_ray(self._address)
         self._refuse_when_stopped()
         used = sorted({d for host in self.hosts for d in self._device_names(host)})
         self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping, emulate=self._emulate)
+        if not is_private():
+            self._reservation = Reservation.of(used, self._nodes, emulate=self._emulate)
+            self._reservation.wait(lambda: self.driver_host.stopping)
 
     def _ip(self) -> str:
         return "127.0.0.1" if is_private() else load_ray().util.get_node_ip_address()
@@ -60,7 +66,11 @@ class RayExecutor(HostsExecutor):
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         names = self._device_names(host)
-        node = NodeAffinitySchedulingStrategy(self._nodes[Device.node_of(names)], soft=False)
+        number = Device.node_of(names)
+        if self._reservation is not None:
+            node = self._reservation.on(number)
+        else:
+            node = NodeAffinitySchedulingStrategy(self._nodes[number], soft=False)
         gpus = sum(Device.parse(d).kind == "cuda" for d in names)
         # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
         options = {
@@ -86,6 +96,12 @@ class RayExecutor(HostsExecutor):
                 f"{ray.available_resources()}. Next: stop what else runs on this Ray, or give it more nodes."
             ) from error
 
+    def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
+        of = {reference: host for host, reference in asked}
+        while of:
+            (reference, *_), _ = load_ray().wait(list(of))
+            yield of.pop(reference), reference
+
     def _explained(self, error: BaseException) -> str | None:
         """Ray names actors by numbers; the user knows workers."""
         if not isinstance(error, load_ray().exceptions.RayError):
@@ -103,11 +119,13 @@ class RayExecutor(HostsExecutor):
         return list(self._actors) if load_ray().is_initialized() else []
 
     def _end_processes(self) -> None:
-        """A Ray of others is left alone."""
+        """A Ray of others is left alone, but for what was reserved there."""
         ray = load_ray()
 
         if ray.is_initialized():
             for actor in list(self._actors.values()):
                 with contextlib.suppress(Exception):  # it is dead already
                     ray.kill(actor, no_restart=True)
+            if self._reservation is not None:
+                self._reservation.remove()
             self._wait_for_death()

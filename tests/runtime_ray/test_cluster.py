@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -25,8 +26,9 @@ import threading, time
 import ray
 from ray.cluster_utils import Cluster
 import rlinf_lab as lab
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import ExecutorError, PlanError
 from rlinf_lab.runtime import cluster as module
+from rlinf_lab.runtime.cluster import nodes
 from rlinf_lab.runtime.ray_start import shutdown
 
 class Where(lab.Worker):
@@ -71,6 +73,28 @@ for (at_a, at_b), (count, at_c) in going.wait(120):
 assert at_a == ray.get_runtime_context().get_node_id()
 assert going.timeline.bubble_sum_error_ns() == 0 and set(going.timeline.devices) == set(plan.devices)
 assert {"cpu:0", "node1/cpu:0", "node2/cpu:1"} <= set(going.counters), sorted(going.counters)
+groups = ray.util.placement_group_table()
+assert [g["strategy"] for g in groups.values()] == ["STRICT_SPREAD"] and {g["state"] for g in groups.values()} == {"REMOVED"}, groups
+
+class Other:
+    pass
+
+late = nodes()[2]["NodeID"]
+pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(late, soft=False)
+greedy = ray.remote(Other).options(num_cpus=2, scheduling_strategy=pinned).remote()
+ray.get(greedy.__ray_ready__.remote())
+try:
+    lab.run(flow, plan, 1, executor="ray", address=cluster.address).wait(60)
+except ExecutorError as error:
+    print("reserved:", error)
+shared = dict(executor="ray", address=cluster.address, emulate=True)  # cores may be shared, so nothing of them is reserved
+assert lab.run(flow, plan, 1, **shared).wait(60)[0][1][0] == 40
+ray.kill(greedy)
+assert lab.devices(address=cluster.address)[-2:] == ["node2/cpu:0", "node2/cpu:1"]
+with lab.session(flow, plan, executor="ray", address=cluster.address) as session:  # the node that came late, in a session of its own
+    assert session.step()[1][1] == late
+    bundles = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
+    assert [sorted(g["bundles"].values(), key=str) for g in bundles] == [[{"CPU": 1.0}] * 3], bundles
 shutdown()
 assert ray.is_initialized() and len([n for n in ray.nodes() if n["Alive"]]) == 3
 ray.shutdown()
@@ -87,6 +111,7 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "spread over three nodes" in done.stdout
+    assert re.search(r"reserved: Ray could not reserve what the plan needs within 5 s: node 2 \(\S+\): 1 CPU wanted, 0 free\. Next:", done.stdout), done.stdout
     assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
 
 
