@@ -15,7 +15,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -23,9 +23,6 @@ from torch import nn
 
 from rlinf_lab.errors import MissingDependencyError
 from rlinf_lab.workflow.worker import Worker
-
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT_SECONDS = 120.0
 LEAVE_SECONDS = 0.5
