@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -96,7 +97,12 @@ class Cancelled(RlinfLabError, RuntimeError):
 
 
 class DeadlockError(RlinfLabError, RuntimeError):
-    """Nothing can move any more; the message names who waits for whom."""
+    """Nothing can move any more; the message names who waits for whom.
+
+    Attribute ``waits``: the same as `rlinf_lab.runtime.waits.Wait` objects, where an executor raised it.
+    """
+
+    waits: tuple[Any, ...] = ()
 
 
 class ExecutorError(RlinfLabError, RuntimeError):

@@ -116,9 +116,11 @@ class _Feeder:
         self._sent = here
         if due:
             self._sent_at = time.monotonic()
+        still = run.standstill()
         state = {
             "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
-            "eta_seconds": run.eta_seconds, "standstill": run.standstill(), "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
+            "eta_seconds": run.eta_seconds, "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
+            "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
         }  # fmt: skip
         load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
         self._board.push(state, map(_finite, rows), run.timeline, load, picture, final)

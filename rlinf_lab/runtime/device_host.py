@@ -48,7 +48,7 @@ class DeviceHost:
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
         ip = "127.0.0.1" if one_node else self._ip()
-        self._listener = Listener(name, self.host.receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
+        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
         self._stop = threading.Event()
         self._pusher: threading.Thread | None = None
 
@@ -87,9 +87,13 @@ class DeviceHost:
             os.sched_setaffinity(0, mine)
 
     # --- what the driver asks, one after another; `stop` at any time ----------------------------------------
-    def address(self) -> tuple[Address, int, int]:
-        """Where it listens, its process id, and its clock (for aligning clocks between nodes)."""
-        return self._listener.address, os.getpid(), time.monotonic_ns()
+    def address(self) -> tuple[Address, int]:
+        """Where it listens, and its process id."""
+        return self._listener.address, os.getpid()
+
+    def clock(self) -> int:
+        """What time it is here, ns: see `node_clocks`."""
+        return time.monotonic_ns()
 
     def connect(self, addresses: list[Address]) -> dict[str, str]:
         """Open a link to every other host; the transport of each."""
@@ -155,6 +159,13 @@ class DeviceHost:
         frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}  # one by one: workers go on writing
         news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet(), self.host.transports())
         self.links["driver"].send(("news", *news))
+
+    def _receive(self, message: tuple) -> None:
+        if message[0] == "clock?":
+            with contextlib.suppress(ConnectionError):
+                self.links["driver"].send(("clock", self.name, message[1], time.monotonic_ns()))
+        else:
+            self.host.receive(message)
 
     def _send(self, host: str, message: tuple) -> None:
         self.links[host].gather(message)

@@ -25,6 +25,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.device_host import pack
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.node_clocks import NodeClocks
 from rlinf_lab.runtime.process import Frame
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
@@ -52,8 +53,8 @@ class HostsExecutor:
         self.driver_host = Host("driver", self.layout, self.place, MonotonicClock(), self.recorder, self._send, self._sent)
         self._links: dict[str, Link] = {}
         self._pids: dict[str, int] = {}
-        self._offsets: dict[str, int] = {}
-        self._news: list[tuple[SpanBatch, int]] = []
+        self._clocks = NodeClocks(time.monotonic_ns, self._ask_the_time)
+        self._news: list[SpanBatch] = []
         self._metrics: list[tuple[str, int, int, dict[str, float]]] = []
         self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
@@ -136,19 +137,20 @@ class HostsExecutor:
     def _connect(self, listener: Listener) -> None:
         """Everybody learns where everybody listens."""
         addresses = [listener.address]
-        asked_all = {}
-        for name in self.hosts:
-            asked_all[name] = time.monotonic_ns(), self._ask(name, "address")
-        for name, (asked, answer) in asked_all.items():
+        for name, asked in {name: self._ask(name, "address") for name in self.hosts}.items():
             self._refuse_when_stopped()
-            address, self._pids[name], theirs = self._answer(answer, self._process_seconds)
-            middle = (asked + time.monotonic_ns()) // 2
-            self._offsets[name] = 0 if address.node == addresses[0].node else middle - theirs
+            address, self._pids[name] = self._answer(asked, self._process_seconds)
+            if address.node != addresses[0].node:
+                self._clocks.add(name)
             addresses.append(address)
         for address in addresses[1:]:
             self._links[address.host] = Link(address, "driver")
         self._refuse_when_stopped()
         self._ask_all("connect", addresses)
+        for name in self._clocks.hosts():  # once this way, so that no span comes before the first answer; then over the link, which is faster
+            before = time.monotonic_ns()
+            self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
+            self._clocks.ask(name)
 
     def _set_up(self) -> BaseException | None:
         """All hosts build their workers at once. The first problem is told when it comes: others may take minutes to load a model."""
@@ -229,13 +231,21 @@ class HostsExecutor:
             with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
                 link.flush()
 
+    def _ask_the_time(self, host: str, asked_ns: int) -> None:
+        with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
+            self._links[host].send(("clock?", asked_ns))
+
     def _receive(self, message: tuple) -> None:
+        if message[0] == "clock":
+            self._clocks.heard(*message[1:])
+            return
         if message[0] != "news":
             self.driver_host.receive(message)
             return
         _, host, spans, metrics, frames, waits, channels, quiet, transports = message
+        batch = self._clocks.aligned(SpanBatch.from_bytes(spans))
         with self._lock:
-            self._news.append((SpanBatch.from_bytes(spans), self._offsets.get(host, 0)))
+            self._news.append(batch)
             self._metrics += metrics
             self._rounds[host] += 1
             self._waits[host], self._channels[host], self._transports[host] = waits, channels, transports
@@ -248,10 +258,10 @@ class HostsExecutor:
             self.driver_host.lost(host)
 
     # --- looking -----------------------------------------------------------------------------------------
-    def drain(self) -> list[tuple[SpanBatch, int]]:
+    def drain(self) -> list[SpanBatch]:
         with self._lock:
             news, self._news = self._news, []
-        return [*((batch, 0) for batch in self.recorder.batches()), *news]
+        return [*self.recorder.batches(), *news]
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         with self._lock:

@@ -47,8 +47,8 @@ class LocalExecutor:
     def start(self) -> None:
         self.driver_host.start(self.flow.workers, torch_device)
 
-    def drain(self) -> list[tuple[SpanBatch, int]]:
-        return [(batch, 0) for batch in self.recorder.batches()]
+    def drain(self) -> list[SpanBatch]:
+        return list(self.recorder.batches())
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         queue, self._rounds = self.driver_host.metrics, self._rounds + 1

@@ -13,11 +13,11 @@ from typing import Any
 
 import pandas as pd
 
-from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.session import Executor
-from rlinf_lab.runtime.waits import Wait, explained
+from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
@@ -123,10 +123,10 @@ class Observer:
             if not self._stopped and time.monotonic() >= self._depths_due:
                 self._depths_due = time.monotonic() + DEPTH_SECONDS
                 self._note(depths(self._executor.channels()))
-            for batch, offset_ns in self._executor.drain():
+            for batch in self._executor.drain():
                 if len(batch):
                     self.moved_at = time.monotonic()
-                self.timeline.extend(batch, offset_ns)
+                self.timeline.extend(batch)
             self._count()
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
@@ -236,7 +236,7 @@ class Observed:
         """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
-        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self._doing()])])
+        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines()])])
 
     @property
     def still_seconds(self) -> float:
@@ -244,17 +244,21 @@ class Observed:
         loop = self._executor.driver_host.loop
         return time.monotonic() - self._observer.moved_at if loop is not None and loop.is_open() and not self._is_over() else 0.0
 
-    def standstill(self) -> list[str]:
-        """Why nothing moves, a line each; empty while something has moved within the last `STILL_SECONDS`."""
+    def standstill(self) -> Standstill | None:
+        """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a deadlock."""
         still = self.still_seconds
-        return [f"Nothing has moved for {still:.0f} s", *self._doing()] if still >= STILL_SECONDS else []
+        if isinstance(self.error, DeadlockError):
+            return Standstill("Nothing can move any more", self.wait_graph())
+        return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
 
-    def _doing(self) -> list[str]:
-        """Who waits for whom, who computes, and the cycle."""
+    def wait_graph(self) -> WaitGraph:
+        """Who waits for whom and who computes: now, or when nothing could move any more, if that ended it."""
+        if isinstance(self.error, DeadlockError):
+            return WaitGraph(self.error.waits)
         waits, loop = self.waits(), self._executor.driver_host.loop
         waiting = {wait.who for wait in waits}
         calls = loop.open_calls() if loop is not None and not self._is_over() else []
-        return [*explained(waits), *(f"{call} computes" for call in sorted(calls) if call.split(".")[0] not in waiting)]
+        return WaitGraph(tuple(waits), tuple(call for call in sorted(calls) if call.split(".")[0] not in waiting))
 
 
 def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:

@@ -1,12 +1,14 @@
-"""Who waits for whom: a line each for people, an edge each for finding the cycle."""
+"""Who waits for whom: a line each for people, an edge each for finding the cycle, and the graph as a widget draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import pairwise, zip_longest
+from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.planning.engine import Event
+from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
@@ -15,11 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, any of which could end it."""
+    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could end it.
+
+    ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call. ``needs``: those of ``on`` that
+    all must move; of the others any one is enough.
+    """
 
     who: str
     what: str
     on: tuple[str, ...] = ()
+    via: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         return f"{self.who} waits for {self.what}"
@@ -29,56 +37,165 @@ def wait_of(host: Host, process: Process) -> Wait | None:
     """What a process waits for; None when it does not, or only for its next call."""
     if not process.blocked_at or process.waits_for == "call":
         return None
-    held, holders = [], []
+    on, held = _others(host, process), []
+    needs = set(on) if process.waits_for == "calls" else set()
     for device in host.layout.devices(process.worker, process.rank):
         holder = host._engine.holder(device)
         if holder is not None and holder != process.index:
-            holders.append(host._processes[holder].label)
-            held.append(f"{host.layout.plan.devices[device]} is held by {holders[-1]}")
+            name, label = host.layout.plan.devices[device], host._processes[holder].label
+            on.setdefault(label, name)
+            needs.add(label)
+            held.append(f"{name} is held by {label}")
     note = f" ({', '.join(held)})" if held else ""
-    return Wait(process.label, process.blocked_at + note, tuple(dict.fromkeys([*_others(host, process), *holders])))
+    return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs))
 
 
-def _others(host: Host, process: Process) -> Sequence[str]:
-    """Who puts what it wants, takes what it puts, or computes what it needs."""
+def _others(host: Host, process: Process) -> dict[str, str]:
+    """Who puts what it wants, takes what it puts, or computes what it needs; and the channel in between."""
     if process.waits_for == "value":
-        return [process.awaited]
+        return {process.awaited: ""}
     if process.waits_for == "calls" and host.loop is not None:
-        return sorted({label.split(".")[0] for label in host.loop.open_calls()})
+        return dict.fromkeys(sorted({label.split(".")[0] for label in host.loop.open_calls()}), "")
     if process.event not in (Event.GET, Event.PUT) or process.queue is None:
-        return ()
+        return {}
     channel, graph = process.queue.name.channel, host.layout.graph
-    return [name for name in (graph.producers(channel) if process.event == Event.GET else graph.consumers(channel)) if name != process.worker]
+    names = graph.producers(channel) if process.event == Event.GET else graph.consumers(channel)
+    return dict.fromkeys([name for name in names if name != process.worker] or names, channel)  # itself, where nobody else is left
 
 
-def cycle(waits: Iterable[Wait]) -> list[str]:
-    """The shortest ring of ranks that wait for each other, its first repeated at the end; empty when there is none."""
-    known = {wait.who: wait for wait in waits}
-    by_worker: dict[str, list[str]] = {}
-    for who in known:
-        by_worker.setdefault(who.split("[")[0], []).append(who)
-    edges = {who: [n for on in wait.on for n in ([on] if on in known else by_worker.get(on, []))] for who, wait in known.items()}
-    rings = [ring for who in known if (ring := _ring(who, edges))]
-    return min(rings, key=len, default=[])
+def _worker(label: str) -> str:
+    return label.split("[")[0]
 
 
-def _ring(start: str, edges: dict[str, list[str]]) -> list[str]:
+def _ranks_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Labels by what `Wait.on` may call them: each by itself, and all of a worker by its name."""
+    found: dict[str, list[str]] = {}
+    for label in names:
+        found.setdefault(_worker(label), []).append(label)
+        found[label] = [label]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Ranks of a worker that wait for the same: of hundreds of ranks a few groups are looked at."""
+
+    worker: str
+    on: tuple[str, ...]
+    needs: frozenset[str]
+
+
+def rings(waits: Iterable[Wait], computing: Iterable[str] = ()) -> list[list[str]]:
+    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first repeated at the end.
+
+    ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who moves.
+    """
+    group_of = {wait.who: _Group(_worker(wait.who), wait.on, wait.needs) for wait in waits}
+    ranks = _ranks_of([*group_of, *computing])
+    free = _free(group_of, ranks)
+    stuck = {label: group for label, group in group_of.items() if group not in free}
+    edges = {group: {stuck[n]: n for on in group.on for n in reversed(ranks.get(on, ())) if n in stuck} for group in dict.fromkeys(stuck.values())}
+    found = []
+    while ring := min((ring for group in edges if (ring := _ring(group, edges))), key=len, default=[]):
+        found.append([edges[a][b] for a, b in pairwise([ring[-2], *ring])])
+        edges = {group: {g: label for g, label in after.items() if g not in ring} for group, after in edges.items() if group not in ring}
+    return found
+
+
+def _free(group_of: dict[str, _Group], ranks: dict[str, list[str]]) -> set[_Group]:
+    """Those that somebody who moves can free, directly or in some steps."""
+    free: set[_Group] = set()
+
+    def moves(name: str) -> bool:
+        return name not in ranks or any(label not in group_of or group_of[label] in free for label in ranks[name])
+
+    def freed(group: _Group) -> bool:
+        any_of = [name for name in group.on if name not in group.needs]
+        return all(map(moves, group.needs)) and (not any_of or any(map(moves, any_of)))
+
+    groups = set(group_of.values())
+    while fresh := {group for group in groups - free if freed(group)}:
+        free |= fresh
+    return free
+
+
+def _ring(start: _Group, edges: dict[_Group, dict[_Group, str]]) -> list[_Group]:
     """The shortest way from ``start`` back to it."""
-    paths, seen = [[start]], {start}
-    while paths:
-        longer = []
-        for path in paths:
-            for after in edges[path[-1]]:
-                if after == start:
-                    return [*path, start]
-                if after not in seen:
-                    seen.add(after)
-                    longer.append([*path, after])
-        paths = longer
+    came: dict[_Group, _Group] = {}
+    front = [start]
+    while front:
+        later = []
+        for here in front:
+            for after in edges[here]:
+                if after not in came:
+                    came[after] = here
+                    later.append(after)
+        if start in came:
+            ring = [start, came[start]]
+            while ring[-1] != start:
+                ring.append(came[ring[-1]])
+            return ring[::-1]
+        front = later
     return []
 
 
-def explained(waits: Sequence[Wait]) -> list[str]:
-    """A line for each wait, and one for the cycle."""
-    ring = cycle(waits)
-    return [*map(str, waits), *([f"a cycle: {' → '.join(ring)}"] if ring else [])]
+@dataclass(frozen=True, slots=True)
+class WaitGraph:
+    """Who waits for whom. ``computing``: ``worker[rank].method`` of the calls that wait for nobody."""
+
+    waits: tuple[Wait, ...]
+    computing: tuple[str, ...] = ()
+
+    def rings(self) -> list[list[str]]:
+        """See the function of that name."""
+        return rings(self.waits, [call.split(".", 1)[0] for call in self.computing])
+
+    def lines(self) -> list[str]:
+        """In words: each wait, each call that computes, and each cycle."""
+        cycles = [f"a cycle: {' → '.join(ring)}" for ring in self.rings()]
+        return [*map(str, self.waits), *(f"{call} computes" for call in self.computing), *cycles]
+
+    def drawn(self) -> dict[str, Any]:
+        """As JSON: ``nodes`` (name, text, computes), ``edges`` (from, to, label) and ``cycles``, both by numbers of nodes.
+
+        Ranks of a worker that wait for the same are one node, except on a cycle, whose ranks are named one by one. That the loop waits for
+        every call goes without saying, unless somebody waits for the loop.
+        """
+        calls, cycles = dict(call.split(".", 1) for call in self.computing), [ring[:-1] for ring in self.rings()]
+        on_cycle, awaited = {label for ring in cycles for label in ring}, {_worker(on) for wait in self.waits for on in wait.on}
+        waits = [wait for wait in self.waits if _worker(wait.who) != DRIVER or DRIVER in awaited]
+        texts = {label: f"computes {method}" for label, method in calls.items()} | {wait.who: wait.what for wait in waits}
+        called = _ranks_of(texts)
+        for on in (on for wait in waits for on in wait.on if on not in called):
+            called[on], texts[on] = [on], "in no call"
+        groups: dict[Any, list[str]] = {}
+        for label, text in texts.items():
+            groups.setdefault(label if label in on_cycle else (_worker(label), text), []).append(label)
+        number = {label: n for n, labels in enumerate(groups.values()) for label in labels}
+        edges = {
+            (number[wait.who], number[label], via or "")
+            for wait in waits for on, via in zip_longest(wait.on, wait.via[: len(wait.on)]) for label in called[on]
+        }  # fmt: skip
+        nodes = [{"name": _named(labels), "text": texts[labels[0]], "computes": labels[0] in calls} for labels in groups.values()]
+        return {"nodes": nodes, "edges": sorted(edges), "cycles": [[number[label] for label in ring] for ring in cycles]}
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Nothing moves: ``title`` says since when, ``graph`` why."""
+
+    title: str
+    graph: WaitGraph
+
+    def lines(self) -> list[str]:
+        """The title, and the graph in words."""
+        return [self.title, *self.graph.lines()]
+
+
+def _named(labels: Sequence[str]) -> str:
+    """worker[3] of one; worker[0–3] or worker (7 ranks) of several."""
+    if len(labels) == 1:
+        return labels[0]
+    ranks = sorted(int(label[label.index("[") + 1 : -1]) for label in labels)
+    one_by_one = ranks[-1] - ranks[0] == len(ranks) - 1
+    return f"{_worker(labels[0])}[{ranks[0]}–{ranks[-1]}]" if one_by_one else f"{_worker(labels[0])} ({len(ranks)} ranks)"

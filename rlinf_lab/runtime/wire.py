@@ -23,7 +23,7 @@ from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
 from rlinf_lab.runtime.traffic import Transit
-from rlinf_lab.runtime.waits import Wait, cycle
+from rlinf_lab.runtime.waits import Wait, rings
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.channel import Tags
@@ -273,8 +273,9 @@ def lost(host: Host, name: str) -> None:
 
 
 def deadlock(host: Host, waits: Sequence[Wait]) -> None:
-    ring = " → ".join(cycle(waits))
+    ring = "; ".join(" → ".join(ring) for ring in rings(waits))
     error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
+    error.waits = tuple(waits)
     host._fail(error)
     for process in host.ranks:
         if process.call is not None:

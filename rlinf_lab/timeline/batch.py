@@ -71,7 +71,8 @@ class SpanBatch:
 
     ``source`` is unique to the recorder, ``seq`` counts its batches from 0 without a gap; ``tracks`` and ``names`` are
     those that are new since the batch before, numbered on from there; ``dropped`` is how many
-    spans were lost since then because nobody drained in time. False when there is nothing to ship.
+    spans were lost since then because nobody drained in time; ``clock_error_ns``: how far the times may be from those of the
+    reader's clock, after `AlignedClock.aligned` (0: they are of that clock). False when there is nothing to ship.
     """
 
     host: str
@@ -82,6 +83,7 @@ class SpanBatch:
     names: tuple[str, ...] = ()
     counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))
     dropped: int = 0
+    clock_error_ns: int = 0
 
     def __len__(self) -> int:
         return len(self.spans)
@@ -107,6 +109,7 @@ class SpanBatch:
             "source": self.source,
             "seq": self.seq,
             "dropped": self.dropped,
+            "clock_error_ns": self.clock_error_ns,
             "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in self.tracks],
             "names": self.names,
             "spans": len(self.spans),
@@ -146,6 +149,7 @@ class SpanBatch:
             names=tuple(header["names"]),
             counters=np.frombuffer(data, COUNTER_DTYPE, header["counters"], at),
             dropped=header["dropped"],
+            clock_error_ns=header["clock_error_ns"],
         )
 
 

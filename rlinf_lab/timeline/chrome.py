@@ -28,7 +28,7 @@ def to_chrome(store: SpanStore, path: str | Path) -> Path:
     """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path."""
     path = Path(path)
     with path.open("w", encoding="utf-8") as file:
-        other = {"start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices}
+        other = {"start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors}
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
         separator = ""
         for event in _events(store):

@@ -233,7 +233,7 @@ class _OwnReader(_Reader):
         return list(self._other["devices"])
 
     def content(self) -> dict[str, Any]:
-        return super().content() | {"dropped": self._other.get("dropped_spans", 0)}
+        return super().content() | {"dropped": self._other.get("dropped_spans", 0), "clock_errors": self._other.get("clock_errors")}
 
 
 def _ns(us: float) -> int:

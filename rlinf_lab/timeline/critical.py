@@ -8,9 +8,9 @@ A rank that would be faster by some time on the path shortens the run by at most
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ _KINDS = [*(kind.name.lower() for kind in SpanKind), "between calls"]
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """Part of the path: half-open, ns. ``row``: number of the span, -1 between calls."""
 
     track: int
@@ -54,18 +53,19 @@ def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", 
     for key in keys:
         if key not in COLUMNS:
             raise UnknownNameError.of("column to group the critical path by", key, COLUMNS)
-    steps, tracks, names, spans = path(store), store.tracks, [*store.names, ""], store.spans
+    track, kind, row, start, end = np.array(path(store), np.int64).reshape(-1, len(Step._fields)).T
+    spans, worked = store.spans[row] if len(store) else store.spans, row >= 0  # between calls: of any span
     columns = {
-        "worker": [tracks[s.track].worker for s in steps],
-        "rank": [tracks[s.track].rank for s in steps],
-        "kind": [_KINDS[s.kind] for s in steps],
-        "name": [names[spans["name"][s.row]] if s.row >= 0 else "" for s in steps],
-        "iteration": [int(spans["iteration"][s.row]) if s.row >= 0 else -1 for s in steps],
+        "worker": lambda: np.array([t.worker for t in store.tracks], object)[track],
+        "rank": lambda: np.array([t.rank for t in store.tracks], np.int64)[track],
+        "kind": lambda: np.array(_KINDS, object)[kind],
+        "name": lambda: np.array([*store.names, ""], object)[np.where(worked, spans["name"], -1)],
+        "iteration": lambda: np.where(worked, spans["iteration"], -1),
     }
-    frame = pd.DataFrame({key: columns[key] for key in keys})
+    frame = pd.DataFrame({key: columns[key]() for key in keys})
     if by is None:
-        frame["start_ns"], frame["end_ns"] = [s.start_ns for s in steps], [s.end_ns for s in steps]
-    frame["ns"] = np.array([s.end_ns - s.start_ns for s in steps], np.int64)
+        frame["start_ns"], frame["end_ns"] = start, end
+    frame["ns"] = end - start
     if by is not None:
         frame = frame.groupby(keys, sort=True)["ns"].sum().reset_index().sort_values("ns", ascending=False, kind="stable", ignore_index=True)
     frame["seconds"] = frame["ns"] / 1e9
@@ -84,67 +84,82 @@ class _Lane:
     """The spans of one track that last: by start, with the one that reaches farthest up to each."""
 
     def __init__(self, rows: Ints, start: Ints, end: Ints) -> None:
-        order = np.lexsort((-end[rows], start[rows]))
-        self.rows = rows[order]
-        self.start, ends = start[self.rows], end[self.rows]
-        self.reach = np.maximum.accumulate(ends)
-        self.holder = np.maximum.accumulate(np.where(ends == self.reach, np.arange(len(rows)), 0))
+        rows = rows[np.lexsort((-end[rows], start[rows]))]
+        ends = end[rows]
+        holder = np.maximum.accumulate(np.where(ends == np.maximum.accumulate(ends), np.arange(len(rows)), 0))
+        self._start, self._held = start[rows].tolist(), rows[holder].tolist()  # lists: what is looked up one by one is faster there
 
     def before(self, time: int) -> int:
         """Of the spans that begin before ``time`` the one that reaches farthest; -1 where none does."""
-        i = int(np.searchsorted(self.start, time)) - 1
-        return int(self.rows[self.holder[i]]) if i >= 0 else -1
+        i = bisect_left(self._start, time) - 1
+        return self._held[i] if i >= 0 else -1
 
 
 class _Ends:
     """Spans by their end: which ended last in a stretch of time?"""
 
-    def __init__(self, rows: Ints, end: Ints) -> None:
-        self.rows = rows[np.argsort(end[rows], kind="stable")]
-        self.ends = end[self.rows]
+    def __init__(self, rows: Ints, end: Ints, track: NDArray[np.int32]) -> None:
+        rows = rows[np.argsort(end[rows], kind="stable")]
+        tracks, place = track[rows], np.arange(len(rows))
+        begins = np.append(True, tracks[1:] != tracks[:-1])[: len(rows)]
+        self._elsewhere = (np.maximum.accumulate(np.where(begins, place, 0)) - 1).tolist()  # the last before each that is on another track
+        self._rows, self._ends, self._tracks = rows.tolist(), end[rows].tolist(), tracks.tolist()
 
-    def last(self, after: int, until: int, tracks: NDArray[np.int32], not_track: int) -> int:
+    def last(self, after: int, until: int, not_track: int = -1) -> int:
         """The row with the latest end in (after, until] that is on another track; -1 where there is none."""
-        i = int(np.searchsorted(self.ends, until, "right")) - 1
-        while i >= 0 and self.ends[i] > after:
-            if tracks[self.rows[i]] != not_track:
-                return int(self.rows[i])
-            i -= 1
-        return -1
+        i = bisect_right(self._ends, until) - 1
+        if i >= 0 and self._tracks[i] == not_track:
+            i = self._elsewhere[i]
+        return self._rows[i] if i >= 0 and self._ends[i] > after else -1
+
+
+def _groups(rows: Ints, keys: NDArray[np.int32]) -> dict[int, Ints]:
+    """``rows`` by their key, in order. ``keys``: of all rows there are."""
+    ordered = rows[np.argsort(keys[rows], kind="stable")]
+    found, first = np.unique(keys[ordered], return_index=True)
+    return dict(zip(found.tolist(), np.split(ordered, first)[1:], strict=True))
 
 
 class _Walk:
     def __init__(self, store: SpanStore) -> None:
         spans = store.spans
-        self.start, self.end = spans["start"].copy(), spans["end"].copy()
-        self.kind, self.track, self.channel = spans["kind"].copy(), spans["track"].copy(), spans["channel"].copy()
-        self.begin, self.finish = store.start_ns, store.end_ns
-        counts = (self.kind != SpanKind.LABEL) & (self.kind != SpanKind.MARK)
-        lasting = np.flatnonzero(counts & (self.end > self.start))
-        self.lanes = {int(t): _Lane(lasting[self.track[lasting] == t], self.start, self.end) for t in np.unique(self.track[lasting])}
-        work = lasting[np.isin(self.kind[lasting], _WORK)]
-        self.work = _Ends(work, self.end)
-        self.on_device = {}
-        for device in store.devices:
-            here = [n for n, track in enumerate(store.tracks) if device in track.devices]
-            self.on_device[device] = _Ends(work[np.isin(self.track[work], here)], self.end)
-        self.devices = [track.devices for track in store.tracks]
-        gets = np.flatnonzero(self.kind == SpanKind.GET)
-        self.gets = {int(c): _Ends(gets[self.channel[gets] == c], self.end) for c in np.unique(self.channel[gets]) if c >= 0}
-        self.put_of = self._last_puts(store)
+        start, end, kind, track = (spans[field].copy() for field in ("start", "end", "kind", "track"))
+        self._begin, self._finish = store.start_ns, store.end_ns
+        counts = (kind != SpanKind.LABEL) & (kind != SpanKind.MARK)
+        lasting = np.flatnonzero(counts & (end > start))
+        lanes = _groups(lasting, track)
+        self._before = {t: _Lane(rows, start, end).before for t, rows in lanes.items()}
+        work = lasting[np.isin(kind[lasting], _WORK)]
+        self._work = _Ends(work, end, track)
+        self._on_device: list[list[_Ends]] = [[] for _ in store.tracks]  # of each track
+        for device in store.devices if (kind == SpanKind.LOCK).any() else ():
+            here = np.array([device in t.devices for t in store.tracks], np.bool_)
+            ends = _Ends(work[here[track[work]]], end, track)
+            for number in np.flatnonzero(here).tolist():
+                self._on_device[number].append(ends)
+        self._gets = {}
+        if (kind == SpanKind.PUT).any():
+            channel = spans["channel"]
+            gets = _groups(np.flatnonzero((kind == SpanKind.GET) & (channel >= 0)), channel)
+            self._gets = {c: _Ends(rows, end, track) for c, rows in gets.items()}
+        self._last_row = int(np.argmax(np.where(counts, end, self._begin - 1)))
+        self._put_of = self._last_puts(store).tolist()
+        self._start, self._end, self._kind, self._track = start.tolist(), end.tolist(), kind.tolist(), track.tolist()
+        self._channel = spans["channel"].tolist()
 
     def _last_puts(self, store: SpanStore) -> Ints:
         """For each get the put of its items that ended last; -1 for none."""
-        puts, gets = arrows(store.spans)
-        found = np.full(len(self.start), -1, np.int64)
-        order = np.argsort(self.end[puts], kind="stable")
+        spans = store.spans
+        puts, gets = arrows(spans)
+        found = np.full(len(spans), -1, np.int64)
+        order = np.argsort(spans["end"][puts], kind="stable")
         found[gets[order]] = puts[order]  # of several the last assignment stays
         return found
 
     def steps(self) -> list[Step]:
         steps: list[Step] = []
-        time, row = self.finish, int(np.argmax(np.where(np.isin(self.kind, (SpanKind.LABEL, SpanKind.MARK)), self.begin - 1, self.end)))
-        track, here = int(self.track[row]), set[int]()  # tracks that the walk has come through at this instant
+        time, track = self._finish, self._track[self._last_row]
+        here = set[int]()  # tracks that the walk has come through at this instant
 
         def step(kind: int, number: int, since: int) -> None:
             nonlocal time
@@ -153,35 +168,35 @@ class _Walk:
                 time = since
                 here.clear()
 
-        while time > self.begin:
+        while time > self._begin:
             here.add(track)
-            lane = self.lanes.get(track)
-            row = lane.before(time) if lane else -1
-            until = int(self.end[row]) if row >= 0 else self.begin
+            before = self._before.get(track)
+            row = before(time) if before else -1
+            until = self._end[row] if row >= 0 else self._begin
             if until < time:  # no call was going on: go to who worked last
-                other = self.work.last(until, time, self.track, -1)
-                step(_BETWEEN, -1, int(self.end[other]) if other >= 0 else until)
-                track = int(self.track[other]) if other >= 0 else track
+                other = self._work.last(until, time)
+                step(_BETWEEN, -1, self._end[other] if other >= 0 else until)
+                track = self._track[other] if other >= 0 else track
                 continue
-            kind, since = int(self.kind[row]), max(int(self.start[row]), self.begin)
+            kind, since = self._kind[row], max(self._start[row], self._begin)
             other = self._released_by(row, time)
-            if other >= 0 and int(self.track[other]) not in here:
-                step(kind, row, min(time, max(since, int(self.end[other]))))
-                track = int(self.track[other])
+            if other >= 0 and self._track[other] not in here:
+                step(kind, row, min(time, max(since, self._end[other])))
+                track = self._track[other]
             else:
                 step(kind, row, since)
         return steps[::-1]
 
     def _released_by(self, row: int, time: int) -> int:
         """The span whose end ended this wait, if it ended within it; -1 of work."""
-        kind, since, track = self.kind[row], int(self.start[row]), int(self.track[row])
+        kind, since, track = self._kind[row], self._start[row], self._track[row]
         if kind == SpanKind.GET:
-            put = int(self.put_of[row])
-            return put if put >= 0 and self.end[put] > since else -1
+            put = self._put_of[row]
+            return put if put >= 0 and self._end[put] > since else -1
         if kind == SpanKind.PUT:
-            gets = self.gets.get(int(self.channel[row]))
-            return gets.last(since, time, self.track, track) if gets else -1
+            gets = self._gets.get(self._channel[row])
+            return gets.last(since, time, track) if gets else -1
         if kind == SpanKind.LOCK:
-            found = [self.on_device[d].last(since, time, self.track, track) for d in self.devices[track] if d in self.on_device]
-            return max(found, key=lambda other: self.end[other] if other >= 0 else -1, default=-1)
-        return self.work.last(since, time, self.track, track) if kind == SpanKind.WAIT else -1
+            found = [ends.last(since, time, track) for ends in self._on_device[track]]
+            return max(found, key=lambda other: self._end[other] if other >= 0 else -1, default=-1)
+        return self._work.last(since, time, track) if kind == SpanKind.WAIT else -1

@@ -52,35 +52,36 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
     for key in keys:
         if key not in COLUMNS:
             raise UnknownNameError.of("column to group gains by", key, COLUMNS)
-    spans = _last_iterations(store)
+    spans, whole_ns = _last_iterations(store)
     groups = _groups(store, spans, keys)
     replay = _Replay(store, spans)
-    elapsed = replay.finish() or 1
+    elapsed = replay.finish()
     runs = spans["kind"] == SpanKind.RUN
     rows = []
     for label, mine in groups.items():
         mine = mine & runs
         if mine.any():
-            saved = elapsed - replay.finish(mine, times)
+            saved = (elapsed - replay.finish(mine, times)) * whole_ns / max(elapsed, 1)  # the others are as those that were replayed
             seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
-            rows.append((*label, seconds, saved / elapsed * store.elapsed_ns / 1e9, saved / elapsed))
+            rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
     frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
     frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
     frame.attrs["replayed_spans"] = len(spans)
     return frame
 
 
-def _last_iterations(store: SpanStore) -> SpanArray:
-    """Spans that count, by what can cause what; of a long timeline those of the last iterations."""
+def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
+    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how long all of them took, ns."""
     spans = store.spans
     spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
+    whole_ns = int(spans["end"].max() - spans["start"].min()) if len(spans) else 0
     if len(spans) > REPLAYED:
         starts = np.sort(spans["start"])
         low = starts[-REPLAYED]
         begins = store.marks()["start"]
         later = begins[begins >= low]
         spans = spans[spans["start"] >= (later.min() if later.size else low)]
-    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))]
+    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))], whole_ns
 
 
 def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tuple, NDArray[np.bool_]]:

@@ -34,6 +34,7 @@ def to_parquet(store: SpanStore, path: str | Path) -> Path:
         "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
         "names": store.names,
         "dropped": store.dropped,
+        "clock_errors": store.clock_errors,
         "counters": base64.b64encode(zlib.compress(store.counter_samples.tobytes())).decode(),
     }
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(extra).encode()})
@@ -58,6 +59,7 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
         "names": extra["names"],
         "counters": np.frombuffer(zlib.decompress(base64.b64decode(extra["counters"])), COUNTER_DTYPE),
         "dropped": extra["dropped"],
+        "clock_errors": extra.get("clock_errors"),
     }
 
 

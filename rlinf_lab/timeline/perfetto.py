@@ -77,7 +77,7 @@ def _packet(body: bytes, flags: int = _NEEDED) -> bytes:
 
 def _packets(store: SpanStore) -> Iterator[bytes]:
     tracks, names = store.tracks, store.names
-    yield _packet(_interned(names, {"devices": store.devices, "dropped": store.dropped}) + _int(87, 1), _CLEARED | _NEEDED)
+    yield _packet(_interned(names, {"devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors}) + _int(87, 1), _CLEARED | _NEEDED)
     labels = list(dict.fromkeys(process_of(t) for t in tracks)) + [COUNTERS]
     for pid, label in enumerate(labels, 1):
         yield _packet(_bytes(60, _int(1, pid) + _bytes(3, _int(1, pid) + _bytes(6, label))))

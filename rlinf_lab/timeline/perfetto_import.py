@@ -58,7 +58,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 class _Reader:
     def __init__(self) -> None:
         self.devices: list[str] = []
-        self.dropped = 0
+        self.dropped, self.clock_errors = 0, dict[str, int]()
         self._processes: dict[int, str] = {}
         self._lanes: dict[int, int] = {}
         self._tracks: dict[Track, int] = {}
@@ -85,6 +85,7 @@ class _Reader:
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
         self.devices, self.dropped = about["devices"], about["dropped"]
+        self.clock_errors = about.get("clock_errors", {})
 
     def _describe(self, found: dict[int, Any]) -> None:
         if 3 in found:
@@ -131,7 +132,7 @@ class _Reader:
             raise ValueError("spans begin that do not end")
         return {
             "spans": np.array([tuple(row) for row in self._rows], SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._texts),
-            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": self.dropped,
+            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": self.dropped, "clock_errors": self.clock_errors,
         }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import IO, Any, Self
 
 import numpy as np
@@ -128,6 +128,7 @@ class SpanStore:
         self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
         self._is_snapshot = False
         self.dropped = 0
+        self.clock_errors: dict[str, int] = {}  # hosts with a clock of their own: how far their times may be from the others', ns
 
     # --- writing ----------------------------------------------------------------------------------------
     def extend(self, batch: SpanBatch, offset_ns: int = 0) -> None:
@@ -152,6 +153,8 @@ class SpanStore:
             for track in batch.tracks:
                 self._devices.update(dict.fromkeys(track.devices))
             self.dropped += batch.dropped
+            if batch.clock_error_ns:
+                self.clock_errors[batch.host] = max(batch.clock_error_ns, self.clock_errors.get(batch.host, 0))
             if len(batch.counters):
                 self._add_counters(batch.counters, source, offset_ns)
             if len(batch.spans):
@@ -218,9 +221,10 @@ class SpanStore:
         self._counters.append(ours)
 
     def _restore(
-        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int
+        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int, clock_errors: Mapping[str, int] | None = None
     ) -> None:
         """Fill an empty store with what another one held."""
+        self.clock_errors = dict(clock_errors or {})
         for track in tracks:
             self._tracks[track] = len(self._tracks)
             self._devices.update(dict.fromkeys(track.devices))
@@ -243,7 +247,7 @@ class SpanStore:
             self._now = copy = object.__new__(type(self))  # taken many times a second: nothing is made that a snapshot does not need
             copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
             copy._spans, copy._marks, copy._counters = self._spans.frozen(), self._marks.frozen(), self._counters.frozen()
-            copy._bounds, copy.dropped, copy._is_snapshot = self._bounds, self.dropped, True
+            copy._bounds, copy.dropped, copy.clock_errors, copy._is_snapshot = self._bounds, self.dropped, dict(self.clock_errors), True
             return copy
 
     # --- reading ----------------------------------------------------------------------------------------

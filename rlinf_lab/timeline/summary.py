@@ -46,6 +46,7 @@ class Summary:
         lines = [f"{a['spans']:,} spans of {a['lanes_count']} lanes on {a['devices_count']} devices, {a['seconds']:.4g} s, {a['iterations']} iterations"]
         if a["dropped"]:
             lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
+        lines += [f"clock of {host}: aligned to ± {error / 1e3:,.0f} µs" for host, error in a["clock_errors_ns"].items()]
         for title, frame, columns in (
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
             ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
@@ -70,7 +71,7 @@ def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
 def summary(store: SpanStore, accounting: Accounting) -> Summary:
     about = {
         "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
-        "iterations": len(store.marks()), "dropped": store.dropped,
+        "iterations": len(store.marks()), "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
     return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains.gains(store))

@@ -11,7 +11,7 @@ STATIC = Path(__file__).with_name("static")
 TIMELINE = (
     "base.js", "lane.js", "series.js", "store.js", "links.js", "statistics.js", "rows.js", "counters.js", "paint.js", "details.js", "hands.js", "timeline.js",
 )  # fmt: skip
-DASHBOARD = (*TIMELINE, "charts.js", "history.js", "panels.js", "dashboard.js")
+DASHBOARD = (*TIMELINE, "charts.js", "history.js", "panels.js", "standstill.js", "dashboard.js")
 _IMPORT = re.compile(r'^import\s+\{[^}]*\}\s+from\s+"\./[\w.]+";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:const|let|function|class|async)\b)", re.MULTILINE)
 

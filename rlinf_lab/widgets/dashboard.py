@@ -16,7 +16,7 @@ from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
-STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill")
+STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
 
@@ -63,9 +63,11 @@ class Dashboard(PushedWidget):
         """Send what is new as one message; from any thread, at most about ten times a second.
 
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
-        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does). metrics: rows that are new or
-        have changed; one replaces that of the same ``iteration``. timeline: the growing timeline; what is new in it is found here. counters: utilisation from 0
-        to 1 by device name, now. frame: a PNG or JPEG picture (more than two a second are left out). final: the run has ended.
+        ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits`` (who then
+        waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes).
+        metrics: rows that are new or have changed; one replaces that of the same ``iteration``. timeline: the growing timeline;
+        what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
+        (more than two a second are left out). final: the run has ended.
         """
         with self._push_lock:
             content, parts = self._news(timeline, final).content()

@@ -73,7 +73,7 @@ class TimelineFeed:
         self._idle: list[bytes] = []  # device time up to _idle_until, and once more what is known of the rest
         self._rest = b""
         self._bubbles: list[dict[str, float]] = []
-        self._shape = (-1, -1, -1)
+        self._shape: tuple[Any, ...] = ()
         self._origin: int | None = None
         self._idle_until: int | None = None
         self._told_until = 0
@@ -83,7 +83,7 @@ class TimelineFeed:
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
         now, update = self.timeline.snapshot(), Update()
-        if now is not self._now or self._shape == (-1, -1, -1):
+        if now is not self._now or not self._shape:
             self._now = now
             self._add_spans(now, update)
         if len(now) and (final or time.monotonic() >= self._not_before):
@@ -95,8 +95,8 @@ class TimelineFeed:
             return
         if self._origin is None and len(now):
             self._origin = self._idle_until = self._told_until = now.start_ns
-            self._shape = (-1, -1, -1)  # the origin is in the tables
-        shape = (len(now._devices), len(now._tracks), len(now._names))
+            self._shape = ()  # the origin is in the tables
+        shape = (len(now._devices), len(now._tracks), len(now._names), now.dropped, *now.clock_errors.items())
         if shape != self._shape:
             self._shape = shape
             update.tables = self._tables()
@@ -119,7 +119,7 @@ class TimelineFeed:
         return pack_samples(self._now.counter_samples[: self._sampled], self._origin or 0)
 
     def _tables(self) -> Mapping[str, Any]:
-        return make_tables(self._origin or 0, self._now.devices, self._now.tracks, self._now.names)
+        return make_tables(self._origin or 0, self._now)
 
     def _spans(self, since: int) -> tuple[dict[str, Any], bytes]:
         header, data = pack_rows(self._now, since)

@@ -5,12 +5,13 @@ Spans travel as `rlinf_lab.timeline.packed` lays them out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from rlinf_lab.timeline.span import Cause
+from rlinf_lab.timeline.store import SpanStore
 
 #: One bubble of a device, 24 bytes: ``device``, ``cause``, ``kind`` (of the wait that explains it, 255: none), ``track`` (who waited,
 #: -1: nobody) and ``channel`` (-1: none) are numbers in the tables.
@@ -63,11 +64,13 @@ def pack_samples(samples: np.ndarray, origin_ns: int) -> bytes:
     return wire.tobytes()
 
 
-def make_tables(origin_ns: int, devices: Sequence[str], tracks: Sequence[Any], names: Sequence[str]) -> Mapping[str, Any]:
-    """What the numbers in the rows mean, as plain JSON values. ``tracks`` are `Track`s."""
+def make_tables(origin_ns: int, store: SpanStore) -> Mapping[str, Any]:
+    """What the numbers in the rows mean, and how far they can be trusted, as plain JSON values."""
     return {
         "origin": origin_ns,
-        "devices": list(devices),
-        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in tracks],
-        "names": list(names),
+        "devices": store.devices,
+        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
+        "names": store.names,
+        "dropped": store.dropped,
+        "clock_errors": store.clock_errors,
     }

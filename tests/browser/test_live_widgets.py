@@ -241,27 +241,53 @@ def test_a_failed_run_says_so_in_a_narrow_window(jupyterlab: Any, width: int) ->
     assert cut_off(lab) == []
 
 
+BOXES = """(all) => all.map((e) => {
+    const [box, all, panel] = [e, e.closest('svg'), e.closest('.rl-still')].map((node) => node.getBoundingClientRect());
+    return {name: e.dataset.node, stroke: getComputedStyle(e.querySelector('rect')).stroke, left: box.left, right: box.right,
+            inside: box.top >= panel.top && box.bottom <= panel.bottom && all.left >= panel.left && all.bottom <= panel.bottom && all.right <= panel.right};
+})"""
 STILL = (
     DASHBOARD
     + """
 board.push({"state": "running", "standstill": [
     "Nothing has moved for 7 s", "simulator[0] waits for items of channel 'actions'", "policy[0] waits for its devices (cpu:0 is held by simulator[0])",
-    "driver[0] waits for the calls of this iteration", "a cycle: simulator[0] → policy[0] → simulator[0]"]})
+    "reward[0] waits for the value of policy[0]",
+    "driver[0] waits for the calls of this iteration", "logger[0].write computes", "a cycle: simulator[0] → policy[0] → simulator[0]"],
+    "waits": {"nodes": [
+        {"name": "simulator[0]", "text": "items of channel 'actions'", "computes": False},
+        {"name": "policy[0]", "text": "its devices (cpu:0 is held by simulator[0])", "computes": False},
+        {"name": "reward[0]", "text": "the value of policy[0]", "computes": False}, {"name": "logger[0]", "text": "computes write", "computes": True}],
+        "edges": [[0, 1, "actions"], [1, 0, "cpu:0"], [2, 1, ""]], "cycles": [[0, 1]]}})
 board
 """
 )
 
 
-def test_a_standstill_is_explained_until_something_moves(jupyterlab: Any) -> None:
-    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("still", [STILL, "board.push({'standstill': []})"]), theme="dark")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_standstill_is_drawn_and_explained_until_something_moves(jupyterlab: Any, theme: str) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"still_{theme}", [STILL, "board.push({'standstill': []})"]), theme=theme)
+    errors = watch_errors(lab.page)
     lab.execute("notebook:run-cell-and-select-next")
     still = lab.page.locator(".rl-still").first
     lab.wait_until(still.is_visible, "the explanation")
     lab.page.locator(".rl-dashboard").evaluate("(e) => e.scrollIntoView({block: 'end'})")
     lab.page.wait_for_timeout(300)
-    lab.screenshot("dashboard-standstill-dark")
+    lab.screenshot(f"dashboard-standstill-{theme}")
     assert still.locator(".rl-cycle").inner_text() == "a cycle: simulator[0] → policy[0] → simulator[0]"
-    assert cut_off(lab) == []
+    edges = still.locator(".rl-waits [data-edge]").evaluate_all(
+        "(all) => all.map((e) => [e.dataset.edge, e.dataset.cycle, e.querySelector('text')?.textContent ?? ''])"
+    )
+    assert sorted(map(tuple, edges)) == [
+        ("policy[0] > simulator[0]", "true", "cpu:0"), ("reward[0] > policy[0]", "false", ""), ("simulator[0] > policy[0]", "true", "actions"),
+    ]  # fmt: skip
+    boxes = {e["name"]: e for e in still.locator(".rl-waits [data-node]").evaluate_all(BOXES)}
+    assert len(boxes) == 4 and len({boxes[name]["stroke"] for name in ("policy[0]", "simulator[0]")}) == 1
+    assert len({boxes[name]["stroke"] for name in ("policy[0]", "reward[0]", "logger[0]")}) == 3, "the cycle, who computes and the others are told apart"
+    assert boxes["reward[0]"]["right"] < boxes["policy[0]"]["left"] < boxes["simulator[0]"]["left"]
+    assert all(box["inside"] for box in boxes.values()), "the whole graph is in sight"
+    still.locator("summary").click()
+    lab.wait_until(lambda: not still.locator(".rl-waits").is_visible(), "folded away")
+    assert still.locator(".rl-cycle").is_visible() and cut_off(lab) == [] and not errors
     lab.run_all()
     lab.wait_until(lambda: not lab.page.locator(".rl-still").first.is_visible(), "its end")
 

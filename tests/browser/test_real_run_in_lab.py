@@ -79,6 +79,52 @@ def test_a_real_run_is_paused_resumed_and_stopped_from_its_dashboard(jupyterlab:
     assert not errors
 
 
+RING = """
+import threading
+import rlinf_lab as lab
+release = threading.Event()
+
+class Polite(lab.Worker):
+    def go(self, inbox: lab.Inbox, out: lab.Outbox):
+        for batch in inbox:  # both wait for the other to begin
+            out.put(1)
+
+class Busy(lab.Worker):
+    def count(self):
+        release.wait(120)
+
+flow = lab.Workflow("after you")
+there, back = flow.channel("there"), flow.channel("back")
+a, b, busy = flow.worker(Polite, name="a"), flow.worker(Polite, name="b"), flow.worker(Busy)
+
+@flow.iteration
+def iteration():
+    a.go(back, there)
+    b.go(there, back)
+    return busy.count()
+
+run = lab.run(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"a": [0], "b": [1], "busy": [2]}), 1, emulate=True)
+"""
+
+
+def test_workers_that_wait_for_each_other_are_drawn_while_they_do_and_after_that_failed(jupyterlab: Any) -> None:
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("ring", [RING, "release.set()"]), theme="dark")
+    errors = watch_errors(lab.page)
+    lab.execute("notebook:run-cell-and-select-next")
+    still = lab.page.locator(".rl-still").first
+    lab.wait_until(lambda: lab.page.locator(".rl-still").count() and still.is_visible(), "the explanation")
+    edges = lambda: set(still.locator('.rl-waits [data-edge][data-cycle="true"]').evaluate_all("(all) => all.map((e) => e.dataset.edge)"))  # noqa: E731
+    assert edges() == {"a[0] > b[0]", "b[0] > a[0]"}
+    assert "Nothing has moved for" in still.inner_text() and "busy[0].count computes" in still.inner_text()
+    lab.page.locator(".rl-dashboard").evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.page.wait_for_timeout(300)
+    lab.screenshot("dashboard-ring-dark")
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "state") == "failed", "the end")
+    lab.wait_until(lambda: "Nothing can move any more" in still.inner_text(), "the reason")
+    assert edges() == {"a[0] > b[0]", "b[0] > a[0]"} and not errors
+
+
 def large(ranks: int = 300, steps: int = 40) -> Timeline:
     """Ranks on devices of their own that wait for a slow one; one step is ten times as long."""
     recorder, made = Recorder(limit=1 << 20), Timeline()

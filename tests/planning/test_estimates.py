@@ -44,8 +44,8 @@ def executed(flow: Workflow, plan: ExecutionPlan, iterations: int = 3, arguments
     finally:
         executor.stop()
     timeline = Timeline(plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     return timeline
 
 

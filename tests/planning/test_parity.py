@@ -41,8 +41,8 @@ def execute(made: Scenario) -> Timeline:
     finally:
         assert executor.stop() == Ended()
     timeline = Timeline(made.plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     return timeline
 
 

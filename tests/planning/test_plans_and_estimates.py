@@ -177,8 +177,8 @@ def measured(flow: Workflow, plan: ExecutionPlan, iterations: int) -> Timeline:
         session.step()
     executor.stop()
     timeline = Timeline(plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     return timeline
 
 

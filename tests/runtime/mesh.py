@@ -80,7 +80,7 @@ class MeshExecutor:
         return ended
 
     def drain(self) -> list[Any]:
-        return [(r.drain(), 0) for r in self.recorders.values()]
+        return [r.drain() for r in self.recorders.values()]
 
     def metrics(self) -> list[Any]:
         return []

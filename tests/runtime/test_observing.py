@@ -85,7 +85,7 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
         assert not s._observer.table._ranks  # all of them are settled
         assert s.frames["w[0]"].shape == (4, 4, 3) and "50 iterations done" in s.status() and list(s.channels().columns) == []
     assert len(s.timeline.iterations()) == 50 and s.timeline.bubble_sum_error_ns() == 0 and told[-1] == 50
-    assert s.waits() == [] and s.standstill() == []
+    assert s.waits() == [] and s.standstill() is None
 
 
 def test_a_failed_iteration_of_a_session_is_no_row() -> None:

@@ -16,7 +16,7 @@ import pytest
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.session import Ended, Session
-from rlinf_lab.runtime.waits import explained
+from rlinf_lab.runtime.waits import WaitGraph
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -46,7 +46,7 @@ def within(session: Session, do: Callable[[], Any], seconds: float = SECONDS) ->
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     thread.join(seconds)
-    assert found, "it hangs:\n" + "\n".join(explained(session._executor.waits()))
+    assert found, "it hangs:\n" + "\n".join(WaitGraph(tuple(session._executor.waits())).lines())
     value, error = found[0]
     if error is not None:
         raise error

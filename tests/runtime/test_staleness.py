@@ -85,8 +85,8 @@ def test_a_collector_goes_ahead_as_far_as_the_plan_allows(staleness: int, millis
     assert [one.wait() for one in started] == [result(i) for i in range(4)] and s.iteration == 4
     executor.stop()
     timeline = Timeline(plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     rows = timeline.iterations()
     assert timeline.elapsed_ns == milliseconds * 1_000_000
     assert rows["seconds"].sum() == pytest.approx(milliseconds / 1000), "iterations that overlap count from the end of those before"

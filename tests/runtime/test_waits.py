@@ -11,7 +11,7 @@ import pytest
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.run import run
-from rlinf_lab.runtime.waits import Wait, cycle, explained
+from rlinf_lab.runtime.waits import Wait, WaitGraph, rings
 
 
 def test_the_shortest_cycle_is_named() -> None:
@@ -22,13 +22,46 @@ def test_the_shortest_cycle_is_named() -> None:
         Wait("policy[0]", "room in channel 'batches'", ("learner",)),
         Wait("learner[0]", "its devices (cuda:0 is held by policy[0])", ("policy[0]",)),
     ]
-    assert cycle(waits) == ["policy[0]", "learner[0]", "policy[0]"]
-    assert explained(waits)[-1] == "a cycle: policy[0] → learner[0] → policy[0]"
+    assert rings(waits) == [["policy[0]", "learner[0]", "policy[0]"]]
+    assert WaitGraph(tuple(waits)).lines()[-1] == "a cycle: policy[0] → learner[0] → policy[0]"
 
 
 def test_waiting_for_one_who_computes_is_no_cycle() -> None:
-    assert cycle([Wait("sim[0]", "items of channel 'actions'", ("policy",)), Wait("driver[0]", "calls", ("sim[0]", "policy[0]"))]) == []
-    assert cycle([]) == []
+    assert rings([Wait("sim[0]", "items of channel 'actions'", ("policy",)), Wait("driver[0]", "calls", ("sim[0]", "policy[0]"))]) == []
+    assert rings([]) == []
+
+
+def test_two_rings_and_one_who_waits_for_itself_are_all_named() -> None:
+    waits = [
+        Wait("a[0]", "items of channel 'x'", ("b",)), Wait("b[0]", "items of channel 'y'", ("a",)),
+        Wait("c[0]", "items", ("d",)), Wait("d[0]", "items", ("e",)), Wait("e[0]", "items", ("c",)), Wait("alone[0]", "items of channel 'own'", ("alone",)),
+    ]  # fmt: skip
+    assert rings(waits) == [["alone[0]", "alone[0]"], ["a[0]", "b[0]", "a[0]"], ["c[0]", "d[0]", "e[0]", "c[0]"]]
+
+
+def test_one_who_moves_frees_who_needs_any_but_not_who_needs_all() -> None:
+    ring = Wait("b[0]", "items of channel 'y'", ("a",))
+    any_of = Wait("a[0]", "items of channel 'x'", ("b", "c"))
+    assert rings([any_of, ring], ["c[0]"]) == [] and rings([any_of, ring]) == []  # c may compute
+    assert rings([any_of, ring, Wait("c[0]", "items", ("b",))]) == [["a[0]", "b[0]", "a[0]"]]
+    both = Wait("a[0]", "its devices", ("b", "c"), needs=frozenset(("b", "c")))
+    assert rings([both, ring], ["c[0]"]) == [["a[0]", "b[0]", "a[0]"]]
+
+
+def test_a_ring_through_hundreds_of_ranks_is_found_and_drawn_in_a_few_boxes() -> None:
+    waits = [*(Wait(f"sim[{r}]", "items of channel 'actions'", ("policy",), ("actions",)) for r in range(300)), Wait("policy[0]", "room", ("sim",), ("obs",))]
+    graph = WaitGraph((Wait("driver[0]", "the calls", tuple(w.who for w in waits)), *waits), ("logger[0].write",))
+    assert graph.rings() == [["sim[0]", "policy[0]", "sim[0]"]] or graph.rings() == [["policy[0]", "sim[0]", "policy[0]"]]
+    drawn = graph.drawn()
+    names = [node["name"] for node in drawn["nodes"]]
+    assert sorted(names) == ["logger[0]", "policy[0]", "sim[0]", "sim[1–299]"]
+    assert {tuple(names[i] for i in (a, b)): label for a, b, label in drawn["edges"]} == {
+        ("sim[0]", "policy[0]"): "actions", ("sim[1–299]", "policy[0]"): "actions", ("policy[0]", "sim[0]"): "obs", ("policy[0]", "sim[1–299]"): "obs",
+    }  # fmt: skip
+    assert [{names[i] for i in ring} for ring in drawn["cycles"]] == [{"sim[0]", "policy[0]"}]
+    assert [node["name"] for node in drawn["nodes"] if node["computes"]] == ["logger[0]"]
+    fed = WaitGraph((Wait("driver[0]", "the value of a[0]", ("a[0]",)), Wait("a[0]", "items of channel 'x'", ("driver",), ("x",)))).drawn()
+    assert [node["name"] for node in fed["nodes"]] == ["driver[0]", "a[0]"] and fed["cycles"] == [[0, 1]]
 
 
 class Slow(Worker):
@@ -71,7 +104,7 @@ def until(holds: Any) -> None:
 def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer, "STILL_SECONDS", 0.3)
     until(held.standstill)
-    title, *lines = held.standstill()
+    title, *lines = held.standstill().lines()
     assert title.startswith("Nothing has moved for ")
     assert "maker[0].make computes" in lines and "taker[0] waits for items of channel 'items'" in lines
     assert not any("cycle" in line for line in lines)
@@ -82,7 +115,7 @@ def test_a_run_that_stands_still_says_who_computes_and_who_waits_for_whom(held: 
 def test_a_run_that_moves_or_has_ended_says_nothing(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observer, "STILL_SECONDS", 1e9)
     until(lambda: held.waits())
-    assert held.standstill() == []  # that long it has not stood still
+    assert held.standstill() is None  # that long it has not stood still
     Slow.held.set()
     assert held.wait(20) == [3]
-    assert held.standstill() == held.waits() == [] and "waits" not in held.status()
+    assert held.standstill() is None and held.waits() == [] and "waits" not in held.status()

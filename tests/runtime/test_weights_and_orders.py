@@ -122,8 +122,8 @@ def test_the_simulator_says_the_same(parts: Any, weight: int, capacity: int | No
     executor = LocalExecutor(flow, plan, MockClock())
     executed(executor, parts, weight)
     timeline = Timeline(plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
 
     def make(turn: Any) -> Any:
         for part in parts:

@@ -5,6 +5,7 @@ import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
 import { Rows, Sums } from "./history.js";
 import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
+import { Standstill } from "./standstill.js";
 
 const KEPT = 600;
 
@@ -53,13 +54,13 @@ class DashboardView {
     this.utilisation = new Utilisation();
     this.bubbles = new Bubbles();
     const timeline = make("section.panel.lanes");
-    this.still = make("aside.still", { role: "alert" });
+    this.still = new Standstill();
     this.upper = make("div.upper", {}, this.curves, this.picture.node);
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, this.upper, lower);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
-    this.timeline.stage.append(this.still);
+    this.timeline.stage.append(this.still.node);
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
@@ -89,15 +90,6 @@ class DashboardView {
     return chart;
   }
 
-  /** Who waits for whom, over the lanes that do not move. */
-  showStandstill([title, ...lines]) {
-    this.still.dataset.open = String(Boolean(title));
-    const text = [title, ...lines].join("\n");
-    if (!title || text === this.stillText) return;
-    this.stillText = text;
-    this.still.replaceChildren(make("b", {}, title), ...lines.map((line) => make(line.startsWith("a cycle") ? "div.cycle" : "div", {}, line)));
-  }
-
   draw() {
     const run = this.run, state = { iterations: this.config.iterations, ...run.state };
     this.header.set(state);
@@ -108,7 +100,7 @@ class DashboardView {
     this.utilisation.draw(run.samples, this.colours);
     this.bubbles.draw(run.bubbles, this.colours);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
-    this.showStandstill(state.standstill || []);
+    this.still.set(state.standstill || [], state.waits);
     this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
     this.timeline.refresh();
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown

@@ -53,6 +53,8 @@ export class Details {
     if (c.channel[i] >= 0) lines.push(`channel ${store.name(c.channel[i])}`);
     if (c.items[i] > 0) lines.push(`${c.items[i].toLocaleString("en")} items`);
     if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i] + 1}`);
+    const error = store.tables.clock_errors[track.host];
+    if (error) lines.push(`by the clock of another node, aligned to ± ${duration(error)}`);
     return lines;
   }
 

@@ -1,0 +1,76 @@
+"""Clocks of hosts on other nodes: asked at once and then twice a second; what they recorded comes to lie where it happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_lab.runtime.node_clocks import ASK_NS, AT_ONCE, NodeClocks
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.alignment import DRIFT_PPM
+
+WAY_NS, SKEW_NS, FASTER = 40_000, 123_456_789_000, 30e-6
+SECOND = 1_000_000_000
+
+
+class Far:
+    """A driver, and a host whose clock is set otherwise and runs faster; a message takes 40 µs."""
+
+    def __init__(self) -> None:
+        self.now, self.questions = 7 * SECOND, 0
+        self.clocks = NodeClocks(lambda: self.now, self.ask)
+        self.recorder = Recorder("far")
+        self.waiting: list[tuple[int, int]] = []
+
+    def theirs(self, ours: int) -> int:
+        return round(ours * (1 + FASTER)) + SKEW_NS
+
+    def ask(self, host: str, asked: int) -> None:
+        self.questions += 1
+        self.waiting.append((asked, self.theirs(self.now + WAY_NS)))
+
+    def answers(self) -> None:
+        while self.waiting:
+            asked, theirs = self.waiting.pop(0)
+            self.now += 2 * WAY_NS
+            self.clocks.heard("far", asked, theirs)
+
+
+@pytest.fixture
+def far() -> Far:
+    far = Far()
+    far.clocks.add("far")
+    far.clocks.heard("far", far.now - 5_000_000, far.theirs(far.now - 1_000_000))  # the slow way
+    far.clocks.ask("far")
+    far.answers()
+    return far
+
+
+def test_it_is_asked_some_times_at_once_and_then_twice_a_second(far: Far) -> None:
+    assert far.questions == AT_ONCE - 1
+    for _ in range(100):  # ten seconds of news
+        far.now += SECOND // 10
+        far.clocks.aligned(far.recorder.drain())
+        far.answers()
+    assert far.questions == pytest.approx(AT_ONCE - 1 + 10 * SECOND / ASK_NS, abs=2)
+
+
+def test_spans_of_ten_minutes_lie_within_the_bound_that_the_timeline_tells(far: Far) -> None:
+    timeline, track, truth = Timeline(), far.recorder.track("w", 0), []
+    for _ in range(1200):
+        truth.append(far.now + 1000)
+        far.recorder.add(track, SpanKind.RUN, 0, far.theirs(far.now + 1000), far.theirs(far.now + 90_000), far.recorder.name("x"))
+        far.now += SECOND // 2
+        timeline.extend(far.clocks.aligned(far.recorder.drain()))
+        far.answers()
+    error = timeline.clock_errors["far"]
+    assert error < 3 * WAY_NS + 2 * ASK_NS * DRIFT_PPM * 1e-6
+    assert max(abs(int(start) - ours) for start, ours in zip(timeline.spans["start"], truth, strict=True)) <= error
+    assert f"clocks of other nodes aligned to ± {error / 1e3:,.0f} µs" in repr(timeline)
+    assert f"clock of far: aligned to ± {error / 1e3:,.0f} µs" in repr(timeline.summary())
+
+
+def test_a_host_of_this_node_has_our_clock(far: Far) -> None:
+    near = Recorder("near")
+    near.add(near.track("w", 0), SpanKind.RUN, near.name("x"), 5, 6)
+    batch = near.drain()
+    assert far.clocks.aligned(batch) is batch

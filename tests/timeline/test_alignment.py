@@ -1,0 +1,92 @@
+"""Clocks of other nodes: the truth is within the bound that is told, however skewed, drifting and late the answers."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.alignment import DRIFT_PPM, AlignedClock, ClockOffset
+
+SECOND = 1_000_000_000
+
+
+class FakeClock:
+    """Another node's clock: it says something else than ours from the beginning, and runs a little faster or slower, changing by and by."""
+
+    def __init__(self, rng: Random, skew_ns: int, ppm: float, until_ns: int) -> None:
+        self.ours = np.linspace(0, until_ns, 40)
+        rates = [1 + rng.uniform(-ppm, ppm) * 1e-6 for _ in self.ours[1:]]
+        self.theirs = skew_ns + np.append(0, np.cumsum(np.diff(self.ours) * rates))
+
+    def at(self, ours: int) -> int:
+        return round(float(np.interp(ours, self.ours, self.theirs)))
+
+    def inverse(self, theirs: int) -> int:
+        return round(float(np.interp(theirs, self.theirs, self.ours)))
+
+
+def ask(offset: ClockOffset, clock: FakeClock, now: int, there: int, back: int) -> int:
+    """A round trip; returns when it was over."""
+    offset.heard(now, clock.at(now + there), now + there + back)
+    return now + there + back
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(-10 * SECOND, 10 * SECOND), st.floats(0, DRIFT_PPM))
+def test_the_truth_is_within_the_bound_over_an_hour(seed: int, skew: int, ppm: float) -> None:
+    rng, offset = Random(seed), ClockOffset()
+    clock, now = FakeClock(rng, skew, ppm, 3700 * SECOND), 0
+    while now < 3600 * SECOND:
+        now = ask(offset, clock, now, int(rng.expovariate(1 / 3e5)) + 30_000, int(rng.expovariate(1 / 3e5)) + 30_000)
+        for later in (now, now + rng.randrange(60 * SECOND)):
+            found, bound = offset.at(later)
+            assert abs(found - (later - clock.at(later))) <= bound + 2  # two readings are rounded
+        now += rng.randrange(60 * SECOND)
+    assert offset.jumps == 0
+
+
+def test_the_fastest_round_trip_makes_the_bound_and_a_slow_one_does_no_harm() -> None:
+    offset, clock, now = ClockOffset(), FakeClock(Random(1), 5 * SECOND, 0, SECOND), 0
+    for there, back in ((4_000_000, 4_000_000), (20_000, 30_000), (9_000_000, 100_000)):
+        now = ask(offset, clock, now, there, back)
+    found, bound = offset.at(now)
+    assert bound <= 25_000 + 2 * DRIFT_PPM * 1e-6 * 20_000_000 and abs(found + 5 * SECOND) <= bound
+    assert offset.at(now + 10 * SECOND)[1] == pytest.approx(bound + 10 * SECOND * DRIFT_PPM * 1e-6, abs=2), "nobody asks: it grows"
+
+
+def test_a_clock_that_was_set_is_believed_anew() -> None:
+    offset = ClockOffset()
+    offset.heard(0, 7_000, 1_000)
+    offset.heard(2_000, 90_007_000, 3_000)
+    assert offset.jumps == 1
+    found, bound = offset.at(3_000)
+    assert bound < 1_000 and abs(found - (2_500 - 90_007_000)) <= bound
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1 << 30), st.integers(-10 * SECOND, 10 * SECOND), st.floats(0, DRIFT_PPM))
+def test_spans_of_a_drifting_clock_keep_their_order_and_are_as_near_as_told(seed: int, skew: int, ppm: float) -> None:
+    rng = Random(seed)
+    clock, aligned, recorder, timeline = FakeClock(rng, skew, ppm, 700 * SECOND), AlignedClock(), Recorder("far"), Timeline()
+    track, name, truth, now = recorder.track("w", 0), recorder.name("x"), [], 1000
+    begun = now
+    for _ in range(60):
+        asked = now
+        now = ask(aligned.offset, clock, now, rng.randrange(20_000, 2_000_000), rng.randrange(20_000, 2_000_000))
+        for _ in range(rng.randrange(5)):
+            start = rng.choice((begun, asked, now))
+            now += rng.randrange(SECOND)
+            truth.append((start, now))
+            recorder.add(track, SpanKind.RUN, name, clock.at(start), clock.at(now), len(truth) - 1)
+        now += rng.randrange(10 * SECOND)
+        timeline.extend(aligned.aligned(recorder.drain(), now))
+    spans = np.sort(timeline.spans, order="iteration")  # long ones arrive behind the others
+    for row, (start, end) in zip(spans, truth, strict=True):
+        assert max(abs(int(row["start"]) - start), abs(int(row["end"]) - end)) <= aligned.error_ns + 2
+    there = np.array(sorted(clock.at(t) for pair in truth for t in pair), np.int64)
+    assert not truth or (np.diff(aligned._ours(there)) >= 0).all(), "no later time is before an earlier one"
