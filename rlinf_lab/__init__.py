@@ -21,6 +21,7 @@ _HOME = {
     "Scripted": "rlinf_lab.workflow.worker",
     "Weights": "rlinf_lab.workflow.weights",
     "Workflow": "rlinf_lab.workflow.workflow",
+    "Filler": "rlinf_lab.workflow.filler",
     "ExecutionPlan": "rlinf_lab.planning.plan",
     "Simulator": "rlinf_lab.planning.simulator",
     "Profile": "rlinf_lab.planning.profile",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from rlinf_lab.widgets.report import timeline_html as timeline_html
     from rlinf_lab.widgets.timeline_view import TimelineView as TimelineView
     from rlinf_lab.workers.residence import TorchWorker as TorchWorker
+    from rlinf_lab.workflow.filler import Filler as Filler
     from rlinf_lab.workflow.weights import Weights as Weights
     from rlinf_lab.workflow.worker import Collected as Collected
     from rlinf_lab.workflow.worker import Inbox as Inbox

@@ -12,27 +12,31 @@ Invariants
 - Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness); within
   an iteration upstream goes before downstream, so a consumer runs when its producer has put data and has nothing left to do;
   among equals the one that has waited longest.
+- Fillers come after all of them, step by step; see `filling` for what they may delay.
 
 Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial deadlock: Parks 1995, bounded scheduling.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.books import ALL as ALL
+from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.books import Process as Process
+from rlinf_lab.planning.filling import Fillers
 
 
 class Event(IntEnum):
     """What a driver reports. The numbers are the order within one instant and one process."""
 
-    START = 0  # (process, START, iteration, 1 if it needs its devices now else 0)
+    START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
     GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end; n == ALL + w: until they weigh w
-    DONE = 3  # (process, DONE, -1, 0)
+    DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
     ONLOADED = 5
 
@@ -47,98 +51,12 @@ class Do(IntEnum):
     ONLOAD = 4  # (ONLOAD, process, 0, 0): come to the devices, then report ONLOADED
     FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
     EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
+    DELAYED = 7  # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it (`Engine.count_delay`)
 
-
-ALL = 1 << 60
-UNBOUNDED = 1 << 60
 
 # Looking a member of an enumeration up costs as much as half a decision.
 _START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED = map(int, Event)
-_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND = map(int, Do)
-
-
-class Process:
-    """A rank of a worker, as the engine sees it."""
-
-    __slots__ = (
-        "alone", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "offloadable", "priority", "resident", "size", "state",
-        "weights",
-    )  # fmt: skip
-
-    def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool) -> None:
-        self.index = index
-        self.devices = devices
-        self.priority = priority
-        self.size = size  # units of memory on each of its devices while resident
-        self.offloadable = offloadable
-        self.resident = resident
-        self.alone = True  # nobody else uses its devices
-        self.holding = False
-        self.granted = False  # owns the devices, but may still wait for a switch
-        self.state = "idle"
-        self.iteration = -1  # of its call
-        self.lo = self.hi = 0
-        self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
-        self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
-
-
-class Stream:
-    """The closing state that all queues of one channel in one iteration share."""
-
-    __slots__ = ("capacity", "channels", "closed", "ended", "expected", "name")
-
-    def __init__(self, capacity: int | None, name: object) -> None:
-        self.capacity = UNBOUNDED if capacity is None else capacity
-        self.channels: list[int] = []
-        self.closed = 0
-        self.expected = -1  # unknown until sealed
-        self.ended = False
-        self.name = name
-
-
-class Channel:
-    """One queue: counts and the processes that wait at either end.
-
-    ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
-    that host has granted it items (`Engine.granted`).
-    """
-
-    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail", "total", "weights")
-
-    def __init__(self, stream: Stream, stub: bool) -> None:
-        self.stream = stream
-        self.capacity = stream.capacity
-        self.stub = stub
-        self.head = self.tail = 0
-        self.getters: deque[tuple[Process, int]] = deque()
-        self.putters: deque[tuple[Process, int]] = deque()
-        self.remote_stalled = False
-        self.weights: deque[int] | None = None  # of what is there, once an item has been weighed
-        self.total = 0  # of them
-
-    def weigh(self, n: int, weights: Sequence[int] | None) -> None:
-        """``n`` items are about to enter."""
-        if self.weights is None:
-            self.weights = deque([1] * (self.tail - self.head))
-            self.total = len(self.weights)
-        entering = [1] * n if weights is None else weights
-        self.weights.extend(entering)
-        self.total += sum(entering)
-
-    def unweigh(self, n: int) -> None:
-        """The first ``n`` items leave."""
-        assert self.weights is not None
-        for _ in range(n):
-            self.total -= self.weights.popleft()
-
-    def reach(self, weight: int) -> int:
-        """How many of the first items weigh that much together; `ALL` when all that are there do not."""
-        if self.weights is None:
-            return weight
-        if self.total < weight:
-            return ALL
-        sums = itertools.accumulate(self.weights)
-        return next(n for n, together in enumerate(sums, 1) if together >= weight)
+_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED = map(int, Do)
 
 
 class Engine:
@@ -160,14 +78,15 @@ class Engine:
         self._arrivals = 0
         self._evicting: dict[Process, list[Process]] = {}
         self._out: list[tuple[int, int, int, int]] = []
+        self._fillers = Fillers(self._holder, self._queue)
 
     # --- building --------------------------------------------------------------------------------------
     def add_process(
-        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False
+        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False, delays: int = 0
     ) -> int:
-        """A new process; ``priority``: depth in the graph, smaller goes first."""
-        process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident)
-        if self._memory is None or not process.devices:
+        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many steps of which an iteration may wait."""
+        process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident, delays)
+        if self._memory is None or not process.devices or delays:  # a filler takes part in no turns: its memory is there beside those of the flow
             process.resident = True
         self.processes.append(process)
         for device in process.devices:
@@ -214,13 +133,40 @@ class Engine:
             elif kind == _START:
                 self._start(p, channel, n)
             elif kind == _DONE:
-                self._done(p)
+                self._done(p, n)
             elif kind == _ONLOADED:
                 self._onloaded(p)
             else:
                 self._offloaded(p)
         return self._flush()
 
+    # --- fillers -----------------------------------------------------------------------------------------
+    def begin(self, iteration: int) -> None:
+        """An iteration begins: from now on fillers may take steps, until `over`."""
+        self._fillers.begin(iteration)
+
+    def over(self, iteration: int) -> None:
+        self._fillers.over(iteration)
+
+    def fill(self) -> list[tuple[int, int, int, int]]:
+        """An instant has settled: let fillers begin a step where nobody of the flow is or waits."""
+        for p in self._fillers.next():
+            for device in p.devices:
+                self._holder[device] = p
+            p.granted = True
+            self._resume(p)
+        out, self._out = self._out, []
+        return out
+
+    def count_delay(self) -> None:
+        """A filler of another host is in the way of the flow."""
+        self._fillers.count()
+
+    def is_kept_waiting(self) -> bool:
+        """Whether somebody of the flow waits for a filler's step to end: that it will, and then something moves."""
+        return self._fillers.are_in_the_way()
+
+    # --- streams -----------------------------------------------------------------------------------------
     def close(self, stream: int, n: int = 1) -> list[tuple[int, int, int, int]]:
         """``n`` producers of a stream have finished."""
         self.streams[stream].closed += n
@@ -362,6 +308,9 @@ class Engine:
     # --- the machine -----------------------------------------------------------------------------------
     def _start(self, p: Process, iteration: int, needs_devices: int) -> None:
         self._expect_running(p, "idle")
+        if p.delays:
+            self._fillers.ask(p)
+            return
         p.iteration = iteration
         p.lo = p.hi = 0
         if needs_devices:
@@ -419,11 +368,16 @@ class Engine:
             self._extend(channel)
         self._serve(channel)
 
-    def _done(self, p: Process) -> None:
+    def _done(self, p: Process, goes_on: int) -> None:
         if p.state not in ("run", "idle"):  # idle: a call that was given up before it started
             self._expect_running(p, "run")
         p.state = "idle"
         self._release(p)
+        if p.delays:
+            self._fillers.leave(p)
+            if goes_on:
+                self._fillers.ask(p)
+            return
         self._out.append((_FINISHED, p.index, 0, 0))
 
     def _expect_running(self, p: Process, state: str) -> None:
@@ -550,6 +504,9 @@ class Engine:
             if gangs:
                 candidates = {p.index: p for d in gangs for p in self._queue[d]}
                 self._arbitrate(sorted(candidates.values(), key=_lock_key))
+        if self._fillers.running:
+            self._out += [(_DELAYED, p.index, 0, 0) for p in self._fillers.newly_in_the_way()]
+            self._fillers.reserve()
         out, self._out = self._out, []
         return out
 

@@ -5,42 +5,55 @@ A channel whose producer and consumer are fused has one queue for each unit (sha
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.plan import ExecutionPlan, graph_in
+from rlinf_lab.workflow.filler import FillerSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 
 @dataclass(frozen=True)
 class Layout:
-    """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by rank."""
+    """``members``: (worker, rank) in engine order: the driver first, then workers in order of declaration, rank by rank, then fillers."""
 
     graph: WorkflowGraph
     plan: ExecutionPlan
+    fillers: tuple[FillerSpec, ...] = ()
 
     @cached_property
     def members(self) -> tuple[tuple[str, int], ...]:
-        return ((DRIVER, 0), *((w, r) for w in self.graph.workers for r in range(self.plan.ranks(w))))
+        fillers = ((f.name, r) for f in self.fillers for r in range(len(f.on)))
+        return ((DRIVER, 0), *((w, r) for w in self.graph.workers for r in range(self.plan.ranks(w))), *fillers)
+
+    @cached_property
+    def filler(self) -> dict[str, FillerSpec]:
+        return {f.name: f for f in self.fillers}
 
     @cached_property
     def index(self) -> dict[tuple[str, int], int]:
         return {m: i for i, m in enumerate(self.members)}
 
     def devices(self, worker: str, rank: int) -> tuple[int, ...]:
+        if worker in self.filler:
+            return (self.plan.devices.index(self.filler[worker].on[rank]),)
         return () if worker == DRIVER else self.plan.placements[worker][rank]
 
     def device_names(self, worker: str, rank: int) -> tuple[str, ...]:
-        return () if worker == DRIVER else self.plan.device_names(worker, rank)
+        return tuple(self.plan.devices[d] for d in self.devices(worker, rank))
 
     def graph_channels(self) -> list[str]:
         """Channels that somebody writes or reads."""
         return [c.name for c in self.graph.channels if self.graph.consumers(c.name)]
 
     def ranks(self, worker: str) -> int:
+        if worker in self.filler:
+            return len(self.filler[worker].on)
         return 1 if worker == DRIVER else self.plan.ranks(worker)
 
     def capacity(self, channel: str) -> int | None:
@@ -82,6 +95,8 @@ class Layout:
             self.add_process(engine, worker, rank)
 
     def add_process(self, engine: Engine, worker: str, rank: int) -> int:
+        if worker in self.filler:
+            return engine.add_process(self.devices(worker, rank), delays=self.filler[worker].delays)
         priority = self.graph.depth.get(worker, 0)
         return engine.add_process(self.devices(worker, rank), priority, self.plan.memory.get(worker, 0))
 
@@ -100,10 +115,33 @@ class Layout:
         return bool(used[0] & used[1])
 
 
-def checked_layout(flow: Workflow | WorkflowGraph, plan: ExecutionPlan) -> Layout:
-    """A layout of a plan that fits the workflow. Raises `PlanError` otherwise."""
+def checked_layout(flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers: Sequence[FillerSpec] = ()) -> Layout:
+    """A layout of a plan that fits the workflow, and of fillers that fit the plan. Raises `PlanError` otherwise."""
     graph = graph_in(flow)
     if not isinstance(plan, ExecutionPlan):
         raise PlanError(f"plan is {plan!r}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
     plan.validate(graph)
-    return Layout(graph, plan)
+    for name, times in Counter([*graph.workers, DRIVER, *(f.name for f in fillers)]).items():
+        if times > 1:
+            raise PlanError(f"Filler {name!r}: plan {plan.name!r} has another worker of that name. Next: Filler(..., name=...).")
+    for filler in fillers:
+        for device in filler.on:
+            _check_place(plan, graph, filler, device, sum(f.memory for f in fillers if device in f.on))
+    return Layout(graph, plan, tuple(fillers))
+
+
+def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, device: str, wanted: int) -> None:
+    """``wanted``: the memory of all fillers there."""
+    if device not in plan.devices:
+        raise PlanNameError.of("device", device, plan.devices, f"Plan {plan.name!r} has no other for the filler {filler.name!r}.")
+    if plan.device_memory is None or not filler.memory:
+        return
+    index = plan.devices.index(device)
+    needed = {w: plan.memory.get(w, 0) for w in graph.workers for devices in plan.placements[w] if index in devices}
+    if sum(needed.values()) + wanted > plan.device_memory:
+        workers = ", ".join(f"{w} {n}" for w, n in needed.items() if n)
+        raise PlanError(
+            f"Filler {filler.name!r} needs {filler.memory} units of memory on {device} beside the workers there, and {plan.device_memory} (device_memory) "
+            f"are not enough for all of them ({workers or 'no worker'}; fillers {wanted}): workers would have to leave more often. Next: another device, or "
+            f"a filler that needs none."
+        )

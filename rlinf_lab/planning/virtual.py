@@ -21,7 +21,7 @@ from rlinf_lab.errors import DeadlockError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.scripts import CALL, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, Turn
+from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
@@ -29,7 +29,7 @@ from rlinf_lab.workflow.graph import DRIVER
 # Operations of the driver's own script, beside those that workers have.
 _BEGIN, _AWAIT, _END = 5, 6, 7
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
-_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _DRIVING, _AWAITING, _IDLE, _ENDING = range(9)
+_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _FILLING, _DRIVING, _AWAITING, _IDLE, _ENDING = range(10)
 
 # A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it.
 _BITS = 32
@@ -115,7 +115,7 @@ class VirtualHost:
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        outages: Sequence[Outage] = (),
+        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (),
     ) -> None:  # fmt: skip
         self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
@@ -145,6 +145,9 @@ class VirtualHost:
         self._of: dict[str, list[Rank]] = {}
         for p in self.ranks:
             self._of.setdefault(p.worker, []).append(p)
+        self._fillers = [p for f in fillers for p in self._of[f.spec.name]]
+        self._scripts = {f.spec.name: f.script for f in fillers}
+        self._filled_at = -1
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
         self._keyed = {c.name: c.keyed for c in layout.graph.channels}
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
@@ -156,6 +159,9 @@ class VirtualHost:
         driver.doing, driver.method = _DRIVING, self.rows.name("iteration")
         driver.send = self._drive(iterations).send
         self._ready.append(driver)
+        for p in self._fillers:
+            p.doing, p.method, p.send = _FILLING, self.rows.name(self.layout.filler[p.worker].method), self._fill(p).send
+            self._ready.append(p)
         self._loop()
         if driver.doing != _IDLE:
             raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
@@ -174,6 +180,7 @@ class VirtualHost:
         driver, made = self.ranks[0], Iteration(self.now)
         driver.iteration, driver.ports = iteration, {}
         self._open[iteration], self._made, self._sealed = made, [], set()
+        self._engine.begin(iteration)
         yield (_BEGIN, None, 0, 0)
         script, got = self.loop(Turn(0, iteration, 0, 1)), None
         while (op := _next(script, got)) is not None:
@@ -215,6 +222,7 @@ class VirtualHost:
             driver = self.ranks[0]
             self.rows.add(driver.track, SpanKind.MARK, driver.method, made.start, self.now, iteration)
             del self._open[iteration]
+            self._engine.over(iteration)
             self._retire(iteration)
 
     def _submit(self, iteration: int, number: int) -> None:
@@ -306,7 +314,7 @@ class VirtualHost:
         """The script is over."""
         if p.on_device and self.now > p.since:
             self._add(p, SpanKind.RUN, p.since, self.now)
-        if p.worker == DRIVER:
+        if p.worker == DRIVER or p.worker in self._scripts:
             p.doing = _IDLE
             return
         p.bound_ns, p.doing = 0, _ENDING
@@ -414,7 +422,10 @@ class VirtualHost:
                 events = pending.copy()
                 pending.clear()
                 apply(settle(events))
-            elif timers:
+            elif self._fillers and self._filled_at < now and (steps := self._engine.fill()):
+                self._filled_at = now
+                apply(steps)
+            elif timers and (not self._fillers or self._moves()):
                 self.now = now = timers[0] >> _BITS
                 due = now + 1 << _BITS
             elif self._relieve and self._engine.is_waiting() and (out := self._engine.relieve()):
@@ -476,7 +487,7 @@ class VirtualHost:
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)
-            else:
+            elif do != Do.DELAYED:
                 self._switch(p, coming=do == Do.ONLOAD)
 
     def _drive_on(self, driver: Rank, kind: int, n: int) -> None:
@@ -486,11 +497,35 @@ class VirtualHost:
             driver.doing = _RUNNING
             self._ready.append(driver)
             return
+        if kind == GAP:
+            driver.doing = _FILLING
+            return
         driver.doing = _AWAITING if kind == _AWAIT else _DRIVING
         if kind == _BEGIN:
             self._pending.append((driver.index, Event.START, driver.iteration, 0))
         elif kind == _END:
             self._pending.append((driver.index, Event.DONE, -1, 0))
+
+    # --- fillers -----------------------------------------------------------------------------------------------
+    def _fill(self, p: Rank) -> Script:
+        """One step after another, each in a gap."""
+        event = Event.START
+        for op in self._scripts[p.worker](p.rank):
+            if op[0] == RUN:
+                yield op
+                self.rows.add(p.track, SpanKind.RUN, p.method, p.since, self.now, -1)
+                event = Event.DONE
+                p.on_device = False
+            else:
+                self._pending.append((p.index, event, -1, 1))
+                yield op
+                p.since = self.now
+        if event == Event.DONE:
+            self._pending.append((p.index, event, -1, 0))
+
+    def _moves(self) -> bool:
+        """Whether the flow does anything, now or later: time does not pass for steps of fillers alone."""
+        return len(self._timers) > sum(p.doing == _RUNNING for p in self._fillers) or self._engine.is_kept_waiting()
 
     # --- switching ---------------------------------------------------------------------------------------------
     def _switch(self, p: Rank, coming: bool) -> None:

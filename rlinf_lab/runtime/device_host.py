@@ -17,6 +17,7 @@ from rlinf_lab.errors import ExecutorError, WorkflowError, said
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
+from rlinf_lab.runtime.fillers import news_of
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Address, Link, Listener
 from rlinf_lab.runtime.session import Ended
@@ -50,6 +51,7 @@ class DeviceHost:
         ip = "127.0.0.1" if one_node else self._ip()
         self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
         self._stop = threading.Event()
+        self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows
         self._pusher: threading.Thread | None = None
 
     # --- what an executor's own kind of host may know better ------------------------------------------------
@@ -121,7 +123,7 @@ class DeviceHost:
 
     def stop(self) -> Ended:
         """End the workers; what is left of the recording is sent."""
-        ended = Ended(self.host.stop(), self.host.close_errors)
+        ended = Ended(self.host.stop(), self.host.errors)
         self._stop.set()
         if self._sampler is not None:
             self._sampler.stop()
@@ -157,7 +159,8 @@ class DeviceHost:
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
         frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}  # one by one: workers go on writing
-        news = (self.name, batch.to_bytes(), metrics, frames, self.host.waits(), self.host.statistics(), self.host.is_quiet(), self.host.transports())
+        host, told = self.host, news_of(self.host, self._told)
+        news = (self.name, batch.to_bytes(), metrics, frames, host.waits(), host.statistics(), host.is_quiet(), host.transports(), told)
         self.links["driver"].send(("news", *news))
 
     def _receive(self, message: tuple) -> None:

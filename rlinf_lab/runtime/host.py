@@ -20,11 +20,12 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
+from rlinf_lab.runtime.fillers import keep_filling
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ports import InboxPort, OutboxPort
-from rlinf_lab.runtime.process import Frame, HostContext, Process
+from rlinf_lab.runtime.process import Filled, Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
@@ -67,7 +68,8 @@ class Host(Scheduler):
         super().__init__(layout.new_engine(), clock, recorder, alone=set(place.values()) == {name})
         self.name, self.layout, self.place = name, layout, place
         self.failure: Failure | None = None
-        self.close_errors: list[WorkerError] = []
+        self.errors: list[WorkerError] = []  # of fillers, and what the workers' own ``close`` raised
+        self.newest_iteration = 0  # that has begun; kept where there are fillers
         self.dead: set[str] = set()  # hosts
         self.metrics: deque[tuple[str, int, int, dict[str, float]]] = deque()
         self.frames: dict[str, Any] = {}
@@ -104,6 +106,10 @@ class Host(Scheduler):
         index = self.layout.add_process(self._engine, worker, rank)
         track = self.recorder.track(worker, rank, self.layout.device_names(worker, rank))
         process = Process(worker, rank, index, track, self._engine.processes[index], drives=worker == DRIVER)
+        if worker in self.layout.filler:
+            process.filled = Filled(worker, rank, ", ".join(self.layout.device_names(worker, rank)))
+            process.counts = int(self._mock is not None)
+            self._has_fillers = True
         self._processes.append(process)
         self._by_member[worker, rank] = process
 
@@ -114,7 +120,7 @@ class Host(Scheduler):
         Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
         """
         mine = [p for p in self.ranks if p.worker != DRIVER]
-        self._running += len(mine)
+        self._running += sum(p.counts for p in mine)
         for process in mine:
             device = torch_device(self.layout.device_names(process.worker, process.rank))
             context = HostContext(self, process, self.layout.ranks(process.worker), device, self.layout.plan.tokens(process.worker))
@@ -134,7 +140,7 @@ class Host(Scheduler):
     def stop(self, grace_seconds: float = 5.0) -> list[str]:
         """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not end in time.
 
-        What the workers' own ``close`` raised is in ``close_errors``.
+        What fillers and the workers' own ``close`` raised is in ``errors``.
         """
         deadline = time.monotonic() + grace_seconds
         with self._mutex:
@@ -143,8 +149,10 @@ class Host(Scheduler):
                 process.calls.clear()
                 if process.call is not None or process.waits_for == "calls":
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
-                elif process.waits_for == "call":
+                elif process.waits_for in ("call", "gap"):
                     self._wake(process)
+                elif process.filled is not None and self._mock is not None:  # no time passes any more: its step cannot end
+                    self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
         self.flush()
         self._post_waits.set()
         with self._ready:
@@ -240,14 +248,16 @@ class Host(Scheduler):
         with self._ready:
             self._set_up += 1
             self._ready.notify_all()
-        while (call := self._next_call(process)) is not None:
+        if process.filled is not None:
+            keep_filling(self, process, context)
+        while process.filled is None and (call := self._next_call(process)) is not None:
             context.logs_to = call.iteration
             self._perform(process, call)
         try:
             if process.instance is not None:
                 process.instance.close()
         except Exception as error:
-            self.close_errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
+            self.errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
 
     def _next_call(self, process: Process) -> CallSpec | None:
         while True:
@@ -384,6 +394,23 @@ class Host(Scheduler):
 
     def _who_lives_at(self, host: str) -> str:
         return f"{host!r} ({', '.join(f'{w}[{r}]' for (w, r), h in self.place.items() if h == host)})"
+
+    # --- fillers -----------------------------------------------------------------------------------------
+    def filled(self) -> list[Filled]:
+        """What the fillers of this host have done so far."""
+        return [p.filled for p in self.ranks if p.filled is not None]
+
+    def under_way(self, iteration: int, begins: bool) -> None:
+        """Under the mutex: an iteration begins, or is over. Fillers take steps meanwhile."""
+        if begins:
+            self.newest_iteration = iteration
+            self._engine.begin(iteration)
+        else:
+            self._engine.over(iteration)
+
+    def _delayed(self) -> None:
+        if not self._alone:
+            self.say(self.place[DRIVER, 0], ("delayed", self.name))
 
     # --- values ------------------------------------------------------------------------------------------
     def fetch(
@@ -547,7 +574,7 @@ class Host(Scheduler):
 
     # --- does anything still move? (see `watch`) ------------------------------------------------------------
     def is_quiet(self) -> bool:
-        return self._running == 0
+        return self._running == 0 and not self._engine.is_kept_waiting()
 
     def hear_news(self, name: str, quiet: bool) -> None:
         """At the driver's host: another one has said in passing whether it is quiet."""
@@ -558,7 +585,7 @@ class Host(Scheduler):
 
     def pulse(self) -> Pulse:
         with self._mutex:
-            return Pulse(self._running == 0, self._sent, self._heard)
+            return Pulse(self.is_quiet(), self._sent, self._heard)
 
     def waits_in_iteration(self) -> bool:
         """Under the mutex, at the driver's host: an iteration is going on, and the loop waits."""
@@ -623,5 +650,6 @@ class Host(Scheduler):
         """A message from another host; see `wire`. The caller flushes."""
         with self._mutex:
             wire.HANDLERS[message[0]](self, *message[1:])
+            self._fill()
             if message[0] not in wire.UNCOUNTED:
                 self._heard += 1

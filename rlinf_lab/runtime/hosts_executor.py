@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,17 @@ from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.device_host import pack
+from rlinf_lab.runtime.fillers import declarations_of, opened
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.node_clocks import NodeClocks
-from rlinf_lab.runtime.process import Frame
+from rlinf_lab.runtime.process import Filled, Frame
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration, Workflow
 
@@ -40,13 +42,16 @@ DEATH_SECONDS = 3
 
 
 class HostsExecutor:
-    """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores."""
+    """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores.
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False) -> None:
+    ``fillers``: work for the bubbles; each copy lives with the workers of its device.
+    """
+
+    def __init__(self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = ()) -> None:
         self.flow = flow
-        self.layout = checked_layout(flow.graph, plan)
+        self.layout = checked_layout(flow.graph, plan, specs_of(fillers))
         self._emulate = emulate
-        self._declarations = ship(flow.workers)
+        self._declarations = ship({**flow.workers, **declarations_of(fillers)})
         self.place = place_hosts(self.layout)
         self.hosts = sorted(set(self.place.values()) - {"driver"})
         self.recorder = Recorder("driver", MonotonicClock())
@@ -59,6 +64,7 @@ class HostsExecutor:
         self._rounds = dict.fromkeys(self.hosts, 0)
         self._waits: dict[str, list[Wait]] = {}
         self._channels: dict[str, list[dict[str, Any]]] = {}
+        self._filled = {(f.name, r): Filled(f.name, r, device) for f in self.layout.fillers for r, device in enumerate(f.on)}
         self._transports: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
@@ -177,7 +183,7 @@ class HostsExecutor:
             return self._ended
 
     def _stop(self) -> Ended:
-        ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
+        ended = Ended(self.driver_host.stop(), self.driver_host.errors)
         try:
             self._ask_to_stop(ended)
         finally:
@@ -242,13 +248,14 @@ class HostsExecutor:
         if message[0] != "news":
             self.driver_host.receive(message)
             return
-        _, host, spans, metrics, frames, waits, channels, quiet, transports = message
+        _, host, spans, metrics, frames, waits, channels, quiet, transports, filled = message
         batch = self._clocks.aligned(SpanBatch.from_bytes(spans))
         with self._lock:
             self._news.append(batch)
             self._metrics += metrics
             self._rounds[host] += 1
             self._waits[host], self._channels[host], self._transports[host] = waits, channels, transports
+            self._filled.update({(f.name, f.rank): opened(f) for f in filled})
         for source, image in frames.items():
             self.driver_host.report_frame(Frame(source, image))
         self.driver_host.hear_news(host, quiet)
@@ -274,6 +281,10 @@ class HostsExecutor:
 
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)
+
+    def fillers(self) -> list[Filled]:
+        with self._lock:
+            return list(self._filled.values())
 
     def waits(self) -> list[Wait]:
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from rlinf_lab.errors import PlanError
@@ -10,12 +11,15 @@ from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import refuse_missing, torch_device
+from rlinf_lab.runtime.fillers import declarations_of
 from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -23,11 +27,15 @@ class LocalExecutor:
     """Threads in this process, one for each rank. See `session.Executor` for the methods.
 
     ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have any devices: time is made up.
+    ``fillers``: work for the bubbles.
     """
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False) -> None:
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False, fillers: Sequence[Filler] = ()
+    ) -> None:
         self.flow = flow
-        self.layout = checked_layout(flow.graph, plan)
+        self.layout = checked_layout(flow.graph, plan, specs_of(fillers))
+        self._declarations = {**flow.workers, **declarations_of(fillers)}
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
             raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the local executor has this process only. Next: executor='ray'.")
@@ -45,7 +53,7 @@ class LocalExecutor:
         return f"LocalExecutor({self.flow.name!r}, plan {self.layout.plan.name!r}, {len(self.layout.members) - 1} ranks)"
 
     def start(self) -> None:
-        self.driver_host.start(self.flow.workers, torch_device)
+        self.driver_host.start(self._declarations, torch_device)
 
     def drain(self) -> list[SpanBatch]:
         return list(self.recorder.batches())
@@ -60,6 +68,9 @@ class LocalExecutor:
     def frames(self) -> dict[str, Any]:
         return dict(self.driver_host.frames)
 
+    def fillers(self) -> list[Filled]:
+        return self.driver_host.filled()
+
     def waits(self) -> list[Wait]:
         return self.driver_host.waits()
 
@@ -72,5 +83,5 @@ class LocalExecutor:
     def stop(self) -> Ended:
         with self._stopping:
             if self._ended is None:
-                self._ended = Ended(self.driver_host.stop(), self.driver_host.close_errors)
+                self._ended = Ended(self.driver_host.stop(), self.driver_host.errors)
             return self._ended

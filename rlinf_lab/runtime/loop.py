@@ -69,6 +69,7 @@ class Loop:
             self.watch.reset()
             host._running += not self._open
             self._open[iteration] = OpenIteration(host.clock.now_ns())
+            self._tell_fillers(iteration, True)
             driver.thread = threading.get_ident()
             driver.call = CallSpec(-1, DRIVER, "iteration", iteration=iteration)
             driver.method = host.recorder.name("iteration")
@@ -89,7 +90,7 @@ class Loop:
             driver.call = driver.error = None
             one = self._open[iteration]
             one.in_body = False
-            self._look(one)
+            self._look(iteration)
             host._block(driver, "engine", "the end of the iteration", (driver.index, Event.DONE, -1, 0))
         host.flush()
         host._park(driver)
@@ -98,6 +99,8 @@ class Loop:
         """It is over, or was given up: forget it."""
         with self.host._mutex:
             one = self._open.pop(iteration)
+            if not one.ended_ns:  # it was given up
+                self._tell_fillers(iteration, False)
             self.host._running -= not self._open
             return one
 
@@ -183,12 +186,20 @@ class Loop:
         one = self._open.get(iteration)
         if one is not None:
             one.calls -= 1
-            self._look(one)
+            self._look(iteration)
         self._wake_if_it_has_come()
 
-    def _look(self, one: OpenIteration) -> None:
+    def _look(self, iteration: int) -> None:
+        """Whether it has ended now."""
+        one = self._open[iteration]
         if one.is_over():
             one.ended_ns = self.host.clock.now_ns()
+            self._tell_fillers(iteration, False)
+
+    def _tell_fillers(self, iteration: int, begins: bool) -> None:
+        """Under the mutex: they take steps while an iteration is under way."""
+        if self.host.layout.fillers:
+            self._tell_all(("under_way", iteration, begins))
 
     def is_done(self, call_id: int, ranks: int) -> bool:
         with self.host._mutex:

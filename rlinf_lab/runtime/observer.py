@@ -16,6 +16,7 @@ import pandas as pd
 from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.metrics import MetricTable
+from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
 from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
 from rlinf_lab.timeline.sampler import UtilisationSampler
@@ -227,6 +228,11 @@ class Observed:
             self._listeners.remove(listener)
             logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
+    @property
+    def fillers(self) -> list[Filled]:
+        """What each rank of a filler has done so far: ``steps``, ``seconds``, ``result`` (the latest), ``is_done``, ``error``."""
+        return self._executor.fillers()
+
     # --- who waits for whom -----------------------------------------------------------------------------
     def waits(self) -> list[Wait]:
         """Which ranks wait now, for what and for whom."""
@@ -236,7 +242,8 @@ class Observed:
         """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
-        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines()])])
+        fillers = [f"filler {filled}" for filled in self.fillers]
+        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers])])
 
     @property
     def still_seconds(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.runtime.parcels import Piece
 from rlinf_lab.runtime.pickling import Packed
@@ -23,6 +23,24 @@ from rlinf_lab.workflow.worker import Context, Worker
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
     from rlinf_lab.runtime.queues import Queue
+
+
+@dataclass
+class Filled:
+    """What one rank of a filler has done so far. ``result``: what its latest step returned; ``error``: why it has ended, if it failed."""
+
+    name: str
+    rank: int
+    device: str
+    steps: int = 0
+    seconds: float = 0.0
+    result: Any = None
+    is_done: bool = False  # it has no more to do, or has failed
+    error: WorkerError | None = None
+
+    def __str__(self) -> str:
+        state = "goes on" if not self.is_done else "done" if self.error is None else f"failed: {str(self.error).splitlines()[0]}"
+        return f"{self.name}[{self.rank}] on {self.device}: {self.steps} steps, {self.seconds:.3g} s, {state}"
 
 
 @dataclass(eq=False)
@@ -37,7 +55,8 @@ class Process:
     calls: deque[CallSpec] = field(default_factory=deque)
     gate: threading.Lock = field(default_factory=threading.Lock)
     parked: bool = False  # the thread waits at its gate
-    waits_for: str = ""  # "engine", "call", "value", "timer" or "" while it runs
+    waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
+    counts: int = 1  # in the scheduler's count of running threads: not those of fillers, while time is real
     order: str = ""  # "onload" or "offload", to be carried out by this very thread while it waits
     ordering: bool = False  # carrying it out right now
     waits_outside: str = ""  # what it waits for meanwhile
@@ -69,6 +88,7 @@ class Process:
     asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far
+    filled: Filled | None = None  # it is a filler's
 
     def __post_init__(self) -> None:
         self.gate.acquire()

@@ -14,7 +14,7 @@ pinned to its cores. A host with k GPUs asks for k, and Ray chooses which: the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
@@ -27,20 +27,23 @@ from rlinf_lab.runtime.ray_host import RayHost
 from rlinf_lab.runtime.ray_library import load_ray
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private
 from rlinf_lab.runtime.reservation import Reservation
+from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
 
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
-    ``emulate``: the plan may have more CPU slots than a node has cores.
+    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False) -> None:
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False, fillers: Sequence[Filler] = ()
+    ) -> None:
         check_address(address)
-        super().__init__(flow, plan, emulate)
+        super().__init__(flow, plan, emulate, fillers)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
         self._address = address
         self._actors: dict[str, Any] = {}

@@ -6,7 +6,8 @@
 - ``running`` counts the threads that could still cause an event. At zero, with a mock clock, the last thread to block settles the
   collected events of this instant or moves time to the next timer; with the real clock it means that nothing can
   move any more: relief, and if that does not help, a `DeadlockError` that names who waits for what. When there are
-  several hosts the driver's `watch` finds that out.
+  several hosts the driver's `watch` finds that out. Fillers keep nobody from that conclusion, and move mock time for nobody but the
+  flow: with the real clock their threads are not counted.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class Scheduler:
         self._pending: list[tuple[int, int, int, int]] = []
         self._timers: list[tuple[int, int, Process]] = []
         self._batch = 0
+        self._has_fillers = False
+        self._filled_at = -1
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
     def _store(self, process: Process, first: int) -> None:
@@ -81,6 +84,10 @@ class Scheduler:
 
     def _answer(self, reader: Process) -> None:
         """A rank of another host has got what it asked for."""
+        raise NotImplementedError
+
+    def _delayed(self) -> None:
+        """Somebody of the flow waits for a filler's step to end."""
         raise NotImplementedError
 
     def waits(self) -> list[Wait]:
@@ -138,6 +145,8 @@ class Scheduler:
                 time.sleep(min(left / 1e9, 0.05))
             return
         with self._mutex:
+            if process.filled is not None:  # stopped: no time passes any more
+                self._raise_if_interrupted(process)
             heapq.heappush(self._timers, (self.clock.now_ns() + duration_ns, process.index, process))
             self._block(process, "timer", "a timer")
         self._park(process)
@@ -147,7 +156,7 @@ class Scheduler:
         """Under the mutex: from now on this thread causes nothing until it is woken; it may be woken within."""
         process.woken = False
         process.waits_for, process.blocked_at, process.event = why, what, -1 if event is None else event[1]
-        self._running -= 1
+        self._running -= process.counts
         self._report(event)
         if self._running == 0:
             self._quiescent()
@@ -160,6 +169,7 @@ class Scheduler:
             self._pending.append(event)
         else:
             self._apply(self._engine.settle([event]))
+            self._fill()
 
     def _park(self, process: Process, timeout: float | None = None) -> None:
         """Wait at the gate, carrying out orders meanwhile."""
@@ -191,7 +201,7 @@ class Scheduler:
             return
         process.woken = True
         process.waits_for = process.blocked_at = ""
-        self._running += 1
+        self._running += process.counts
         if process.parked:
             process.let_go()
 
@@ -263,6 +273,8 @@ class Scheduler:
                     self._hand_over(process, a, b)
             elif do == Do.FINISHED:
                 self._finished(process)
+            elif do == Do.DELAYED:
+                self._delayed()
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
 
@@ -275,14 +287,27 @@ class Scheduler:
             elif self._pending:
                 events, self._pending = self._pending, []
                 self._apply(self._engine.settle(events))
-            elif self._timers:
+            elif self._mock is not None and self._filled_at < self.clock.now_ns() and self._fill():
+                self._filled_at = self.clock.now_ns()  # once in an instant: steps of no duration would go on for ever
+            elif self._timers and self._moves():
                 assert self._mock is not None
                 self._mock.time_ns = self._timers[0][0]
-            elif not self._alone or self.stopping or not self._is_waiting():
+            elif not self._alone or self.stopping or not self._is_waiting() or self._engine.is_kept_waiting():
                 return
             elif not self.relieve():
                 self.deadlock(self.waits())
                 return
+
+    def _moves(self) -> bool:
+        """Whether the flow does anything, now or later: mock time does not pass for steps of fillers alone."""
+        return not self._has_fillers or any(t[2].filled is None for t in self._timers) or self._engine.is_kept_waiting()
+
+    def _fill(self) -> bool:
+        """Under the mutex, when an instant has settled: fillers may begin a step; whether any has."""
+        if not self._has_fillers or self.stopping:
+            return False
+        self._apply(steps := self._engine.fill())
+        return bool(steps)
 
     def _is_waiting(self) -> bool:
         """Whether anybody waits at a channel, for a device, or for what another rank gives in the middle of its call."""

@@ -15,6 +15,7 @@ from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.loop import short
+from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.servant import Servant, aside
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
@@ -30,7 +31,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 @dataclass
 class Ended:
-    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what ``close`` raised."""
+    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what ``close`` and fillers raised."""
 
     late: list[str] = field(default_factory=list)
     errors: list[WorkerError] = field(default_factory=list)
@@ -54,6 +55,7 @@ class Executor(Protocol):
         ...
 
     def frames(self) -> dict[str, Any]: ...
+    def fillers(self) -> list[Filled]: ...
     def waits(self) -> list[Wait]: ...
     def channels(self) -> list[dict[str, Any]]: ...
     def transports(self) -> list[dict[str, Any]]: ...

@@ -35,13 +35,15 @@ class Wait:
 
 def wait_of(host: Host, process: Process) -> Wait | None:
     """What a process waits for; None when it does not, or only for its next call."""
-    if not process.blocked_at or process.waits_for == "call":
+    if not process.blocked_at or process.waits_for == "call" or process.filled is not None:
         return None
     on, held = _others(host, process), []
     needs = set(on) if process.waits_for == "calls" else set()
     for device in host.layout.devices(process.worker, process.rank):
         holder = host._engine.holder(device)
-        if holder is not None and holder != process.index:
+        if holder is None or holder == process.index:
+            continue
+        if host._processes[holder].filled is None or process.machine.state == "lock":  # a filler's step ends by itself
             name, label = host.layout.plan.devices[device], host._processes[holder].label
             on.setdefault(label, name)
             needs.add(label)

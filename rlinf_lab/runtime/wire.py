@@ -6,6 +6,8 @@
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: how many calls will read each channel
     ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
+    under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
+    delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
 
@@ -187,6 +189,21 @@ def _on_cancel(host: Host, iteration: int, cause: BaseException) -> None:
     host.cancel(iteration, cause)
 
 
+def _on_under_way(host: Host, iteration: int, begins: bool) -> None:
+    host.under_way(iteration, begins)
+
+
+def _on_delayed(host: Host, origin: str) -> None:
+    assert host.loop is not None
+    for other in host.loop.others:
+        if other != origin:
+            host.say(other, ("count",))
+
+
+def _on_count(host: Host) -> None:
+    host._engine.count_delay()
+
+
 def _on_retire(host: Host, iteration: int) -> None:
     host.retire(iteration)
 
@@ -214,7 +231,8 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
-    "readers": _on_readers, "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
+    "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
+     "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
 
 

@@ -71,6 +71,10 @@ def objects() -> Objects:
     return Objects()
 
 
+class Step(lab.Worker):
+    def step(self) -> None: ...
+
+
 def _many(o: Objects) -> Any:
     flow = cell_flow()
     return lab.ExecutionPlan.temporal(flow, o.many, {"sim": 1000, "policy": 1000, "learner": 1000})
@@ -110,6 +114,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "Worker by hand": (lambda o: Sim(3), "<Sim, by hand>"),
     "TorchWorker": (lambda o: lab.TorchWorker(), "<TorchWorker, by hand>"),
     "Residence": (lambda o: Residence([torch.nn.Linear(512, 512)], "cpu"), "Residence(Linear of cpu, 1.0 MiB, now in cpu)"),
+    "Filler": (lambda o: lab.Filler(Step, on=["cpu:0", "cpu:1"]), "Filler('step': Step.step on cpu:0, cpu:1)"),
     "Collected": (lambda o: lab.Collected(), "[]"),
     "Scripted": (lambda o: lab.Scripted([1, 2, 3], chunk=2), "Scripted(3 items left, in batches of 2)"),
     "Timeline": (lambda o: o.run.timeline, "Timeline: 2 devices"),

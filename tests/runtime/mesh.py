@@ -7,17 +7,20 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
+from rlinf_lab.runtime.fillers import declarations_of
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.hosts_executor import place_hosts
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 
 NEWS_SECONDS = 0.002
@@ -29,8 +32,11 @@ class MeshExecutor:
     ``delay``: longest pause before a delivery, in seconds (drawn with ``seed``); ``slow_sending``: before a message is pickled.
     """
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0) -> None:
-        self.flow, self.layout = flow, checked_layout(flow.graph, plan)
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0, fillers: Sequence[Filler] = ()
+    ) -> None:
+        self.flow, self.layout = flow, checked_layout(flow.graph, plan, specs_of(fillers))
+        self._declarations = {**flow.workers, **declarations_of(fillers)}
         self._rng, self._delay, self._slow_sending = random.Random(seed), delay, slow_sending
         clock = MonotonicClock()
         place = place_hosts(self.layout)
@@ -67,7 +73,7 @@ class MeshExecutor:
         for thread in self._threads:
             thread.start()
         for name, host in self.hosts.items():
-            here = {w: d for w, d in self.flow.workers.items() if name in {h for (x, _), h in host.place.items() if x == w}}
+            here = {w: d for w, d in self._declarations.items() if name in {h for (x, _), h in host.place.items() if x == w}}
             host.start(here, torch_device)
 
     def stop(self) -> Ended:
@@ -90,6 +96,9 @@ class MeshExecutor:
 
     def frames(self) -> dict[str, Any]:
         return {}
+
+    def fillers(self) -> list[Any]:
+        return [filled for host in self.hosts.values() for filled in host.filled()]
 
     def waits(self) -> list[Wait]:
         return [wait for host in self.hosts.values() for wait in host.waits()]

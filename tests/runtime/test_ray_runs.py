@@ -24,6 +24,8 @@ from rlinf_lab.runtime.ray_executor import RayExecutor
 from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Session
+from rlinf_lab.workflow.filler import Filler
+from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
@@ -132,3 +134,22 @@ def test_shutdown_ends_the_private_ray() -> None:
     shutdown()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
+
+
+class Counts(Worker):
+    def setup(self) -> None:
+        self.n = 0
+
+    def step(self) -> int:
+        self.n += 1
+        return self.n
+
+
+def test_fillers_live_in_the_hosts_of_their_devices() -> None:
+    flow = notebook_flow()
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
+    started = run(flow, plan, 2, "ray", fillers=[Filler(Counts, on=DEVICES)])
+    assert started.wait(60) == [NOTEBOOK_RESULT] * 2
+    tracks = {(t.worker, t.rank): t.host for t in started.timeline.tracks}
+    assert (tracks["counts", 0], tracks["counts", 1]) == (tracks["source", 0], tracks["double", 0])
+    assert all(told.result == told.steps > 0 and told.error is None for told in started.fillers)

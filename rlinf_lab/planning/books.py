@@ -1,0 +1,95 @@
+"""What the engine keeps books of: processes, streams and queues. Counts only; a queue's items are elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+
+ALL = 1 << 60
+UNBOUNDED = 1 << 60
+
+
+class Process:
+    """A rank of a worker, as the engine sees it."""
+
+    __slots__ = (
+        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "offloadable", "priority", "resident", "size",
+        "state", "weights",
+    )  # fmt: skip
+
+    def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool, delays: int) -> None:
+        self.index = index
+        self.devices = devices
+        self.priority = priority
+        self.size = size  # units of memory on each of its devices while resident
+        self.offloadable = offloadable
+        self.resident = resident
+        self.delays = delays  # 0: of the flow; else a filler: for so many steps of it an iteration may wait
+        self.alone = True  # nobody else uses its devices
+        self.holding = False
+        self.granted = False  # owns the devices, but may still wait for a switch
+        self.state = "idle"
+        self.iteration = -1  # of its call
+        self.lo = self.hi = 0
+        self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
+        self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
+
+
+class Stream:
+    """The closing state that all queues of one channel in one iteration share."""
+
+    __slots__ = ("capacity", "channels", "closed", "ended", "expected", "name")
+
+    def __init__(self, capacity: int | None, name: object) -> None:
+        self.capacity = UNBOUNDED if capacity is None else capacity
+        self.channels: list[int] = []
+        self.closed = 0
+        self.expected = -1  # unknown until sealed
+        self.ended = False
+        self.name = name
+
+
+class Channel:
+    """One queue: counts and the processes that wait at either end.
+
+    ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
+    that host has granted it items (`Engine.granted`).
+    """
+
+    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail", "total", "weights")
+
+    def __init__(self, stream: Stream, stub: bool) -> None:
+        self.stream = stream
+        self.capacity = stream.capacity
+        self.stub = stub
+        self.head = self.tail = 0
+        self.getters: deque[tuple[Process, int]] = deque()
+        self.putters: deque[tuple[Process, int]] = deque()
+        self.remote_stalled = False
+        self.weights: deque[int] | None = None  # of what is there, once an item has been weighed
+        self.total = 0  # of them
+
+    def weigh(self, n: int, weights: Sequence[int] | None) -> None:
+        """``n`` items are about to enter."""
+        if self.weights is None:
+            self.weights = deque([1] * (self.tail - self.head))
+            self.total = len(self.weights)
+        entering = [1] * n if weights is None else weights
+        self.weights.extend(entering)
+        self.total += sum(entering)
+
+    def unweigh(self, n: int) -> None:
+        """The first ``n`` items leave."""
+        assert self.weights is not None
+        for _ in range(n):
+            self.total -= self.weights.popleft()
+
+    def reach(self, weight: int) -> int:
+        """How many of the first items weigh that much together; `ALL` when all that are there do not."""
+        if self.weights is None:
+            return weight
+        if self.total < weight:
+            return ALL
+        sums = itertools.accumulate(self.weights)
+        return next(n for n, together in enumerate(sums, 1) if together >= weight)

@@ -1,0 +1,109 @@
+"""Fillers in an executor: their threads, one step for each time that the engine finds a gap, and what they tell.
+
+A filler that fails ends, and the iterations go on: its error is in ``fillers`` and ``status()`` meanwhile, and is raised when the run ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
+from rlinf_lab.planning.engine import Event
+from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.process import Filled, HostContext, Process
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.declaration import Declaration
+from rlinf_lab.workflow.filler import Filler
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
+
+
+def keep_filling(host: Host, process: Process, context: HostContext) -> None:
+    """The life of a filler's thread between its setup and its end: a step for each gap, until there is no more to do."""
+    method = host.layout.filler[process.worker].method
+    process.method = host.recorder.name(method)
+    event: tuple[int, int, int, int] | None = (process.index, Event.START, -1, 1)
+    while _gap(host, process, event):
+        goes_on = _step(host, process, context, method)
+        event = (process.index, Event.DONE, -1, int(goes_on))
+    with host._mutex:
+        host._running -= process.counts
+
+
+def _gap(host: Host, process: Process, event: tuple[int, int, int, int] | None) -> bool:
+    """Report the end of a step and wait for the next gap; False when the run ends."""
+    with host._mutex:
+        if host.stopping:
+            return False
+        host._block(process, "gap", "", event)
+    host.flush()
+    host._park(process)
+    return not host.stopping
+
+
+def _step(host: Host, process: Process, context: HostContext, method: str) -> bool:
+    """One step; whether there is more to do."""
+    filled, process.since = process.filled, host.clock.now_ns()
+    assert filled is not None
+    context.logs_to = host.newest_iteration
+    try:
+        result = getattr(process.instance, method)()
+    except BaseException as error:
+        if not (isinstance(error, Cancelled) and host.stopping):  # cut off at the end of the run
+            failed(host, filled, method, error, traceback.format_exc())
+        return False
+    end = host.clock.now_ns()
+    if end > process.since:
+        host.recorder.add(process.track, SpanKind.RUN, process.method, process.since, end)
+    filled.steps += 1
+    filled.seconds += (end - process.since) / 1e9
+    if result is False:
+        filled.is_done = True
+    else:
+        filled.result = result
+    return not filled.is_done
+
+
+def failed(host: Host, filled: Filled, method: str, error: BaseException, trace: str) -> None:
+    filled.is_done = True
+    filled.error = WorkerError.of(filled.name, filled.rank, method, error, trace)
+    host.errors.append(filled.error)
+
+
+def news_of(host: Host, told: dict[tuple[str, int], tuple[int, bool]]) -> list[Filled]:
+    """What the fillers of this host have done, for the driver's; those that have since ``told``, which is brought up to date. Results are packed."""
+    found = []
+    for filled in host.filled():
+        here = (filled.steps, filled.is_done)
+        if told.get((filled.name, filled.rank)) != here:
+            told[filled.name, filled.rank] = here
+            found.append(_travelling(host, filled))
+    return found
+
+
+def _travelling(host: Host, filled: Filled) -> Filled:
+    """A copy with its result packed; one that does not pickle is the filler's error, and no more results are sent."""
+    copy = dataclasses.replace(filled)
+    try:
+        copy.result = Packed.of(filled.result)
+    except WorkflowError as error:
+        if filled.error is None:
+            method = host.layout.filler[filled.name].method
+            failed(host, filled, method, error, f"what {method}() returned, on its way to the driver")
+        copy.error, copy.is_done, copy.result = filled.error, True, None
+    return copy
+
+
+def opened(filled: Filled) -> Filled:
+    """What `news_of` has packed."""
+    if isinstance(filled.result, Packed):
+        filled.result = filled.result.open()
+    return filled
+
+
+def declarations_of(fillers: Sequence[Filler]) -> dict[str, Declaration]:
+    return {f.spec.name: f.declaration for f in fillers}

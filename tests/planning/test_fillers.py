@@ -1,0 +1,283 @@
+"""Fillers in the schedule: only where a device would be idle, never in the way for longer than one step, and the same in simulator and executor."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_flows import MS, Scenario, scenario
+
+from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.filler import Filler
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+ITERATIONS = 3
+
+
+def durations(seed: int, rank: int) -> Iterator[int]:
+    """Milliseconds of the steps of one rank; some ranks run out of work."""
+    rng = random.Random(f"{seed}.{rank}")
+    last = rng.choice((None, None, None, 0, 4))
+    return (rng.randint(1, 3) for _ in (itertools.count() if last is None else range(last + 1)))
+
+
+class Idler(Worker):
+    """Takes the steps of `durations`."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def setup(self) -> None:
+        steps = list(itertools.islice(durations(self.seed, self.rank), 4000))
+        self.left = list(reversed(steps))
+
+    def step(self) -> bool:
+        self.compute(self.left.pop() / 1e3)
+        return bool(self.left)
+
+
+def simulate(made: Scenario, delays: int = 1, fillers: bool = True) -> Timeline:
+    filler = SimFiller("idler", made.plan.devices, lambda rank: (n * MS for n in durations(made.seed, rank)), delays=delays)
+    return Simulator(made.flow.graph, made.plan, made.switch, fillers=[filler] if fillers else []).simulate(made.sim_calls(), ITERATIONS)
+
+
+def execute(made: Scenario, delays: int) -> Timeline:
+    executor = LocalExecutor(made.flow, made.plan, MockClock(), fillers=[Filler(Idler, made.seed, on=made.plan.devices, delays=delays)])
+    executor.start()
+    session = Session(executor)
+    try:
+        for _ in range(ITERATIONS):
+            session.submit()
+        session.finish()
+    finally:
+        assert executor.stop() == Ended()
+    timeline = Timeline(made.plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    told = {f.rank: f.steps for f in executor.fillers()}
+    assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
+    return timeline
+
+
+def steps(timeline: Timeline) -> list[Span]:
+    return [s for s in timeline.rows() if s.track.worker == "idler"]
+
+
+def in_the_way(timeline: Timeline) -> dict[int, list[tuple[int, int]]]:
+    """For each iteration the times in which somebody waited for a device while a filler's step was on it."""
+    by_device: dict[str, list[Span]] = defaultdict(list)
+    for step in steps(timeline):
+        by_device[step.track.devices[0]].append(step)
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for span in timeline.rows():
+        if span.kind == SpanKind.LOCK:
+            for step in (s for d in span.track.devices for s in by_device[d]):
+                low, high = max(span.start_ns, step.start_ns), min(span.end_ns, step.end_ns)
+                if low < high:
+                    found[span.iteration].append((low, high))
+    return found
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_simulated_and_executed_fillers_are_equal_and_in_the_way_for_one_step_at_most(block: int) -> None:
+    taken, waited = 0, 0
+    for seed in range(70_000 + block * 40, 70_040 + block * 40):
+        made = scenario(seed, [])
+        delays = 1 + seed % 2
+        executed = execute(made, delays)
+        assert not (difference := executed.diff(simulate(made, delays))), f"seed {seed}, {made.plan}\n{difference}"
+        assert executed.bubble_sum_error_ns() == 0
+        for iteration, times in in_the_way(executed).items():
+            waited += 1
+            assert _joined(times) <= delays * 3 * MS, (seed, iteration)
+        taken += len(steps(executed))
+    assert taken > 400 and waited > 8, "the comparison was about something"
+
+
+def _joined(times: list[tuple[int, int]]) -> int:
+    """How long the union of intervals is."""
+    total, reach = 0, 0
+    for low, high in sorted(times):
+        total += max(0, high - max(low, reach))
+        reach = max(reach, high)
+    return total
+
+
+def test_an_iteration_of_ranks_that_do_not_compete_ends_at_most_one_step_later() -> None:
+    """Pipelines with a device for each rank: times only follow from times, so a wait is passed on and never grows."""
+    later = 0
+    for seed in range(300):
+        rng = random.Random(seed)
+        flow, plan, calls = _pipeline(rng)
+        step = rng.randint(1, 9) * MS
+        fillers = [SimFiller("idler", plan.devices, lambda _, step=step: itertools.repeat(step))]  # type: ignore[misc]
+        without = Simulator(flow, plan).simulate(calls, ITERATIONS).iterations()
+        filled = Simulator(flow, plan, fillers=fillers).simulate(calls, ITERATIONS)
+        lasted = filled.iterations()["seconds"] - without["seconds"]
+        assert lasted.max() <= step / 1e9 + 1e-12, seed
+        later += bool(lasted.max() > 0)
+        assert sum(s.end_ns - s.start_ns for s in steps(filled)) > 0
+    assert later > 50, "some were in the way"
+
+
+def _pipeline(rng: random.Random) -> tuple[Workflow, ExecutionPlan, list[SimCall]]:
+    count, items = rng.randint(2, 5), rng.randint(1, 12)
+    costs = [(rng.randint(0, 5) * MS, rng.randint(0, 5) * MS) for _ in range(count)]
+    flow = Workflow("pipeline")
+    channels = [flow.channel(f"c{i}", capacity=rng.choice((1, 2, 4, None))) for i in range(count - 1)]
+    stages = [flow.worker(First if not i else Last if i == count - 1 else Middle, name=f"w{i}") for i in range(count)]
+
+    @flow.iteration
+    def iteration() -> None:
+        for i, stage in enumerate(stages):
+            stage.work(*([channels[i - 1]] if i else []), *([channels[i]] if i < count - 1 else []))
+
+    def script(i: int):
+        fixed, each = costs[i]
+
+        def source(turn: Turn):
+            for _ in range(items):
+                yield run(fixed + each)
+                yield put("c0")
+
+        def stage(turn: Turn):
+            while n := (yield get(f"c{i - 1}", 1)):
+                yield run(fixed + each * n)
+                if i < count - 1:
+                    yield put(f"c{i}", n)
+
+        return stage if i else source
+
+    calls = [
+        SimCall(f"w{i}", "work", script(i), (f"c{i - 1}",) if i else (), (f"c{i}",) if i < count - 1 else (), starts_on_device=not i) for i in range(count)
+    ]
+    return flow, ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}), calls
+
+
+class First(Worker):
+    def work(self, out: Outbox) -> None: ...
+
+
+class Middle(Worker):
+    def work(self, inbox: Inbox, out: Outbox) -> None: ...
+
+
+class Last(Worker):
+    def work(self, inbox: Inbox) -> None: ...
+
+
+# --- one worker, by hand -----------------------------------------------------------------------------------
+class Loner(Worker):
+    def work(self) -> None:
+        self.compute(0.010)
+
+
+def lone_flow() -> tuple[Workflow, ExecutionPlan, list[SimCall]]:
+    flow = Workflow("lone")
+    loner = flow.worker(Loner, name="loner")
+
+    @flow.iteration
+    def iteration() -> None:
+        loner.work()
+
+    def script(turn: Turn):
+        yield run(10 * MS)
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"loner": [0]}), [SimCall("loner", "work", script)]
+
+
+def test_an_idle_device_is_filled_until_the_work_is_done_and_a_busy_one_never() -> None:
+    flow, plan, calls = lone_flow()
+    filler = SimFiller("idler", plan.devices, lambda rank: [3 * MS] * 3)
+    timeline = Simulator(flow, plan, fillers=[filler]).simulate(calls)
+    assert [(s.track.devices, s.start_ns, s.end_ns) for s in steps(timeline)] == [(("cpu:1",), t * MS, t * MS + 3 * MS) for t in (0, 3, 6)]
+    assert timeline.busy()["ns"].tolist() == [10 * MS, 9 * MS]
+    assert timeline.iterations()["end_ns"].tolist() == [10 * MS]
+
+
+def test_several_fillers_of_a_device_take_turns() -> None:
+    flow, plan, calls = lone_flow()
+    fillers = [SimFiller(name, "cpu:1", lambda rank: itertools.repeat(3 * MS)) for name in ("a", "b")]
+    timeline = Simulator(flow, plan, fillers=fillers).simulate(calls)
+    assert [s.track.worker for s in timeline.rows() if s.track.worker in "ab"] == ["a", "b", "a"]  # the fourth step is cut off by the end
+
+
+def test_fillers_hide_no_deadlock() -> None:
+    """Two calls that wait for each other's items: endless steps beside them do not count as movement."""
+    flow = Workflow("stuck")
+    there, back = flow.channels("there", "back")
+    a, b = flow.worker(Waits, name="a"), flow.worker(Waits, name="b")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.pass_on(back, there)
+        b.pass_on(there, back)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"a": [0], "b": [1]})
+    executor = LocalExecutor(flow, plan, MockClock(), fillers=[Filler(Idler, 1, on="cpu:1")])
+    executor.start()
+    try:
+        with pytest.raises(DeadlockError, match=r"a\[0\] → b\[0\] → a\[0\]") as caught:
+            Session(executor).step()
+        assert "idler" not in str(caught.value)
+    finally:
+        executor.stop()
+
+    def script(reads: str, writes: str):
+        def passes(turn: Turn):
+            while n := (yield get(reads)):
+                yield put(writes, n)
+
+        return passes
+
+    calls = [SimCall("a", "pass_on", script("back", "there"), ("back",), ("there",), starts_on_device=False),
+             SimCall("b", "pass_on", script("there", "back"), ("there",), ("back",), starts_on_device=False)]  # fmt: skip
+    with pytest.raises(DeadlockError, match=r"a\[0\] waits for channel 'back'"):
+        Simulator(flow, plan, fillers=[SimFiller("idler", "cpu:1", lambda rank: itertools.repeat(MS))]).simulate(calls)
+
+
+class Waits(Worker):
+    def pass_on(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(batch)
+
+
+# --- what cannot be -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"on": "cpu:7"}, "cpu:7"), ({"on": []}, r"on=\(\)"), ({"on": ["cpu:0", "cpu:0"]}, "different ones"), ({"on": 3}, "on=3"),
+    ({"name": "loner"}, "another worker of that name"), ({"name": "two words"}, "letters, digits"), ({"memory": -1}, "memory=-1"),
+    ({"delays": 0}, "delays=0"), ({"delays": True}, "delays=True"), ({"memory": 2}, "2 units of memory on cpu:0 beside.*loner 1; fillers 2"),
+])  # fmt: skip
+def test_a_filler_that_does_not_fit_is_refused_by_name(fields: dict, message: str) -> None:
+    flow, _, _ = lone_flow()
+    plan = ExecutionPlan("small", ("cpu:0", "cpu:1"), {"loner": [[0]]}, memory={"loner": 1}, device_memory=2)
+    with pytest.raises(PlanError, match=message):
+        LocalExecutor(flow, plan, MockClock(), fillers=[Filler(Loner, method="work", **{"on": "cpu:0", "name": "idler", **fields})])
+
+
+def test_what_cannot_take_steps_is_refused() -> None:
+    for what, message in ((3, "subclass of lab.Worker"), (lambda a: a, "without arguments"), (Waits, "step")):
+        with pytest.raises((WorkflowError, LookupError), match=message):
+            Filler(what, on="cpu:0")
+    with pytest.raises(WorkflowError, match="called without arguments"):
+        Filler(Waits, on="cpu:0", method="pass_on")
+    flow, plan, calls = lone_flow()
+    with pytest.raises(WorkflowError, match="a list of fillers"):
+        LocalExecutor(flow, plan, MockClock(), fillers=Filler(Loner, on="cpu:0", method="work"))  # type: ignore[arg-type]
+    with pytest.raises(WorkflowError, match="takes 0 ns"):
+        Simulator(flow, plan, fillers=[SimFiller("idler", "cpu:1", lambda rank: [0])]).simulate(calls)

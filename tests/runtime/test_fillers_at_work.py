@@ -1,0 +1,188 @@
+"""Fillers under the executors: what they did is told, what fails of them is told, and the iterations are what they would be without."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, notebook_flow
+from mesh import MeshExecutor
+
+import rlinf_lab as lab
+from rlinf_lab.errors import DeadlockError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import run, session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.filler import Filler
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Counts(Worker):
+    """Counts to ``end`` on each device."""
+
+    def __init__(self, end: int = 5, fails_at: int = -1) -> None:
+        self.end, self.fails_at = end, fails_at
+
+    def setup(self) -> None:
+        self.n = 0
+
+    def step(self) -> Any:
+        if self.n == self.fails_at:
+            raise ValueError(f"no {self.n}")
+        if self.n == self.end:
+            return False
+        self.compute(0.0005)
+        self.n += 1
+        self.log(counted=self.n)
+        return self.n
+
+
+class Holds(Worker):
+    """Keeps the iteration going until enough was filled beside it."""
+
+    until: Any = None
+
+    def work(self) -> str:
+        while not self.cancelled:
+            if type(self).until():
+                return "done"
+            self.compute(0.001)
+        return "cancelled"
+
+
+def held_flow() -> Workflow:
+    flow = Workflow("held")
+    holds = flow.worker(Holds, name="holds")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return holds.work()
+
+    return flow
+
+
+def test_what_a_filler_did_is_told_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = held_flow()
+    plan = ExecutionPlan("held", ("cpu:0", "cpu:1"), {"holds": [[0]]})
+    with session(flow, plan, fillers=[Filler(Counts, on="cpu:1")]) as s:
+        monkeypatch.setattr(Holds, "until", staticmethod(lambda: s.fillers[0].is_done))
+        assert s.step() == "done"
+        assert "filler counts[0] on cpu:1: 6 steps" in s.status() and ", done" in s.status()
+    (told,) = s.fillers
+    assert (told.steps, told.result, told.error, told.is_done) == (6, 5, None, True)  # the sixth says that there is no more
+    spans = [span for span in s.timeline.rows() if span.track.worker == "counts" and span.kind == SpanKind.RUN]
+    assert len(spans) == 6 and {(span.name, span.track.devices) for span in spans} == {("step", ("cpu:1",))}
+    assert s.timeline.bubble_sum_error_ns() == 0 and s.timeline.busy()["ns"][1] == sum(span.end_ns - span.start_ns for span in spans)
+    assert s.metrics["counted"].tolist() == [5]
+
+
+def test_a_filler_that_fails_spoils_no_iteration_and_is_told_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = held_flow()
+    plan = ExecutionPlan("held", ("cpu:0", "cpu:1"), {"holds": [[0]]})
+    fillers = [Filler(Counts, 9, 2, on="cpu:1")]
+    with pytest.raises(WorkerError, match=r"'counts' rank 0 failed in step\(\): ValueError: no 2"), session(flow, plan, fillers=fillers) as s:
+        monkeypatch.setattr(Holds, "until", staticmethod(lambda: s.fillers[0].is_done))
+        assert [s.step(), s.step()] == ["done", "done"]
+        assert s.fillers[0].steps == 2 and "failed: Worker 'counts' rank 0" in s.status()
+
+
+def test_a_functions_calls_are_steps_and_results_stay_with_the_run() -> None:
+    flow = cell_flow()
+    called: list[int] = []
+
+    def note() -> int:
+        called.append(threading.get_ident())
+        return len(called)
+
+    plan = cell_plans(flow)[2]
+    with_it = run(flow, plan, 3, fillers=[lab.Filler(note, on="cpu:0", name="notes")])
+    without = run(flow, plan, 3)
+    assert with_it.wait(60) == without.wait(60)
+    (told,) = with_it.fillers
+    assert told.steps == len(called) and (told.result or 0) == len(called) and len(set(called)) <= 1
+
+
+@pytest.mark.parametrize("index", range(3))
+def test_results_are_the_same_with_endless_fillers_between_several_hosts(index: int) -> None:
+    flow = cell_flow()
+    plan = cell_plans(flow)[index]
+    executor = MeshExecutor(flow, plan, delay=0.0005, seed=index, fillers=[Filler(Counts, -1, on=DEVICES)])
+    executor.start()
+    mine = Session(executor)
+    try:
+        with session(flow, plan) as local:
+            assert [mine.step() for _ in range(3)] == [local.step() for _ in range(3)]
+    finally:
+        assert executor.stop().late == []
+    timeline = Timeline(plan.devices)
+    for batch, offset in executor.drain():
+        timeline.extend(batch, offset)
+    assert timeline.bubble_sum_error_ns() == 0
+    assert {f.name: f.error for f in executor.fillers()} == {"counts": None}
+
+
+class Empty(Worker):
+    def pass_on(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(batch)
+
+
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_endless_steps_hide_no_deadlock(hosts: int) -> None:
+    flow = Workflow("stuck")
+    there, back = flow.channels("there", "back")
+    a, b = flow.worker(Empty, name="a"), flow.worker(Empty, name="b")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.pass_on(back, there)
+        b.pass_on(there, back)
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]})
+    fillers = [Filler(Counts, -1, on=DEVICES)]
+    executor: Any = MeshExecutor(flow, plan, fillers=fillers) if hosts == 2 else LocalExecutor(flow, plan, fillers=fillers)
+    executor.start()
+    try:
+        with pytest.raises(DeadlockError, match="waits for items of channel"):
+            Session(executor).step()
+    finally:
+        executor.stop()
+
+
+def test_fillers_live_beside_the_workers_of_their_device_in_other_processes() -> None:
+    flow = notebook_flow()
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
+    started = run(flow, plan, 2, "processes", fillers=[Filler(Counts, -1, on=DEVICES), Filler(Counts, -1, 1, on="cpu:1", name="fails")])
+    with pytest.raises(WorkerError, match=r"'fails' rank 0 failed in step\(\)"):
+        started.wait(60)
+    assert started.results == [NOTEBOOK_RESULT] * 2 and started.state == "failed"
+    told = {(f.name, f.rank): f for f in started.fillers}
+    tracks = {(t.worker, t.rank): t for t in started.timeline.tracks}
+    assert tracks["counts", 0].host == tracks["source", 0].host != tracks["counts", 1].host == tracks["double", 0].host
+    for rank in (0, 1):
+        assert told["counts", rank].result == told["counts", rank].steps > 0 and told["counts", rank].error is None
+    assert told["fails", 0].error is not None and told["fails", 0].steps == 1
+    assert started.timeline.bubble_sum_error_ns() == 0
+
+
+class GivesALock(Worker):
+    def step(self) -> Any:
+        return threading.Lock()
+
+
+def test_a_result_that_cannot_travel_is_the_fillers_error() -> None:
+    flow = notebook_flow()
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
+    started = run(flow, plan, 1, "processes", fillers=[Filler(GivesALock, on="cpu:0", name="gives")])
+    with pytest.raises(WorkerError, match=r"'gives' rank 0 failed in step\(\).*cannot be sent to another process"):
+        started.wait(60)
+    assert started.results == [NOTEBOOK_RESULT]
