@@ -67,8 +67,8 @@ def execute(made: Scenario, delays: int) -> Timeline:
     finally:
         assert executor.stop() == Ended()
     timeline = Timeline(made.plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     told = {f.rank: f.steps for f in executor.fillers()}
     assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
     return timeline

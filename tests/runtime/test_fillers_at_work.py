@@ -124,8 +124,8 @@ def test_results_are_the_same_with_endless_fillers_between_several_hosts(index: 
     finally:
         assert executor.stop().late == []
     timeline = Timeline(plan.devices)
-    for batch, offset in executor.drain():
-        timeline.extend(batch, offset)
+    for batch in executor.drain():
+        timeline.extend(batch)
     assert timeline.bubble_sum_error_ns() == 0
     assert {f.name: f.error for f in executor.fillers()} == {"counts": None}
 
