@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, notebook_flow
+from flows import DEVICES, cell_flow, cell_plans
 from mesh import MeshExecutor
 
 import rlinf_lab as lab
@@ -158,20 +160,43 @@ def test_endless_steps_hide_no_deadlock(hosts: int) -> None:
         executor.stop()
 
 
+class Lives(Worker):
+    def work(self) -> int:
+        return 7
+
+
+def open_flow() -> tuple[Workflow, ExecutionPlan, list[Callable[[], bool]]]:
+    """Its iterations stay under way until what is in the list says that they may end."""
+    flow, until = Workflow("open"), []  # type: ignore[var-annotated]
+    a, b = flow.worker(Lives, name="a"), flow.worker(Lives, name="b")
+
+    @flow.iteration
+    def iteration() -> int:
+        value: int = a.work().wait() + b.work().wait()
+        deadline = time.monotonic() + 30
+        while not all(reached() for reached in until):
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.005)
+        return value
+
+    return flow, ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]}), until
+
+
 def test_fillers_live_beside_the_workers_of_their_device_in_other_processes() -> None:
-    flow = notebook_flow()
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
-    started = run(flow, plan, 2, "processes", fillers=[Filler(Counts, -1, on=DEVICES), Filler(Counts, -1, 1, on="cpu:1", name="fails")])
-    with pytest.raises(WorkerError, match=r"'fails' rank 0 failed in step\(\)"):
-        started.wait(60)
-    assert started.results == [NOTEBOOK_RESULT] * 2 and started.state == "failed"
-    told = {(f.name, f.rank): f for f in started.fillers}
-    tracks = {(t.worker, t.rank): t for t in started.timeline.tracks}
-    assert tracks["counts", 0].host == tracks["source", 0].host != tracks["counts", 1].host == tracks["double", 0].host
+    flow, plan, until = open_flow()
+    often = 1000  # else they rest until the end of the iteration, once one was in the way
+    fillers = [Filler(Counts, -1, on=DEVICES, delays=often), Filler(Counts, -1, 1, on="cpu:1", name="fails", delays=often)]
+    with pytest.raises(WorkerError, match=r"'fails' rank 0 failed in step\(\)"), session(flow, plan, "processes", fillers=fillers) as s:
+        until.append(lambda: all(told.steps > 3 or told.error is not None for told in s.fillers))
+        assert [s.step(), s.step()] == [14, 14]
+        assert "failed: Worker 'fails' rank 0" in s.status()
+    told = {(f.name, f.rank): f for f in s.fillers}
+    tracks = {(t.worker, t.rank): t for t in s.timeline.tracks}
+    assert tracks["counts", 0].host == tracks["a", 0].host != tracks["counts", 1].host == tracks["b", 0].host
     for rank in (0, 1):
-        assert told["counts", rank].result == told["counts", rank].steps > 0 and told["counts", rank].error is None
+        assert told["counts", rank].result == told["counts", rank].steps > 3 and told["counts", rank].error is None
     assert told["fails", 0].error is not None and told["fails", 0].steps == 1
-    assert started.timeline.bubble_sum_error_ns() == 0
+    assert s.timeline.bubble_sum_error_ns() == 0
 
 
 class GivesALock(Worker):
@@ -180,9 +205,8 @@ class GivesALock(Worker):
 
 
 def test_a_result_that_cannot_travel_is_the_fillers_error() -> None:
-    flow = notebook_flow()
-    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "double": [1], "sink": [0]})
-    started = run(flow, plan, 1, "processes", fillers=[Filler(GivesALock, on="cpu:0", name="gives")])
-    with pytest.raises(WorkerError, match=r"'gives' rank 0 failed in step\(\).*cannot be sent to another process"):
-        started.wait(60)
-    assert started.results == [NOTEBOOK_RESULT]
+    flow, plan, until = open_flow()
+    failed = r"'gives' rank 0 failed in step\(\).*cannot be sent to another process"
+    with pytest.raises(WorkerError, match=failed), session(flow, plan, "processes", fillers=[Filler(GivesALock, on="cpu:0", name="gives")]) as s:
+        until.append(lambda: s.fillers[0].error is not None)
+        assert s.step() == 14
