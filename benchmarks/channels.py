@@ -273,12 +273,12 @@ def cases(smoke: bool) -> list[Case]:
     small, slow, trips, large = (200, 20, 20, 4) if smoke else (100_000, 500, 300, 60)
     rate: Callable[[str, int], Callable[[], float]] = lambda kind, n: lambda: ours.rate(kind, n)  # noqa: E731
     return [
+        Case("fused_cell", "steps/s", lambda: fused.rate(20 * trips), {"plain calls": lambda: fused.plain(20 * trips)}, ">= 0.83",
+             note="simulator and policy in numpy, in one process; measured before Ray is started"),
         Case("channel_small_items", "items/s", rate("numbers", small), {"ray.util.queue": lambda: peers.queue(slow)}, ">= 100",
              note="integers put and taken one by one between two processes"),
         Case("channel_batched", "items/s", rate("batched", 20 * small), {"ray.util.queue": lambda: peers.queue(slow)}, ">= 1000",
              note="integers put together and taken in batches of 512 between two processes"),
-        Case("fused_cell", "steps/s", lambda: fused.rate(20 * trips), {"plain calls": lambda: fused.plain(20 * trips)}, ">= 0.83",
-             note="simulator and policy in numpy, about 0.5 ms each, in one process"),
         Case("ping_pong", "round trips/s", rate("round trips", trips * (1 if smoke else 30)), {"two actor calls": lambda: peers.actor_calls(trips)}, ">= 15",
              note="simulator and policy in two processes"),
         Case("transport_16mib", "arrays/s", rate("arrays", large), {"actor arguments": lambda: peers.arguments(large // 2 or 2),
