@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts, Problem
 from rlinf_lab.planning.search.solver import BOTH, Only, near, solve, useful_counts
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, company, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.streams import Streamed, follow
-from rlinf_lab.planning.tables import Forms
+from rlinf_lab.planning.tables import APART, Forms
 
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
 SAME = 1.001
+SPLITS = 64  # searches for a plan that fits, before what others keep is counted as the most that it can be
 PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 
 
@@ -99,16 +102,54 @@ class _Plan:
 
 
 def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> list[tuple[Arrangement, _Plan]]:
-    """The search's best plan that really fits. Counting carefully what others keep always gives one that does, if any."""
-    for used in (arrangement, replace(arrangement, forms=replace(arrangement.forms, careful=True))):
+    """The search's best plan that really fits.
+
+    The search counts what others keep on a device as if they had the most devices that they may have, so it finds the best plan or a better one that does
+    not fit. Then their numbers are split in two, and both halves are searched, the more promising one first (branch and bound). Of several that stay it is
+    looked at both: all on the same devices, and each on devices of its own.
+    """
+    waiting: list[tuple[float, int, Arrangement, Tree]] = []
+    numbered = itertools.count()
+
+    def look(used: Arrangement) -> None:
         problem = setting.problem(used)
         plans = (near if _dense(problem) else solve)(problem, ceiling, only)
-        if not plans:
+        if plans:
+            heapq.heappush(waiting, (plans[0].seconds, next(numbered), used, plans[0].tree))
+
+    look(arrangement)
+    if arrangement.staying.bit_count() > 1 and any(np.isfinite(setting.cap(k)) for k in setting.kinds):
+        look(replace(arrangement, forms=replace(arrangement.forms, disjoint=True)))
+    for _ in range(SPLITS):
+        if not waiting:
             return []
-        tree = spread(plans[0].tree, setting.problem(used), company(plans[0].tree, used.staying))
-        if not Placement(setting, used, tree).misfit():
-            return [(used, _Plan(plans[0].seconds, tree))]
-    return []
+        seconds, _, used, tree = heapq.heappop(waiting)
+        for one in (spread(tree, setting.problem(used), company(tree, used.staying)), tree):
+            if not Placement(setting, used, one).misfit():
+                return [(used, _Plan(seconds, one))]
+        for half in _halves(setting, used, tree):
+            look(half)
+    careful = replace(arrangement, forms=replace(arrangement.forms, careful=True))
+    waiting.clear()
+    look(careful)
+    return [(careful, _Plan(s, t)) for s, _, _, t in waiting if not Placement(setting, careful, t).misfit()]
+
+
+def _halves(setting: Setting, used: Arrangement, tree: Tree) -> list[Arrangement]:
+    """Two windows for the staying unit that keeps most more than was counted; none when nothing was counted wrongly."""
+    found: list[tuple[float, int, int]] = []
+    for leaf in (n for n in nodes(tree) if isinstance(n, Leaf)):
+        unit, count = leaf.worker, sum(leaf.devices)
+        if used.staying >> unit & 1 and used.forms[unit] != APART and count:
+            window, kind = used.forms.window(unit), setting.kinds[int(np.argmax(leaf.devices))]
+            counted, real = (setting.tables.kept(setting.units[unit].members, kind, w) for w in (window, (count, count)))
+            if real > counted + ROUNDING:
+                found.append((real - counted, unit, count))
+    if not found:
+        return []
+    _, unit, count = max(found)
+    fewest, most = used.forms.window(unit)
+    return [replace(used, forms=used.forms.within(unit, window)) for window in ((fewest, count), (count + 1, most))]
 
 
 def _dense(problem: Problem) -> bool:

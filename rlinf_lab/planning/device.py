@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_lab.errors import PlanError
 
@@ -44,3 +44,12 @@ class Device:
 
     def __str__(self) -> str:
         return f"node{self.node}/{self.local}" if self.node else self.local
+
+
+def extended(names: Sequence[str], count: int) -> tuple[str, ...]:
+    """The first ``count`` of these names, or all of them and as many more of the last one's kind."""
+    found = list(names[:count])
+    while len(found) < count:
+        last = Device.parse(found[-1])
+        found.append(str(replace(last, index=last.index + 1)))
+    return tuple(found)

@@ -28,7 +28,8 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
             chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     leaving = {w: len(_mates(placement, w)) for w, s in placement.seats.items() if not s.stays and s.devices}
-    switching = any(placement.setting.profile.workers[w].onload_s + placement.setting.profile.workers[w].offload_s for w in leaving)
+    costly = any(placement.setting.profile.workers[w].onload_s + placement.setting.profile.workers[w].offload_s for w in leaving)
+    switching = bool(leaving) and (costly or not placement.all_fit_at_once())
     whole = math.lcm(1, *leaving.values())
     # Units of turns, not bytes: those who leave fill a device, so that one of them is there at a time; those who stay take nothing.
     memory = {w: whole // m for w, m in leaving.items()} if switching else {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +24,8 @@ class Fingerprint:
     devices: tuple[str, ...] = rule((), doc="names of the accelerators, such as 'NVIDIA H100'")
 
     @classmethod
-    def here(cls, devices: Collection[str] = ()) -> Fingerprint:
-        """Of this machine. ``devices``: names of its accelerators, as the caller's library spells them."""
+    def here(cls, devices: Collection[str] | None = None) -> Fingerprint:
+        """Of this machine. ``devices``: names of the accelerators that count (default: those that the driver shows)."""
         import os
 
         versions = {"python": platform.python_version()}
@@ -33,17 +34,17 @@ class Fingerprint:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:
                 continue
-        return cls(versions, _processor(), len(os.sched_getaffinity(0)), tuple(devices))
+        return cls(versions, _processor(), len(os.sched_getaffinity(0)), tuple(_accelerators() if devices is None else devices))
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """One sentence for each thing that changed. Accelerators are compared when both sides know theirs."""
+        """One sentence for each thing that changed. ``self`` was measured on its accelerators, if on any; the other must have such ones."""
         found = []
         if self.processor != other.processor:
             found.append(f"processor was {self.processor!r}, is {other.processor!r}")
         if self.cores != other.cores:
             found.append(f"cores were {self.cores}, are {other.cores}")
-        if self.devices and other.devices and self.devices != other.devices:
-            found.append(f"devices were {', '.join(self.devices)}, are {', '.join(other.devices)}")
+        if not {*self.devices} <= {*other.devices}:
+            found.append(f"devices were {_counted(self.devices)}, are {_counted(other.devices) or 'none'}")
         for package in sorted({*self.versions, *other.versions}):
             before, now = self.versions.get(package, "absent"), other.versions.get(package, "absent")
             if before != now:
@@ -51,7 +52,24 @@ class Fingerprint:
         return tuple(found)
 
     def __str__(self) -> str:
-        return ", ".join([*self.devices, f"{self.processor or 'unknown processor'} with {self.cores} cores"])
+        return ", ".join([*filter(None, [_counted(self.devices)]), f"{self.processor or 'unknown processor'} with {self.cores} cores"])
+
+
+def _accelerators() -> list[str]:
+    """Names of all GPUs of this machine, as NVIDIA's driver and torch call them; none where there is no driver."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        return [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return []
+
+
+def _counted(names: Collection[str]) -> str:
+    """``8 × NVIDIA H100`` for eight of one name."""
+    counts = Counter(names)
+    return ", ".join(name if n == 1 else f"{n} × {name}" for name, n in counts.items())
 
 
 def _processor() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fnmatch
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -41,7 +42,6 @@ def fitted(
     rules: Mapping[str, RankRule] | None = None,
     memory: Mapping[str, Memory] | None = None,
     switches: Mapping[str, tuple[float, float]] | None = None,
-    peaks: Mapping[str, float] | None = None,
     generators: Mapping[str, float] | None = None,
     device_memory_gib: float | None = None,
     fingerprint: Fingerprint | None = None,
@@ -55,10 +55,7 @@ def fitted(
     items = items or max(run.most_items() for run in runs)
     workers = {}
     for worker in graph.workers:
-        samples = _merged([s for run in runs for s in run.samples(worker, items)])
-        peak = (peaks or {}).get(worker)
-        if peak is not None:
-            samples = tuple(_replaced(s, peak) if s.items == items else s for s in samples)
+        samples = _merged([s for run in runs for s in _peaked(run.samples(worker, items), run.peaks.get(worker))])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         cell = next((c for c in graph.cells if worker in c), ())
         workers[worker] = WorkerProfile(
@@ -146,16 +143,19 @@ def _lengths(worker: str, samples: Sequence[Sample], items: int, generators: Map
 
 
 def _merged(samples: Sequence[Sample]) -> tuple[Sample, ...]:
-    """Of samples at the same point, the median."""
+    """Of samples at the same point, the median of the seconds and the largest peak."""
     groups: dict[tuple[int, float, tuple[str, ...]], list[Sample]] = {}
     for s in samples:
         groups.setdefault((s.devices, s.items, s.beside), []).append(s)
     merged = []
     for (devices, items, beside), same in sorted(groups.items()):
         outputs = next((s.outputs for s in same if s.outputs), ())
-        merged.append(Sample(devices, items, statistics.median(s.seconds for s in same), beside, outputs=outputs))
+        peak = max((s.peak_gib for s in same if s.peak_gib is not None), default=None)
+        merged.append(Sample(devices, items, statistics.median(s.seconds for s in same), beside, peak, outputs))
     return tuple(merged)
 
 
-def _replaced(sample: Sample, peak_gib: float) -> Sample:
-    return Sample(sample.devices, sample.items, sample.seconds, sample.beside, peak_gib, sample.outputs, sample.kind)
+def _peaked(samples: Sequence[Sample], gib: float | None) -> list[Sample]:
+    """The peak of a run belongs to its largest calls."""
+    largest = max((s.items for s in samples), default=0.0)
+    return [s if gib is None or s.items < largest else dataclasses.replace(s, peak_gib=gib) for s in samples]

@@ -36,11 +36,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Observed:
-    """One finished run: its plan and what every rank did in each warm iteration, ``turns[worker][iteration][rank]``."""
+    """One finished run: its plan and what every rank did in each warm iteration, ``turns[worker][iteration][rank]``.
+
+    ``peaks``: where memory was watched, the most GiB of a device while each worker worked there.
+    """
 
     graph: WorkflowGraph
     plan: ExecutionPlan
     turns: Mapping[str, Mapping[int, Mapping[int, Turn]]]
+    peaks: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Observed:

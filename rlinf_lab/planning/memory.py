@@ -27,9 +27,39 @@ def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
 
 
 def needed(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
-    """GiB on each device while a call of so many items runs. A generator runs fewer at once when memory is short, but one it must hold."""
-    held = 1 / worker.ranks.devices_per_rank if worker.kind == "generation" else _held(worker, devices, items)
-    return resident(worker, devices) + worker.memory.per_item_gib * held
+    """GiB on each device while a call of so many items runs. A generator runs fewer at once when memory is short, but one it must hold.
+
+    Where peaks were measured it is never less than they say; what a generator with ``per_item_gib`` peaked at is what it was given.
+    """
+    if worker.kind == "generation" and worker.memory.per_item_gib:
+        return resident(worker, devices) + worker.memory.per_item_gib / worker.ranks.devices_per_rank
+    held = _held(worker, devices, items)
+    return resident(worker, devices) + np.maximum(worker.memory.per_item_gib * held, _transient(worker, held))
+
+
+def _transient(worker: WorkerProfile, held: np.ndarray) -> np.ndarray:
+    """GiB above the resident ones while a device holds so many items, from measured peaks.
+
+    Interpolated between them; below the smallest as much as there, for what is fixed of it is not known; above the largest in proportion or as steeply as
+    between the last two, whichever is more.
+    """
+    points: dict[float, float] = {}
+    for sample in worker.samples:
+        if sample.peak_gib is not None and sample.devices and not sample.beside:
+            on = np.array([sample.devices])
+            load = float(_held(worker, on, sample.items)[0])
+            points[load] = max(points.get(load, 0.0), sample.peak_gib - float(resident(worker, on)[0]))
+    if not points:
+        return np.zeros(np.shape(held))
+    at = np.array(sorted(points))
+    gib = np.array([max(points[b] for b in points if b <= a) for a in at])
+    slope = gib[-1] / at[-1] if len(at) == 1 else max(gib[-1] / at[-1], (gib[-1] - gib[-2]) / (at[-1] - at[-2]))
+    return np.asarray(np.interp(held, at, gib) + slope * np.maximum(held - at[-1], 0.0))
+
+
+def limits(worker: WorkerProfile) -> bool:
+    """Whether anything is known of what it needs."""
+    return bool(worker.memory.resident_gib or worker.memory.per_item_gib or any(s.peak_gib for s in worker.samples))
 
 
 def _held(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:

@@ -68,15 +68,26 @@ class Placement:
         """How many devices somebody sits on."""
         return len({d for seat in self.seats.values() for d in seat.devices})
 
+    @cached_property
+    def _firsts(self) -> set[int]:
+        """Devices from each of these up to the next are alike."""
+        return {seat.devices.start for seat in self.seats.values()} | {0, *accumulate(self.setting.counts)}
+
     def misfit(self) -> str:
         """What does not fit on which device, or "" when everything does. Said of real places, not of the search's bounds."""
-        firsts = {seat.devices.start for seat in self.seats.values()} | {0, *accumulate(self.setting.counts)}  # devices up to the next one of these are alike
         for name, seat in self.seats.items():
-            for device in sorted(firsts & set(seat.devices)):
+            for device in sorted(self._firsts & set(seat.devices)):
                 short = self._short(name, seat, device)
                 if short:
                     return short
         return ""
+
+    def all_fit_at_once(self) -> bool:
+        """Whether everybody could stay on its devices all the time: then nobody is switched."""
+        return all(
+            self._gib(name, seat, device, all_stay=True) <= self.cap(device) + ROUNDING
+            for name, seat in self.seats.items() for device in sorted(self._firsts & set(seat.devices))
+        )  # fmt: skip
 
     def gib(self, device: int) -> float:
         """The most memory that is used on a device at any time."""
@@ -85,6 +96,16 @@ class Placement:
     def cap(self, device: int) -> float:
         ends = list(accumulate(self.setting.counts))
         return self.setting.cap(self.setting.kinds[int(np.searchsorted(ends, device, side="right"))])
+
+    def kind(self, seat: Seat) -> str:
+        """The kind of device that a worker sits on; the first one for who takes none."""
+        ends = list(accumulate(self.setting.counts))
+        return self.setting.kinds[int(np.searchsorted(ends, seat.devices.start, side="right")) if seat.devices else 0]
+
+    def at_once(self, seat: Seat) -> float:
+        """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely its responses leave."""
+        worker = self.setting.profile.workers[seat.worker]
+        return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.chunks)
 
     def member_seconds(self, name: str) -> float:
         """Seconds of a cell's member for one sub-batch of a chunk, all its calls."""
@@ -129,15 +150,15 @@ class Placement:
         return Seat(name, range(first, first + counts[axis]), ranks, 2**grain, sub_batches, stays)
 
     # --- memory ----------------------------------------------------------------------------------------------
-    def _gib(self, name: str, seat: Seat, device: int) -> float:
-        """GiB on a device while this worker works there."""
+    def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False) -> float:
+        """GiB on a device while this worker works there; ``all_stay``: if nobody left it."""
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
         at_once = profile.items / seat.chunks / (1 if worker.kind == "simulator" else seat.sub_batches)
         mates = self.setting.units[self.setting.home[name]].members
         total = float(memory.needed(worker, on, at_once)[0])
         for other, there in self.seats.items():
-            if other != name and device in there.devices and (there.stays or other in mates):
+            if other != name and device in there.devices and (there.stays or all_stay or other in mates):
                 total += float(memory.kept(profile.workers[other], np.array([len(there.devices)]), profile.items / (seat.chunks if other in mates else 1))[0])
         return total
 

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
-from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.execution import execution_plan, same_workers
+from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.reasons import reason, why_no, why_none
+from rlinf_lab.planning.reasons import reason, shortage, why_no
 from rlinf_lab.planning.scripts import Outage
-from rlinf_lab.planning.search.solver import BOTH
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
@@ -31,7 +31,6 @@ from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
 MOST_GIB = 1e9
-MODES = ("temporal", "spatial", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -131,14 +130,13 @@ class Plans(Sequence[Planned]):
             raise PlanError(f"There is no {which} plan: {self.refused[which]}")
         raise UnknownNameError.of("plan", which, [p.name for p in self.ranked])
 
-    @property
+    @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What the figures rest on."""
+        """What the figures of the best plan rest on."""
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
-        setting = self.best.candidate.placement.setting
-        for name, seat in self.best.candidate.placement.seats.items():
-            calls = seat.sub_batches if self.profile.workers[name].kind == "simulator" else 1
-            estimate = setting.models[name, setting.kinds[0]].estimate(len(seat.devices), self.profile.items / calls)
+        placement = self.best.candidate.placement
+        for name, seat in placement.seats.items():
+            estimate = placement.setting.models[name, placement.kind(seat)].estimate(len(seat.devices), placement.at_once(seat))
             if estimate.basis not in ("measured", "interpolated"):
                 good = 100 * (estimate.high / estimate.seconds - 1)
                 found.append(f"{name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
@@ -230,12 +228,19 @@ def plan(
             raise UnknownNameError.of("mode", given, MODES)
     if memory_gib is not None:
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
-        profile = profile.replace(device_memory_gib=memory_gib, kinds=tuple(replace(k, memory_gib=None) for k in profile.kinds))
-    setting = Setting.of(profile, counts, chunks, rule, staleness)
-    found = _of_modes(setting, tuple(modes), quick)
+        profile = limited(profile, memory_gib)
+    return searched(Setting.of(profile, counts, chunks, rule, staleness), graph, names, tuple(modes), simulate, quick)
+
+
+def searched(
+    setting: Setting, graph: WorkflowGraph, names: tuple[str, ...] = (), modes: tuple[str, ...] = MODES, simulate: bool = True, quick: bool = False
+) -> Plans:
+    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on."""
+    found = of_modes(setting, modes, quick)
     if not found:
-        raise PlanError(f"No plan for {profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting)}")
-    return _ranked(setting, found, simulate, graph, names, tuple(modes))
+        why = f"{shortage(setting).said}{nearest(setting, modes)}"
+        raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why}")
+    return _ranked(setting, found, simulate, graph, names, modes)
 
 
 def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
@@ -256,12 +261,6 @@ def _devices(profile: Profile, devices: Any) -> tuple[tuple[str, ...], Any]:
     if not names or not all(isinstance(n, str) for n in names):
         raise PlanError(f"devices is {shown(devices)}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'].")
     return names, len(names)
-
-
-def _of_modes(setting: Setting, modes: tuple[str, ...], quick: bool) -> list[Candidate]:
-    free = "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers)
-    found = candidates(setting, BOTH if free else (modes[0],), quick)
-    return [c for c in found if c.placement.mode in (*modes, "alone")]
 
 
 def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:

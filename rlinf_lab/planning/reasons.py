@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from rlinf_lab.planning import memory
 from rlinf_lab.planning.bounds import Bound, busy_seconds
 from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.search.trees import TEMPORAL
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.tables import allowed
 from rlinf_lab.timeline.timeline import Timeline
 
 SHOWN = 0.02  # share of a bubble's cause that is worth a word
@@ -67,14 +71,34 @@ def why_no(setting: Setting, kind: str) -> str:
             return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
     if kind == "hybrid":
         return "no mixture was found that is different from the others."
-    return "who stays on the devices leaves too little memory for the others: " + why_none(setting)
+    return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
 
 
-def why_none(setting: Setting) -> str:
-    """What stands against every plan: memory and who cannot leave."""
-    stay = [m for u in setting.units for m in u.members if not setting.profile.workers[m].offloadable]
-    gib = {n: w.memory.resident_gib for n, w in setting.profile.workers.items()}
-    return f"resident GiB {gib}, {', '.join(stay) or 'nobody'} cannot leave, {setting.profile.device_memory_gib} GiB a device."
+@dataclass(frozen=True)
+class Shortage:
+    """Why nothing fits: ``said`` in a sentence; with ``gib`` on each device all could take turns on the most devices that each can have."""
+
+    said: str
+    gib: float
+
+
+def shortage(setting: Setting) -> Shortage:
+    """What stands against every plan of turns: who keeps how much, and what works beside it."""
+    most = {m: _most(setting, m) for u in setting.units for m in u.members if setting.profile.workers[m].resource == "device"}
+    workers, finest = setting.profile.workers, setting.profile.items / 2 ** (setting.granularities - 1)
+    stay = [m for m in most if not workers[m].offloadable]
+    keeps = {m: float(memory.kept(workers[m], np.array([most[m]]), setting.profile.items)[0]) for m in stay}
+    needs = {m: float(memory.needed(workers[m], np.array([n]), finest)[0]) for m, n in most.items()}
+    short = max(most, key=lambda m: needs[m] + sum(g for s, g in keeps.items() if s != m))
+    beside = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short) or "nobody keeps anything"
+    cap = max(setting.cap(k) for k in setting.kinds)
+    said = f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices while {beside} there (offloadable: false), and a device has {cap:g} GiB."
+    return Shortage(said, needs[short] + sum(g for s, g in keeps.items() if s != short))
+
+
+def _most(setting: Setting, name: str) -> int:
+    devices = np.arange(1, max(setting.counts) + 1)
+    return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=1))
 
 
 def _fewest(setting: Setting, unit: int) -> float:

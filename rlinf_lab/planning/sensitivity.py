@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
@@ -114,8 +115,8 @@ class _Asked:
         self.lead = max(1.0, own / best) * (1 + tolerance)
 
     def matters(self, worker: str, entry: str) -> bool:
-        memory = self.setting.profile.workers[worker].memory
-        return entry == "seconds" or (bool(memory.resident_gib or memory.per_item_gib) and np.isfinite(max(map(self.setting.cap, self.setting.kinds))))
+        known = limits(self.setting.profile.workers[worker])
+        return entry == "seconds" or (known and np.isfinite(max(map(self.setting.cap, self.setting.kinds))))
 
     def range(self, worker: str, entry: str) -> Range:
         low, below = self._end(lambda f: _changed(self.setting.profile, worker, entry, 1 / f))
@@ -167,8 +168,11 @@ class _Asked:
 def _changed(profile: Profile, worker: str, entry: str, factor: float) -> Profile:
     if entry == "seconds":
         return profile.scaled(worker, factor)
-    memory = profile.workers[worker].memory
-    return profile.with_worker(worker, memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor))
+    memory, samples = profile.workers[worker].memory, profile.workers[worker].samples
+    return profile.with_worker(
+        worker, memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor),
+        samples=tuple(s if s.peak_gib is None else replace(s, peak_gib=s.peak_gib * factor) for s in samples),
+    )  # fmt: skip
 
 
 def _percent(factor: float) -> str:

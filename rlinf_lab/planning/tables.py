@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,23 +17,38 @@ from rlinf_lab.planning.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
+EVERY = (0, 1 << 40)  # a window that allows any number of devices
 SAMPLED = 8  # device counts for which a stream is computed
 RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
 @dataclass(frozen=True)
 class Forms:
-    """Each unit's form. ``careful``: what others keep is counted as if they had the fewest devices on which they fit, not the most."""
+    """Each unit's form, and how many devices it may have: (fewest, most) in ``windows``.
+
+    What others keep on a device can depend on how many devices they have. It is counted as if they had the most that their window allows, or, when
+    ``careful``, the fewest on which they fit. Several that stay may sit beside each other: then only one of them is on a device (``disjoint``).
+    """
 
     of: tuple[str, ...]
     careful: bool = False
+    windows: tuple[tuple[int, int], ...] = ()
+    disjoint: bool = False
 
     def __getitem__(self, unit: int) -> str:
         return self.of[unit]
 
-    def seen_by(self, unit: int, staying: int) -> tuple[str, tuple[str, ...], bool]:
+    def window(self, unit: int) -> tuple[int, int]:
+        return self.windows[unit] if self.windows else EVERY
+
+    def within(self, unit: int, window: tuple[int, int]) -> Forms:
+        """The same with another window of one unit."""
+        return replace(self, windows=tuple(window if i == unit else self.window(i) for i in range(len(self.of))))
+
+    def seen_by(self, unit: int, staying: int) -> tuple[Any, ...]:
         """What of it matters to a unit beside those that stay."""
-        return self.of[unit], tuple(f if staying >> i & 1 else SINGLE for i, f in enumerate(self.of)), self.careful
+        others = tuple((f, self.window(i)) if staying >> i & 1 else SINGLE for i, f in enumerate(self.of))
+        return self.of[unit], self.window(unit), others, self.careful, self.disjoint
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,8 @@ class Tables:
         key = unit, staying, forms.seen_by(unit, staying)
         if key not in self._known:
             made = np.array([self._row(unit, g, staying, forms) for g in range(self.setting.granularities)])
+            fewest, most = forms.window(unit)
+            made[:, (self.setting.totals < fewest) | (self.setting.totals > most)] = np.inf
             # Company never makes a worker faster, whatever a lone sample says.
             self._known[key] = np.maximum(made, self.of(unit, 0, forms)) if staying else made
         return self._known[key]
@@ -101,9 +118,11 @@ class Tables:
         for mate in company.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
-        for unit in members(company.staying):
-            left -= np.max([self._kept(who, kind, devices, company.forms.careful) for who in self._sharing(unit, company.forms)], axis=0)
-        return left
+        forms = company.forms
+        kept = [
+            max(self.kept(who, kind, forms.window(unit), forms.careful) for who in self._sharing(unit, forms)) for unit in members(company.staying)
+        ]
+        return left - (max(kept, default=0.0) if forms.disjoint else sum(kept))
 
     # --- rows ------------------------------------------------------------------------------------------------
     def _row(self, unit: int, g: int, staying: int, forms: Forms) -> np.ndarray:
@@ -201,17 +220,17 @@ class Tables:
         return found
 
     # --- company ---------------------------------------------------------------------------------------------
-    def _kept(self, who: tuple[str, ...], kind: str, devices: np.ndarray, careful: bool) -> np.ndarray:
-        """GiB that staying workers keep on a device: on as many of these devices as they can have, or ``careful``, on as few as they fit on."""
-        total, items = np.zeros(len(devices)), self.setting.profile.items
+    def kept(self, who: tuple[str, ...], kind: str, window: tuple[int, int] = EVERY, careful: bool = False) -> float:
+        """GiB that staying workers keep on a device: with the most devices of their window that are there, or ``careful``, with as few as they fit on."""
+        total, items = 0.0, self.setting.profile.items
+        devices = np.arange(max(1, window[0]), min(window[1], self.setting.counts[self.setting.kinds.index(kind)]) + 1)
         for name in who:
             worker = self.setting.profile.workers[name]
             good = devices[allowed(worker, devices)]
             if careful:
                 good = good[memory.needed(worker, good, items / 2 ** (self.setting.granularities - 1)) <= self.setting.cap(kind) + ROUNDING][:1]
             if len(good):
-                at = np.clip(np.searchsorted(good, devices, side="right") - 1, 0, None)
-                total += memory.kept(worker, good[at], items)
+                total += float(memory.kept(worker, good, items).min())
         return total
 
     def _sharing(self, unit: int, forms: Forms) -> list[tuple[str, ...]]:

@@ -16,9 +16,13 @@ import numpy as np
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
+from rlinf_lab.planning.device import extended
+from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
-from rlinf_lab.planning.planner import MOST_GIB, Plans, plan
+from rlinf_lab.planning.memory import limits
+from rlinf_lab.planning.planner import MOST_GIB, Plans, searched
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.setting import Setting
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
 TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
@@ -93,11 +97,16 @@ class Question:
         known = [c for c in caps if c is not None]
         return min(known) if known else None
 
-    def answer(self, base: Profile, simulate: bool = False) -> Plans:
-        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits."""
-        return plan(
-            self.profile(base), self.devices, staleness=self.staleness, chunks=self.chunks, rule=self.rule, simulate=simulate, quick=not simulate
-        )
+    def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
+        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
+
+        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes.
+        """
+        setting = Setting.of(self.profile(base), self.devices, self.chunks, self.rule, self.staleness)
+        if like is None:
+            return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
+        names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate)
 
 
 def _longer(changed: Profile, base: Profile, generator: str) -> Profile:
@@ -175,7 +184,7 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
     if any(w.lengths is not None for w in workers):
         found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
         found.append(Slider("tail", "long tail", "power", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
-    if any(w.memory.resident_gib or w.memory.per_item_gib for w in workers):
+    if any(map(limits, workers)):
         found.append(Slider("memory_gib", "memory", "GiB", (*_memories(profile, question), None), "of one device; what does not fit is no plan"))
     if any(w.onload_s or w.offload_s for w in workers):
         found.append(Slider("switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"))

@@ -82,7 +82,6 @@ class _Measuring:
     iterations: int
     executor: str
     notes: list[str] = field(default_factory=list)
-    peaks: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for worker, counts in self.ranks.items():
@@ -97,14 +96,15 @@ class _Measuring:
         probes = [w for w in graph.workers if _overrides(self.flow.declaration(w).cls)]
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
-            plans = [self._smaller(first), *(self._shared(first, count) for count in counts if count > 1)]
-            runs = [first, *(self._try(plan, bar) for plan in [*plans, *([self._double(first)] if graph.cells else [])])]
+            plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
+            runs = [first, self._try(self._smaller(first), bar, memory=True), *(self._try(plan, bar) for plan in plans)]
             probed = {worker: self._probed(worker, bar) for worker in probes}
-        seen = [r for r in runs if r is not None]
+        kept = {worker: p.resident_gib for worker, p in probed.items()}
+        seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()}
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
-            seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, peaks=self.peaks, generators=generators,
+            seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
             device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes,
         )  # fmt: skip
         for worker in (w for w, p in probed.items() if not p.leaves):
@@ -145,26 +145,26 @@ class _Measuring:
         return {w: RankRule() if max(self.ranks.get(w, (1,))) > 1 else RankRule(most=1) for w in self.flow.graph.workers}
 
     # --- running ------------------------------------------------------------------------------------------
-    def _try(self, plan: ExecutionPlan, bar: tqdm) -> Observed | None:
+    def _try(self, plan: ExecutionPlan, bar: tqdm, memory: bool = False) -> Observed | None:
         """A variation that a worker does not stand is left out, and said so."""
         try:
-            return self._observe(plan, bar)
+            return self._observe(plan, bar, memory)
         except RlinfLabError as error:
             self.notes.append(f"{plan.name}: not measured, {str(error).splitlines()[0]}")
             bar.update()
             return None
 
     def _observe(self, plan: ExecutionPlan, bar: tqdm, memory: bool = False) -> Observed:
+        """``memory``: everything is on one device of this process; each worker's peak is told above what was there when its work began."""
         bar.set_postfix_str(plan.name)
         inputs = None if self.inputs is None else [self.inputs[0]] * (self.iterations + 1)
         watch = _MemoryWatch(self.devices[0]) if memory and self.executor == "local" else None
         with watch or contextlib.nullcontext():
             finished = run(self.flow, plan, None if inputs is not None else self.iterations + 1, self.executor, inputs)
             finished.wait()
-        if watch is not None:
-            self.peaks = watch.peaks(finished.timeline)
         bar.update()
-        return Observed.of(self.flow.graph, plan, finished.timeline)
+        observed = Observed.of(self.flow.graph, plan, finished.timeline)
+        return observed if watch is None else replace(observed, peaks=watch.peaks(finished.timeline))
 
     # --- coming and going -----------------------------------------------------------------------------------
     def _probed(self, worker: str, bar: tqdm) -> Probed:
@@ -253,10 +253,12 @@ def _device_names(devices: Sequence[str]) -> list[str]:
 
 
 class _MemoryWatch:
-    """Looks at the memory of this process a hundred times a second."""
+    """Looks at the memory of this process a hundred times a second. Of a GPU torch tells the most since the last look."""
 
     def __init__(self, device: str) -> None:
-        self._device, self._seen, self._end = device, [], threading.Event()  # type: ignore[var-annotated]
+        self._device = device
+        self._seen: list[tuple[int, float, float]] = []  # time, GiB, the most since the last look
+        self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, name="memory watch", daemon=True)
 
     def __enter__(self) -> _MemoryWatch:
@@ -269,19 +271,31 @@ class _MemoryWatch:
 
     def _look(self) -> None:
         while not self._end.wait(MEMORY_SECONDS):
-            self._seen.append((time.monotonic_ns(), _gib_used(self._device)))
+            most = _most_gib_used(self._device)
+            now = _gib_used(self._device)
+            self._seen.append((time.monotonic_ns(), now, max(now, most)))
 
     def peaks(self, timeline: Timeline) -> dict[str, float]:
-        """The most of each worker's own work above the least of the whole run, GiB. Who works for a shorter time than a look is left out."""
-        if not self._seen:
-            return {}
-        least = min(gib for _, gib in self._seen)
+        """The most of each worker's work above what was there when that stretch of work began, GiB. What is shorter than a look is left out."""
         found: dict[str, float] = {}
         for worker, start, end in _work(timeline):
-            inside = [gib - least for at, gib in self._seen if start <= at <= end]
+            before = [now for at, now, _ in self._seen if at <= start][-1:]
+            inside = [most for at, _, most in self._seen if start <= at <= end]
             if inside:
-                found[worker] = max(found.get(worker, 0.0), *inside)
+                found[worker] = max(found.get(worker, 0.0), *(most - (before or inside)[0] for most in inside))
         return found
+
+
+def _most_gib_used(device: str) -> float:
+    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere."""
+    name = torch_device([device])
+    if not name.startswith("cuda"):
+        return 0.0
+    import torch
+
+    most = float(torch.cuda.max_memory_allocated(name)) / 2**30
+    torch.cuda.reset_peak_memory_stats(name)
+    return most
 
 
 def _work(timeline: Timeline) -> Iterator[tuple[str, int, int]]:

@@ -36,7 +36,7 @@ class PlanExplorer(PushedWidget):
         self.plans = plans
         self.question = Question.of(plans)
         self.problem = ""
-        self._base = plans.profile
+        self._first = plans
         self._sliders = sliders(plans.profile, self.question)
         self._answered = 0
         self._ranges: list[dict[str, Any]] | None = None
@@ -60,7 +60,7 @@ class PlanExplorer(PushedWidget):
         question = dataclasses.replace(self.question, **changes)
         if set(question.devices) != set(self.question.devices):
             raise ConfigError(f"ask(devices={shown(question.devices)}): how many of each kind: {', '.join(map(repr, self.question.devices))}.")
-        question.profile(self._base)  # what cannot be asked leaves what is shown
+        question.profile(self._first.profile)  # what cannot be asked leaves what is shown
         self._answer(question, simulate, self._answered + 1)
         if self.problem:
             raise self._error
@@ -70,7 +70,7 @@ class PlanExplorer(PushedWidget):
         with self._push_lock:
             self._answered, self.question, self.problem = number, question, ""
             try:
-                self.plans = question.answer(self._base, simulate)
+                self.plans = question.answer(self._first.profile, simulate, self._first)
                 self._ranges, self._search = None, None
             except RlinfLabError as error:
                 self.problem, self._error = str(error), error

@@ -73,11 +73,28 @@ def test_workers_are_measured() -> None:
     assert {(s.devices, s.items) for s in trainer.samples} >= {(1, 4), (1, 16), (2, 16)}
     assert min(s.seconds for s in trainer.samples) >= 0.018
     assert 0.03 < sampler.memory.resident_gib < 0.3 and sampler.onload_s >= 0.03 and sampler.offload_s >= 0.01
+    assert all(s.peak_gib is None or s.peak_gib >= sampler.memory.resident_gib for s in sampler.samples)
     assert CALLS == ["offload", "onload"] * 2
     assert sampler.ranks.most == 1 and trainer.ranks.most == 0
     plans = lab.plan(made, ["cpu:0", "cpu:1"], profile)
     finished = lab.run(made, plans.best, iterations=2, dashboard=False)
     assert len(finished.wait(60)) == 2 and finished.plan == plans.best.execution
+
+
+class Greedy(Trainer):
+    def train(self, inbox: lab.Inbox) -> None:
+        for batch in inbox:
+            held = bytearray(len(batch) * (16 << 20))
+            held[::4096] = b"x" * len(held[::4096])
+            self.compute(0.1)
+            del held
+
+
+def test_the_peak_of_a_call_is_measured() -> None:
+    """The baseline is what was there when the call began; a batch of 16 holds 256 MiB, one of 4 a quarter of that."""
+    profile = lab.profile(flow(Greedy), ["cpu:0"], iterations=2, progress=False)
+    peaks = {s.items: s.peak_gib for s in profile.workers["trainer"].samples}
+    assert 0.2 < peaks[16.0] < 0.5 and 0.03 < peaks[4.0] < 0.2
 
 
 def test_cells_are_measured_with_half_batches() -> None:

@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
@@ -117,6 +119,33 @@ def test_asking_from_a_cell() -> None:
         explorer.ask(memory=3)
     with pytest.raises(ConfigError, match=r"the plans of lab\.plan are needed"):
         PlanExplorer(profile())  # type: ignore[arg-type]
+
+
+class Maker(lab.Worker):
+    def make(self, out: lab.Outbox) -> None:
+        out.put_all(range(64))
+
+
+class User(lab.Worker):
+    def use(self, inbox: lab.Inbox) -> int:
+        return sum(len(batch) for batch in inbox)  # several ranks share them
+
+
+def test_what_was_found_with_the_mouse_can_be_run() -> None:
+    flow = lab.Workflow("two")
+    numbers, a, b = flow.channel("numbers"), flow.worker(Maker, name="a"), flow.worker(User, name="b")
+
+    @flow.iteration
+    def iteration() -> int:
+        a.make(numbers)
+        return b.use(numbers)
+
+    explorer = PlanExplorer(plan(flow, ["cpu:0", "cpu:1"], profile(), simulate=False))
+    for asked, devices in ((2, ("cpu:0", "cpu:1")), (1, ("cpu:0",)), (4, ("cpu:0", "cpu:1", "cpu:2", "cpu:3"))):
+        best = explorer.ask(simulate=False, devices=asked, chunks=2).best
+        assert best.devices == devices and set(best.execution.chunks) == {"numbers"}
+        results = lab.run(flow, best, iterations=2, dashboard=False, clock=MockClock()).wait()
+        assert [sum(r) // len(ranks) if isinstance(r, list) else r for r, ranks in zip(results, 2 * [best.execution.placements["a"]], strict=True)] == [64, 64]
 
 
 def test_a_saved_notebook_keeps_the_table() -> None:

@@ -71,13 +71,14 @@ class ExplorerView {
     this.whyBody = this.why.lastChild;
     this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each worker's seconds off, until another plan wins" }, "Compute");
     this.ranges = make("div.ranges");
+    this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
     const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges);
     this.gantts = make("div.gantts");
     this.key = make("div.legend");
     const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
     // Arrow keys move the sliders, not JupyterLab's cells.
     this.root = make("div.explorer", { "data-lm-suppress-shortcuts": "true", onkeydown: (e) => e.stopPropagation() }, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
-      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s))), main));
+      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s)), this.notes), main));
     el.append(make("div.host", {}, this.root));
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
@@ -148,6 +149,7 @@ class ExplorerView {
       card.set(chart, bars[i], most, best, chart.name === this.selected);
     });
     this.gantts.style.setProperty("--rl-cards", shown.length);
+    this.notes.replaceChildren(...answer.notes.map((note) => make("li", { title: note }, note)));
     this.list(plans, answer.refused, best);
     this.explain(plans);
     this.sensitivity();

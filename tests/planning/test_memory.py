@@ -1,0 +1,147 @@
+"""Memory as a hard constraint: measured peaks, who must leave, what stays depends on how many devices it has, and what would help."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from random_profiles import random_profile
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.candidates import candidates
+from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.setting import Setting
+
+
+def two(a: WorkerProfile, b: WorkerProfile, gib: float | None) -> Profile:
+    return Profile(64, {"a": a, "b": b}, (EdgeProfile("a", "b"),), device_memory_gib=gib)
+
+
+def worker(**more: object) -> WorkerProfile:
+    return WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("gib", "leaves"), [(64.0, True), (99.0, True), (100.0, False), (None, False)])
+def test_who_does_not_fit_beside_the_others_leaves_however_little_that_costs(gib: float | None, leaves: bool) -> None:
+    execution = plan(two(worker(memory=Memory(50)), worker(memory=Memory(50)), gib), 8)["temporal"].execution
+    assert (execution.device_memory is not None) is leaves and bool(execution.memory) is leaves
+    if leaves:
+        assert sum(execution.memory.values()) > execution.device_memory  # not both at a time
+
+
+def test_a_measured_peak_is_needed() -> None:
+    peaked = dataclasses.replace(worker(), samples=(Sample(8, 64.0, 8.0, peak_gib=70.0),))
+    with pytest.raises(PlanError, match="'a' needs 70 GiB .* a device has 40 GiB"):
+        plan(two(peaked, worker(), 40.0), 8)
+    assert plan(two(peaked, worker(), 70.0), 8).best.seconds > 0
+    stays = dataclasses.replace(worker(memory=Memory(20)), offloadable=False)
+    assert plan(two(peaked, stays, 89.0), 8).best.placement["a"]["devices"] < 8, "beside what stays there are 69 GiB"
+
+
+def test_peaks_between_and_beyond_those_that_were_measured() -> None:
+    samples = (Sample(1, 16.0, 1.0, peak_gib=12.0), Sample(1, 64.0, 4.0, peak_gib=36.0), Sample(2, 64.0, 2.0))
+    one = WorkerProfile(samples, memory=Memory(4))
+    need = {items: float(memory.needed(one, np.array([1]), items)[0]) for items in (1, 16, 40, 64, 128)}
+    assert need == {1: 12.0, 16: 12.0, 40: 24.0, 64: 36.0, 128: pytest.approx(36 + 64 * 0.5)}
+    assert float(memory.needed(one, np.array([4]), 64)[0]) == 12.0, "four devices hold 16 items each"
+    said = dataclasses.replace(one, memory=Memory(4, 2.0))
+    assert float(memory.needed(said, np.array([1]), 64)[0]) == 4 + 128, "what is said of an item counts where it is more"
+
+
+def test_a_profile_of_another_gpu_is_stale() -> None:
+    profile = two(worker(), worker(), None)
+    one, many = Fingerprint.here(["NVIDIA H100"]), Fingerprint.here(["NVIDIA H100"] * 8)
+    for gpus, said in ((["NVIDIA A100"], "are NVIDIA A100"), ([], "are none")):
+        assert profile.replace(fingerprint=one).stale(Fingerprint.here(gpus)) == (f"devices were NVIDIA H100, {said}",)
+    assert profile.replace(fingerprint=one).stale(many) == ()
+    assert profile.replace(fingerprint=Fingerprint.here([])).stale(many) == (), "measured on the cores"
+    assert "8 × NVIDIA H100" in str(many)
+
+
+def test_what_would_help_is_said_and_helps() -> None:
+    stays = dataclasses.replace(worker(memory=Memory(160, sharded=True), ranks=RankRule(counts=(8,))), offloadable=False)
+    profile = two(stays, worker(memory=Memory(40, 3), ranks=RankRule(counts=(8,))), 80.0)
+    with pytest.raises(PlanError, match=r"'b' needs 64 GiB on each of 8 devices while 'a' keeps 20 GiB there .* Next: memory_gib=84, or devices=16\.$"):
+        plan(profile, 8, chunks=1)
+    assert plan(profile, 8, chunks=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, chunks=1).best.mode == "spatial"
+
+
+def test_more_devices_for_who_stays_can_make_room() -> None:
+    """The faster number of devices for the one that stays leaves too little for the other."""
+    a = WorkerProfile((Sample(4, 64.0, 8.0), Sample(8, 64.0, 9.0)), ranks=RankRule(counts=(4, 8)), memory=Memory(160, sharded=True), offloadable=False)
+    b = dataclasses.replace(worker(memory=Memory(40, 15 / 8), ranks=RankRule(counts=(8,))), offloadable=False)
+    found = plan(two(a, b, 80.0), 8, chunks=1)
+    assert found.best.seconds == pytest.approx(17) and found.best.placement["a"]["devices"] == 8
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
+    """Where memory depends on how many devices a worker has, the search is as good as trying every number for everybody by itself."""
+    rng = np.random.default_rng(seed)
+
+    def some(name: str) -> WorkerProfile:
+        counts = tuple(int(c) for c in sorted(rng.choice([1, 2, 3, 4], size=2, replace=False)))
+        samples = tuple(Sample(c, 64.0, float(rng.integers(4, 20))) for c in counts)
+        held = Memory(float(rng.integers(10, 80)), float(rng.integers(0, 3)) / 8, sharded=bool(rng.random() < 0.7))
+        return WorkerProfile(samples, ranks=RankRule(counts=counts), memory=held, offloadable=bool(rng.random() < 0.3), onload_s=float(rng.integers(0, 3)))
+
+    names = "abc"[: 2 + seed % 2]
+    profile = Profile(64, {n: some(n) for n in names}, tuple(EdgeProfile(p, c) for p, c in itertools.pairwise(names)), device_memory_gib=60.0)
+
+    def best(one: Profile) -> float:
+        try:
+            return min((c.searched for c in candidates(Setting.of(one, 4, chunks=2), quick=True)), default=math.inf)
+        except PlanError:
+            return math.inf
+
+    pinned = []
+    for counts in itertools.product(*(profile.workers[n].ranks.counts for n in names)):
+        one = profile
+        for name, count in zip(names, counts, strict=True):
+            one = one.with_worker(name, devices=count)
+        pinned.append(best(one))
+    assert best(profile) == pytest.approx(min(pinned))
+
+
+def test_random_plans_fit_as_executed() -> None:
+    """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold."""
+    checked = 0
+    for seed in range(30):
+        try:
+            profile = random_profile(seed)
+            plans = plan(profile, 4, chunks=4, simulate=False, quick=seed % 3 > 0)
+        except PlanError:
+            continue
+        for planned in plans:
+            checked += 1
+            assert _most_at_once(profile, planned) <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
+    assert checked > 30
+
+
+def _most_at_once(profile: Profile, planned: object) -> float:
+    execution, seats = planned.execution, planned.candidate.placement.seats  # type: ignore[attr-defined]
+    most = 0.0
+    for device in range(len(execution.devices)):
+        here = [w for w, ranks in execution.placements.items() if any(device in r for r in ranks)]
+        turns = execution.device_memory is not None
+        for working in here:
+            stay = [w for w in here if w != working and (not turns or not execution.memory.get(w) or _mates(profile, w, working))]
+            on = np.array([len(seats[working].devices)])
+            items = profile.items / seats[working].chunks / (1 if profile.workers[working].kind == "simulator" else seats[working].sub_batches)
+            held = float(memory.needed(profile.workers[working], on, items)[0])
+            for other in stay:
+                whole = profile.items / (seats[other].chunks if _mates(profile, other, working) else 1)
+                held += float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0])
+            most = max(most, held)
+    return most
+
+
+def _mates(profile: Profile, one: str, other: str) -> bool:
+    edges = {(e.producer, e.consumer) for e in profile.edges}
+    return (one, other) in edges and (other, one) in edges
