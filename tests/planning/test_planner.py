@@ -131,9 +131,13 @@ def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
 
 
 def test_notes_say_what_the_figures_rest_on() -> None:
-    notes = plan(chain(a=dataclasses.replace(STEEP, exponent=None), b=FLAT), 4).notes
+    plans = plan(chain(a=dataclasses.replace(STEEP, exponent=None), b=FLAT), 4, chunks=1)
+    notes = plans.notes
     assert any(n.startswith("a: assumed") and "scaling with devices assumed perfect" in n for n in notes)
     assert not any(n.startswith("b:") for n in notes)
+    streamed = plan(chain(a=STEEP, b=FLAT), 4, modes=("spatial",))
+    assert streamed.best.placement["b"]["chunks"] > 1
+    assert any(n.startswith("b: extrapolated") for n in streamed.notes), "a chunk is smaller than what was measured"
 
 
 # --- what an executor takes -------------------------------------------------------------------------------
