@@ -71,6 +71,12 @@ def test_a_real_run_is_paused_resumed_and_stopped_from_its_dashboard(jupyterlab:
     lab.page.wait_for_timeout(300)
     lab.screenshot("dashboard-real-run")
     assert cut_off(lab) == []
+    lab.save()
+    at, spans = iteration(), int(data(lab, ".rl-timeline", "spans"))
+    lab.reload()  # the run goes on meanwhile
+    lab.wait_until(lambda: lab.page.locator(board).count() and iteration() > at + 2, "the run after the reload")
+    assert int(data(lab, ".rl-timeline", "spans")) > spans
+    lab.page.locator(board).evaluate("(e) => e.scrollIntoView({block: 'end'})")
     button("Stop").click()
     lab.wait_until(lambda: data(lab, board, "state") == "stopped", "the stop")
     lab.page.evaluate("() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 1; }")  # a click on an output has chosen its cell

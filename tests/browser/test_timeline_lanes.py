@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from widget_samples import pipeline
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.widgets.assets import TIMELINE, module
 from rlinf_lab.widgets.feed import TimelineFeed, message
@@ -35,33 +36,6 @@ def page(browser: Any) -> Iterator[Any]:
 def fill(page: Any, timeline: Timeline) -> None:
     content, parts = message([TimelineFeed(timeline).take(final=True)])
     page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
-
-
-def pipeline() -> Timeline:
-    """A simulator feeds a policy, the policy a learner; the learner waits for the policy, which waits for the simulator. One step is slow."""
-    recorder = Recorder()
-    sim, policy, learner = recorder.track("simulator", 0, ("cpu:0",)), recorder.track("policy", 0, ("cpu:1",)), recorder.track("learner", 0, ("cpu:2",))
-    driver = recorder.track("driver", 0, ())
-    step, act, train, iteration, obs, traj = (recorder.name(n) for n in ("step", "act", "train", "iteration", "obs", "traj"))
-    t = 0
-    for i in range(2):
-        begin, before = t, t
-        for k in range(10):
-            length = 40 * MS if (i, k) == (1, 7) else 5 * MS
-            recorder.add(sim, SpanKind.RUN, step, t, t + length, i, 4)
-            t += length
-            recorder.add(sim, SpanKind.PUT, step, t, t, i, 4, 0, obs, 4 * k)
-            recorder.add(policy, SpanKind.GET, act, before, t, i, 4, 0, obs, 4 * k)
-            recorder.add(policy, SpanKind.RUN, act, t, t + MS, i, 4)
-            recorder.add(policy, SpanKind.PUT, act, t + MS, t + MS, i, 4, 0, traj, 4 * k)
-            before = t + MS
-        recorder.add(learner, SpanKind.GET, train, begin, t + MS, i, 40, 0, traj, 0)
-        recorder.add(learner, SpanKind.RUN, train, t + MS, t + 21 * MS, i, 40)
-        t += 21 * MS
-        recorder.add(driver, SpanKind.MARK, iteration, begin, t, i)
-    timeline = Timeline(["cpu:0", "cpu:1", "cpu:2"])
-    timeline.extend(recorder.drain())
-    return timeline
 
 
 def test_every_pixel_has_the_mean_colour_of_its_time(page: Any) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
+from rlinf_lab.runtime import links
 from rlinf_lab.runtime.node_clocks import ASK_NS, AT_ONCE, NodeClocks
+from rlinf_lab.runtime.run import run
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.alignment import DRIFT_PPM
 
@@ -74,3 +79,35 @@ def test_a_host_of_this_node_has_our_clock(far: Far) -> None:
     near.add(near.track("w", 0), SpanKind.RUN, near.name("x"), 5, 6)
     batch = near.drain()
     assert far.clocks.aligned(batch) is batch
+
+
+class Pair(Worker):
+    def make(self, out: Outbox) -> None:
+        for i in range(20):
+            time.sleep(0.03)  # longer than the first news take, so that answers come over the link
+            out.put(i)
+
+    def take(self, inbox: Inbox) -> int:
+        return sum(sum(batch) for batch in inbox)
+
+
+def test_processes_that_are_taken_for_other_nodes_are_asked_and_found_to_have_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "node_id", lambda: "elsewhere")  # of the driver only: its hosts live on another node, it believes
+    flow = Workflow("two nodes")
+    items = flow.channel("items")
+    maker, taker = flow.worker(Pair, name="maker"), flow.worker(Pair, name="taker")
+
+    @flow.iteration
+    def iteration() -> object:
+        maker.make(items)
+        return taker.take(items)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"maker": [0], "taker": [1]}, chunk=1)
+    done = run(flow, plan, iterations=1, executor="processes", emulate=True)
+    assert done.wait(60) == [190]
+    errors = done.timeline.clock_errors
+    assert len(errors) == 2 and min(errors.values()) > 0
+    for clock in done._executor._clocks._clocks.values():
+        offset, error = clock.offset.at(time.monotonic_ns())
+        assert clock.offset.answers >= AT_ONCE and not clock.offset.jumps and abs(offset) <= error, "the truth is 0"
+    assert done.timeline.bubble_sum_error_ns() == 0

@@ -95,10 +95,6 @@ with lab.session(flow, plan, executor="ray", address=cluster.address) as session
     assert session.step()[1][1] == late
     bundles = [g for g in ray.util.placement_group_table().values() if g["state"] == "CREATED"]
     assert [sorted(g["bundles"].values(), key=str) for g in bundles] == [[{"CPU": 1.0}] * 3], bundles
-assert len(going.timeline.clock_errors) == 2 and max(going.timeline.clock_errors.values()) < 50_000_000, going.timeline.clock_errors
-for clock in going._executor._clocks._clocks.values():  # all of these "nodes" have one clock: the truth is 0
-    offset, error = clock.offset.at(time.monotonic_ns())
-    assert abs(offset) <= error and clock.offset.answers >= 8 and not clock.offset.jumps, (offset, error)
 shutdown()
 assert ray.is_initialized() and len([n for n in ray.nodes() if n["Alive"]]) == 3
 ray.shutdown()

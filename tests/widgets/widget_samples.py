@@ -74,6 +74,36 @@ class SampleRun:
         }
 
 
+def pipeline(slow_ns: int = 40 * MS) -> Timeline:
+    """A simulator feeds a policy, the policy a learner; the learner waits for the policy, which waits for the simulator.
+
+    One step, the eighth of iteration 1, is slow.
+    """
+    recorder = Recorder()
+    sim, policy, learner = recorder.track("simulator", 0, ("cpu:0",)), recorder.track("policy", 0, ("cpu:1",)), recorder.track("learner", 0, ("cpu:2",))
+    driver = recorder.track("driver", 0, ())
+    step, act, train, iteration, obs, traj = (recorder.name(n) for n in ("step", "act", "train", "iteration", "obs", "traj"))
+    t = 0
+    for i in range(2):
+        begin, before = t, t
+        for k in range(10):
+            length = slow_ns if (i, k) == (1, 7) else 5 * MS
+            recorder.add(sim, SpanKind.RUN, step, t, t + length, i, 4)
+            t += length
+            recorder.add(sim, SpanKind.PUT, step, t, t, i, 4, 0, obs, 4 * k)
+            recorder.add(policy, SpanKind.GET, act, before, t, i, 4, 0, obs, 4 * k)
+            recorder.add(policy, SpanKind.RUN, act, t, t + MS, i, 4)
+            recorder.add(policy, SpanKind.PUT, act, t + MS, t + MS, i, 4, 0, traj, 4 * k)
+            before = t + MS
+        recorder.add(learner, SpanKind.GET, train, begin, t + MS, i, 40, 0, traj, 0)
+        recorder.add(learner, SpanKind.RUN, train, t + MS, t + 21 * MS, i, 40)
+        t += 21 * MS
+        recorder.add(driver, SpanKind.MARK, iteration, begin, t, i)
+    timeline = Timeline(["cpu:0", "cpu:1", "cpu:2"])
+    timeline.extend(recorder.drain())
+    return timeline
+
+
 def picture(phase: float = 0.0, size: int = 240) -> bytes:
     """A PNG of four little tables with an arm and a button each, in the manner of a simulator's tiled view."""
     image = Image.new("RGB", (size, size), "#20242a")

@@ -276,7 +276,7 @@ export class TimelineView {
     this.drawLegend();
     this.drawMs = performance.now() - began;
     this.frames = (this.frames || 0) + 1;
-    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, arrows: this.arrowCount, counters: this.rows.filter((r) => r.kind === "counter").length }); // lets a test see what is shown
+    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, plot: `${this.gutter},${this.plot}`, arrows: this.arrowCount, chosen: this.chosenCount, counters: this.rows.filter((r) => r.kind === "counter").length }); // lets a test see what is shown
   }
 
   tailStart() {
