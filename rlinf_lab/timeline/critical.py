@@ -29,6 +29,7 @@ Ints = NDArray[np.int64]
 COLUMNS = ("worker", "rank", "kind", "name", "iteration")
 _BETWEEN = len(SpanKind)  # the kind of a step in which the rank that comes next was in no call
 _KINDS = [*(kind.name.lower() for kind in SpanKind), "between calls"]
+_WAITS = frozenset(map(int, (SpanKind.GET, SpanKind.PUT, SpanKind.LOCK, SpanKind.WAIT)))
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
 
@@ -53,31 +54,42 @@ def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", 
     for key in keys:
         if key not in COLUMNS:
             raise UnknownNameError.of("column to group the critical path by", key, COLUMNS)
-    track, kind, row, start, end = np.array(path(store), np.int64).reshape(-1, len(Step._fields)).T
-    spans, worked = store.spans[row] if len(store) else store.spans, row >= 0  # between calls: of any span
-    columns = {
-        "worker": lambda: np.array([t.worker for t in store.tracks], object)[track],
-        "rank": lambda: np.array([t.rank for t in store.tracks], np.int64)[track],
-        "kind": lambda: np.array(_KINDS, object)[kind],
-        "name": lambda: np.array([*store.names, ""], object)[np.where(worked, spans["name"], -1)],
-        "iteration": lambda: np.where(worked, spans["iteration"], -1),
-    }
-    frame = pd.DataFrame({key: columns[key]() for key in keys})
+    track, kind, row, start, end = _steps(store)
+    codes, labels = _coded(store, track, kind, row)
+    frame = pd.DataFrame({key: codes[key] for key in keys})
     if by is None:
         frame["start_ns"], frame["end_ns"] = start, end
     frame["ns"] = end - start
+    if by is not None:  # of numbers: a path may have as many steps as there are spans
+        frame = frame.groupby(keys)["ns"].sum().reset_index()
+    for key in set(keys) & set(labels):
+        frame[key] = labels[key][frame[key].to_numpy()]
     if by is not None:
-        frame = frame.groupby(keys, sort=True)["ns"].sum().reset_index().sort_values("ns", ascending=False, kind="stable", ignore_index=True)
+        frame = frame.sort_values(keys, ignore_index=True).sort_values("ns", ascending=False, kind="stable", ignore_index=True)
     frame["seconds"] = frame["ns"] / 1e9
     frame["share"] = frame["ns"] / store.elapsed_ns if store.elapsed_ns else 0.0
     return frame
 
 
+def _coded(store: SpanStore, track: Ints, kind: Ints, row: Ints) -> tuple[dict[str, Ints], dict[str, NDArray[np.object_]]]:
+    """Each of `COLUMNS` as numbers, and what the numbers of texts stand for; -1 of a name: none."""
+    spans = store.spans[row] if len(row) else store.spans[:0]
+    workers, of_track = np.unique(np.array([t.worker for t in store.tracks], object), return_inverse=True)
+    ranks = np.array([t.rank for t in store.tracks], np.int64)
+    name, iteration = (np.where(row >= 0, spans[field], -1).astype(np.int64) for field in ("name", "iteration"))  # between calls: of any span
+    codes = {"worker": of_track[track], "rank": ranks[track], "kind": kind, "name": name, "iteration": iteration}
+    return codes, {"worker": workers, "kind": np.array(_KINDS, object), "name": np.array([*store.names, ""], object)}
+
+
 def path(store: SpanStore) -> list[Step]:
     """The steps from the timeline's start to its end."""
-    if not store.elapsed_ns:
-        return []
-    return _Walk(store).steps()
+    return [Step(*row) for row in _steps(store).T.tolist()]
+
+
+def _steps(store: SpanStore) -> Ints:
+    """The fields of `Step`, one in each row."""
+    flat = _Walk(store).steps() if store.elapsed_ns else []
+    return np.array(flat, np.int64).reshape(-1, len(Step._fields))[::-1].T
 
 
 class _Lane:
@@ -128,7 +140,7 @@ class _Walk:
         counts = (kind != SpanKind.LABEL) & (kind != SpanKind.MARK)
         lasting = np.flatnonzero(counts & (end > start))
         lanes = _groups(lasting, track)
-        self._before = {t: _Lane(rows, start, end).before for t, rows in lanes.items()}
+        self._lanes = {t: _Lane(rows, start, end) for t, rows in lanes.items()}
         work = lasting[np.isin(kind[lasting], _WORK)]
         self._work = _Ends(work, end, track)
         self._on_device: list[list[_Ends]] = [[] for _ in store.tracks]  # of each track
@@ -156,36 +168,35 @@ class _Walk:
         found[gets[order]] = puts[order]  # of several the last assignment stays
         return found
 
-    def steps(self) -> list[Step]:
-        steps: list[Step] = []
-        time, track = self._finish, self._track[self._last_row]
-        here = set[int]()  # tracks that the walk has come through at this instant
-
-        def step(kind: int, number: int, since: int) -> None:
-            nonlocal time
+    def steps(self) -> list[int]:
+        """The fields of the last `Step`, of the one before, and so on."""
+        found: list[int] = []
+        begin, ends, starts, kinds, tracks = self._begin, self._end, self._start, self._kind, self._track
+        time, track = self._finish, tracks[self._last_row]
+        here = {track}  # those that the walk has come through at this instant
+        while time > begin:
+            lane = self._lanes.get(track)
+            row = lane.before(time) if lane else -1
+            until = ends[row] if row >= 0 else begin
+            if until >= time:
+                kind, since, other = kinds[row], max(starts[row], begin), -1
+                if kind in _WAITS:
+                    other = self._released_by(row, time)
+                    if other >= 0 and tracks[other] in here:
+                        other = -1
+                if other >= 0:
+                    since = min(time, max(since, ends[other]))
+            else:  # no call was going on: go to who worked last
+                kind, row, other = _BETWEEN, -1, self._work.last(until, time)
+                since = ends[other] if other >= 0 else until
             if since < time:
-                steps.append(Step(track, kind, number, since, time))
+                found += (track, kind, row, since, time)
                 time = since
                 here.clear()
-
-        while time > self._begin:
+            if other >= 0:
+                track = tracks[other]
             here.add(track)
-            before = self._before.get(track)
-            row = before(time) if before else -1
-            until = self._end[row] if row >= 0 else self._begin
-            if until < time:  # no call was going on: go to who worked last
-                other = self._work.last(until, time)
-                step(_BETWEEN, -1, self._end[other] if other >= 0 else until)
-                track = self._track[other] if other >= 0 else track
-                continue
-            kind, since = self._kind[row], max(self._start[row], self._begin)
-            other = self._released_by(row, time)
-            if other >= 0 and self._track[other] not in here:
-                step(kind, row, min(time, max(since, self._end[other])))
-                track = self._track[other]
-            else:
-                step(kind, row, since)
-        return steps[::-1]
+        return found
 
     def _released_by(self, row: int, time: int) -> int:
         """The span whose end ended this wait, if it ended within it; -1 of work."""

@@ -4,6 +4,8 @@
 and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
 a span that was added is drained exactly once.
 
+A process that is forked begins with an empty recorder of its own: what waited, and the files on disk, are its parent's.
+
 Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where later
 drains fetch it. Only what comes while even that falls behind is lost, and counted.
 """
@@ -14,6 +16,7 @@ import itertools
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +32,7 @@ _ROW = NARROW_STRUCT.size
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
+_RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
 
 
 class Recorder:
@@ -44,21 +48,27 @@ class Recorder:
         self.host = host
         self.clock: Clock = clock or MonotonicClock()
         self.limit = limit
-        self.dropped = 0
-        self.source = f"{host}/{os.getpid()}/{os.urandom(6).hex()}"
         self._full_bytes, self._half_bytes = limit * _ROW, max(limit // 2, 1) * _ROW
-        self._buffer = bytearray()
-        self._extend = self._buffer.extend
         self._pack = NARROW_STRUCT.pack
-        self._wide = bytearray()  # the few spans that are no narrow rows
-        self._counters = bytearray()
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
+        self._folder = spill
+        self._begin()
+        _RECORDERS.add(self)
+
+    def _begin(self) -> None:
+        """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay what they are."""
+        self.dropped = 0
+        self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
+        self._buffer = bytearray()
+        self._extend = self._buffer.extend
+        self._wide = bytearray()  # the few spans that are no narrow rows
+        self._counters = bytearray()
         self._lock = threading.Lock()
         self._sent = [0, 0, 0]  # tracks, names, dropped spans that earlier batches have carried
         self._seq = itertools.count()
         self._draining = threading.Lock()  # one at a time takes from the buffers: a drain, or the spilling thread
-        self._spill = Spill(self.source, spill)
+        self._spill = Spill(self.source, self._folder)
         self._spilling = False
 
     # --- tables: numbers for what would be long in every row ------------------------------------------
@@ -223,3 +233,14 @@ class Recorder:
         lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){self._spill.problem and ': ' + self._spill.problem}" if self.dropped else ""
         disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
         return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"
+
+
+def _forked() -> None:
+    """In a new process: what is to be told here, its parent tells; a thread that held a lock there is not here."""
+    for recorder in list(_RECORDERS):
+        recorder._spill.leave()
+        recorder._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

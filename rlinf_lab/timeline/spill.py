@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -38,13 +38,14 @@ class Spill:
         self._files: deque[tuple[Path, int]] = deque()
         self._written = 0
         self.lost = 0  # spans in files that could not be read again
+        self._removal: weakref.finalize[..., Self] | None = None
 
     def write(self, spans: SpanArray, tracks: list[Track], names: list[str]) -> bool:
         """Append a file with these spans. False, with ``problem`` set, when the disk does not take it."""
         try:
             if self._folder is None:
                 self._folder = Path(tempfile.mkdtemp(prefix="rlinf-lab-spans-"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+                self._removal = weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{self._source.replace('/', '-')}-{self._written:06}.arrow"
             write_arrow(path, spans, self._source, tracks, names)
@@ -67,6 +68,11 @@ class Spill:
         with contextlib.suppress(OSError):
             path.unlink()
         return spans
+
+    def leave(self) -> None:
+        """The files are somebody else's: they stay when this is gone."""
+        if self._removal is not None:
+            self._removal.detach()
 
     @property
     def files(self) -> int:

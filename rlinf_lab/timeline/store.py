@@ -40,6 +40,7 @@ class Growing:
         self._size = 0
         self._memory_bytes = memory_bytes
         self._file: IO[bytes] | None = None
+        self._process = 0
         self.view: NDArray[Any] = self._data[:0]
 
     @property
@@ -49,6 +50,8 @@ class Growing:
     def reserve(self, count: int) -> NDArray[Any]:
         """Room for ``count`` more rows, to be filled in before `commit`."""
         size = self._size + count
+        if self._file is not None and self._process != os.getpid():  # forked: the pages are those of the parent, who goes on writing
+            self._file, self._data = None, self._data[: self._size].copy()
         if size > len(self._data):
             self._grow(max(size, 2 * len(self._data), 1024))
         return self._data[self._size : size]
@@ -85,6 +88,7 @@ class Growing:
         """Make the file this long, with its blocks: a write into a page that the disk cannot hold would kill the process."""
         try:
             if self._file is None:
+                self._process = os.getpid()
                 self._file = tempfile.TemporaryFile(prefix="rlinf-lab-timeline-")  # noqa: SIM115 (lives as long as the array)
             os.posix_fallocate(self._file.fileno(), 0, size)
         except OSError as error:

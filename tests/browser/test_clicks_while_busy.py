@@ -117,6 +117,7 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
 def a_bubble_says_its_cause_and_what_it_cost(hand: Hand, theme: str) -> None:
     said = hand.click(SLOW, "cpu:1: starved")
     assert "waiting for input" in said and "39.0 ms from 107 ms, iteration 2" in said
+    assert "18 like it on cpu:1: 107 ms in all (60 % of its time), median 4.00 ms, longest 39.0 ms; this one is 9.8 × the median" in said
     assert "policy 0 waited for input from channel obs" in said and "simulator 0 ran step (100 % of it)" in said
     hand.lab.screenshot(f"timeline-bubble-{theme}")
 
@@ -129,6 +130,8 @@ def arrows_of_the_chosen_span(hand: Hand, theme: str) -> None:
     before = pixels(hand.page, f"{ROOT} canvas")
     said = hand.click(SLOW, "learner 0 ·")
     assert "get: waiting for input" in said and "items came from policy 0" in said and "and 6 more" in said
+    box, at = hand.details.bounding_box(), hand.canvas.bounding_box()["x"]
+    assert box["x"] + box["width"] < at + hand.x(107 * MS), "beside the span and its arrows, not over them"
     hand.move(2, 2)  # hovering draws arrows as well
     hand.lab.wait_until(lambda: chosen() == "10", "ten arrows")
     after = pixels(hand.page, f"{ROOT} canvas")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +19,7 @@ from hypothesis import strategies as st
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
 from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT
+from rlinf_lab.timeline.store import Growing
 
 
 def test_the_row_is_the_same_for_struct_and_numpy():
@@ -192,6 +196,68 @@ def test_without_a_disk_what_is_beyond_the_limit_is_counted_and_said(monkeypatch
     _add_many(recorder, 0, 5)
     timeline.extend(recorder.drain())
     assert (len(timeline), timeline.dropped) == (15, 3)
+
+
+def _in_a_fork(told: Callable[[], bytes]) -> bytes:
+    """What a forked child tells; it ends as an ordinary process does, its clean-up included."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, told())
+            gc.collect()
+            weakref.finalize._exitfunc()  # the clean-up of a process that ends by itself
+            os._exit(0)
+        finally:
+            os._exit(1)
+    os.close(write)
+    with os.fdopen(read, "rb") as answer:
+        text = answer.read()
+    assert os.waitpid(child, 0)[1] == 0
+    return text
+
+
+def test_a_forked_child_begins_anew_and_leaves_what_its_parent_has_to_tell(tmp_path: Path):
+    recorder = Recorder(limit=1000)
+    _add_many(recorder, 0, 500)
+    while len(recorder._spill) < 1:
+        _add_many(recorder, 0, 1)
+        time.sleep(0.001)
+    while recorder._spilling:
+        time.sleep(0.001)
+    _add_many(recorder, 1, 7)
+    waiting, folder = len(recorder), recorder._spill._folder
+    assert folder is not None
+
+    def child() -> bytes:
+        assert len(recorder) == 0
+        _add_many(recorder, 1, 3)
+        return recorder.drain().to_bytes()
+
+    with recorder._lock, recorder._draining:  # another thread of the parent may be in the middle of it
+        theirs = SpanBatch.from_bytes(_in_a_fork(child))
+    timeline = Timeline()
+    for batch in [*recorder.batches(), theirs]:
+        timeline.extend(batch)
+    assert len(theirs) == 3 and theirs.seq == 0 and len(timeline) == waiting + 3 and recorder.dropped == timeline.dropped == 0
+    last = timeline.spans[-3:]
+    assert {timeline.tracks[n].rank for n in last["track"]} == {1} and {timeline.names[n] for n in last["name"]} == {"call 0", "call 1", "call 2"}
+
+
+def test_a_forked_child_does_not_write_into_its_parents_timeline():
+    rows = Growing(np.dtype("<i8"), memory_bytes=64)
+    rows.append(np.arange(2000))
+    assert rows.in_file
+
+    def child() -> bytes:
+        rows.append(np.full(10, -1))
+        return rows.view[-11:].tobytes()
+
+    theirs = np.frombuffer(_in_a_fork(child), "<i8")
+    assert theirs.tolist() == [1999] + [-1] * 10
+    rows.reserve(10)
+    rows.commit(10)
+    assert -1 not in rows.view
 
 
 def test_an_empty_batch_is_false_and_takes_no_number():

@@ -1,7 +1,7 @@
 // What a timeline says in words: the tooltip, and the panel on a span, a bubble, a range, or the outliers.
 import { CAUSES, CAUSE_TEXT, KINDS, KIND_CAUSE, LABEL, RUN, duration, make } from "./base.js";
 import { arrowsOf, explain, waitText } from "./links.js";
-import { durationsOf, outliers, rangeStatistics } from "./statistics.js";
+import { alike, durationsOf, outliers, rangeStatistics } from "./statistics.js";
 
 const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
@@ -16,10 +16,13 @@ export class Details {
     this.node.addEventListener("keydown", (e) => { if (e.key === "Escape") this.close(); });
   }
 
+  /** Where more room is beside what is told of (`this.at`, ns): it and its arrows stay in sight. */
   show(title, ...children) {
     this.title.textContent = title;
     this.body.replaceChildren(...children);
     this.node.dataset.open = "true";
+    this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
+    this.node.style.setProperty("--rl-left", `${this.view.gutter + 8}px`);
     this.view.tip.style.display = "none";
   }
 
@@ -63,6 +66,8 @@ export class Details {
   showPicked() {
     const picked = this.view.picked;
     if (!picked) { this.hide(); return; }
+    const c = picked.lane.columns, start = c.start[picked.i] + this.view.shift(picked.layer);
+    this.at = [start, start + c.dur[picked.i]];
     if (picked.device) this.showBubble(picked);
     else this.showSpan(picked);
   }
@@ -87,8 +92,9 @@ export class Details {
   }
 
   showBubble({ layer, device, lane, i }) {
-    const { title, lines, chain } = explain(this.view.stores[layer], device, lane, i);
-    this.show(title, ...lines.map((line) => make("div", {}, line)), make("ol.chain", {}, ...chain.map(({ track, text }) =>
+    const { title, lines, chain } = explain(this.view.stores[layer], device, lane, i), of = alike(lane, i), { dur } = lane.columns;
+    const like = of.count > 1 ? [make("div.muted", {}, `${of.count.toLocaleString("en")} like it on ${device}: ${duration(of.total)} in all (${percent(of.total, of.whole)} of its time), median ${duration(of.median)}, longest ${duration(of.longest)}; this one is ${(dur[i] / of.median).toFixed(1)} × the median`)] : [];
+    this.show(title, ...lines.map((line) => make("div", {}, line)), ...like, make("ol.chain", {}, ...chain.map(({ track, text }) =>
       make("li", {}, make("i", { style: `background:${this.view.workerColour(track.worker)}` }), text))));
   }
 
@@ -108,6 +114,7 @@ export class Details {
     const { selection, store } = this.view;
     if (!selection) { this.hide(); return; }
     const from = Math.min(...selection), to = Math.max(...selection), length = to - from, s = rangeStatistics(store, from, to);
+    this.at = [from, to];
     const workers = table(["worker", "run", "get", "put", "lock", "switch", "spans"], s.workers.map((w) => {
       const share = (...kinds) => percent(kinds.reduce((sum, k) => sum + w.sums[k], 0), length * w.ranks);
       return [w.worker, share(0), share(1), share(2), share(3), share(4, 5), w.spans.toLocaleString("en")];
@@ -124,6 +131,7 @@ export class Details {
   // ---- outliers
 
   showOutliers() {
+    this.at = null;
     const found = this.view.stores.flatMap((store, layer) => outliers(store).map((f) => ({ ...f, layer }))).slice(0, 10);
     if (!found.length) { this.show("No outliers", make("div", {}, "No span took more than 1.5 times the median of its method.")); return; }
     this.show("Outliers", make("div.muted", {}, "longest against the median of their method; click to go there"), ...found.map((f) => {

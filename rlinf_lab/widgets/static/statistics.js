@@ -42,6 +42,20 @@ function byName(names, worker, lane, from, to) {
   }
 }
 
+/** Bubbles of a device's lane with the cause of the i-th: {count, total, median, longest, whole: time of the device}; of very many the median is that of some. */
+export function alike(lane, i, most = 20000) {
+  const { kind, dur } = lane.columns, step = Math.max(1, Math.floor(lane.count / most)), some = [], of = { count: 0, total: 0, longest: 0, whole: 0 };
+  for (let j = 0; j < lane.count; j++) {
+    of.whole += dur[j];
+    if (kind[j] !== kind[i]) continue;
+    if (of.count++ % step === 0) some.push(dur[j]);
+    of.total += dur[j];
+    if (dur[j] > of.longest) of.longest = dur[j];
+  }
+  some.sort((a, b) => a - b);
+  return { ...of, median: some[Math.floor(some.length / 2)] };
+}
+
 /** Durations of the RUN spans (or labels) of one worker and name, sorted; at most `most` of them, evenly picked. */
 export function durationsOf(store, worker, name, kind, most = 20000) {
   let total = 0;
