@@ -196,7 +196,7 @@ def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iter
     """The first plan is measured and the estimate made from it; the others are predicted and run."""
     first = next(plans)
     timeline, _ = executed(flow, first, iterations, executor, **options)
-    estimate = lab.estimate(flow, first, timeline)
+    estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs(executor))  # none in the threads of the local executor
     points = []
     for plan in plans:
         predicted = estimate.iteration_seconds(plan)

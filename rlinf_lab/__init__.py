@@ -52,6 +52,7 @@ _HOME = {
     "EnvSpec": "rlinf_lab.vecenv",
     "doctor": "rlinf_lab.checkup",
     "check": "rlinf_lab.runtime.preflight",
+    "message_costs": "rlinf_lab.runtime.messages",
 }
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.cluster import devices as devices
+    from rlinf_lab.runtime.messages import message_costs as message_costs
     from rlinf_lab.runtime.preflight import check as check
     from rlinf_lab.runtime.profiler import profile as profile
     from rlinf_lab.runtime.ray_start import shutdown as shutdown

@@ -19,16 +19,18 @@ import itertools
 import statistics
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.consumed import learn
 from rlinf_lab.planning.consuming import Consumption
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.hops import Hops
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.plan_fields import shown
+from rlinf_lab.planning.profile import Message
 from rlinf_lab.planning.recorded import LoopRecorded, Operation, Recorded, read
 from rlinf_lab.planning.scripts import Script, SimCall, Turn, call, get, put, run, wait
 from rlinf_lab.planning.simulator import Simulator
@@ -42,7 +44,11 @@ SIMULATED = 4  # iterations of a prediction: recorded calls of different length 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why."""
+    """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why.
+
+    ``messages``: what messages between processes cost (`Profile.messages`); plans are then predicted for an executor of processes. ``in_processes``:
+    whether the measured run was one.
+    """
 
     graph: WorkflowGraph
     measured: ExecutionPlan
@@ -51,6 +57,8 @@ class Estimate:
     consumers: Mapping[int, Consumption]
     switches: Mapping[str, tuple[int | None, int | None]]
     measured_seconds: float
+    messages: tuple[Message, ...] = ()
+    in_processes: bool = False
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -58,20 +66,29 @@ class Estimate:
 
     def simulate(self, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
         """The predicted timeline of ``plan``. Raises `PlanError` when the measurement says nothing about it."""
+        return self._simulated(plan, iterations, True)
+
+    def _simulated(self, plan: ExecutionPlan, iterations: int, in_processes: bool) -> Timeline:
         layout = checked_layout(self.graph, plan)
-        return Simulator(self.graph, plan, self._switch_ns(plan)).simulate(self.sim_calls(layout), iterations, self._own_script())
+        calls, loop = self.sim_calls(layout), self._own_script()
+        if self.messages and in_processes:
+            hops = Hops(layout, self.messages)
+            before = Hops(checked_layout(self.graph, self.measured), self.messages) if self.in_processes else None
+            calls = [replace(c, script=hops.carried(c.worker, c.script, before)) for c in calls]
+            loop = hops.carried(DRIVER, loop, before)
+        return Simulator(self.graph, plan, self._switch_ns(plan)).simulate(calls, iterations, loop)
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
         """Predicted seconds of one iteration under ``plan``.
 
-        Scaled so that the measured plan comes out as measured: messages and waking threads up are not simulated.
+        Scaled so that the measured plan comes out as measured: waking threads up is not simulated, nor are messages whose cost is not known.
         """
         return self.overhead * self.simulate(plan, SIMULATED).elapsed_ns / SIMULATED / 1e9
 
     @cached_property
     def overhead(self) -> float:
         """Measured seconds over simulated seconds of the measured plan."""
-        return self.measured_seconds / (self.simulate(self.measured, SIMULATED).elapsed_ns / SIMULATED / 1e9)
+        return self.measured_seconds / (self._simulated(self.measured, SIMULATED, self.in_processes).elapsed_ns / SIMULATED / 1e9)
 
     def __repr__(self) -> str:
         head = f"Estimate of workflow {self.graph.name!r} from a run under plan {self.measured.name!r}: {self.measured_seconds:.4g} s an iteration"
@@ -230,11 +247,13 @@ def _gets(step: LoopStep, items: Sequence[int]) -> Script:
 
 
 def estimate(
-    flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None, iterations: Collection[int] | None = None
-) -> Estimate:
+    flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None, iterations: Collection[int] | None = None,
+    messages: Sequence[Message] = (),
+) -> Estimate:  # fmt: skip
     """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
-    ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up.
+    ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up. ``messages``: what messages
+    between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for predicting plans that an executor of processes will run.
 
     Raises `PlanError` naming the call whose record cannot be understood.
     """
@@ -256,7 +275,10 @@ def estimate(
                 raise PlanError(f"The loop of workflow {graph.name!r} reads the keyed channel {channel!r}: that cannot be predicted. Next: run the plan.")
     seconds = timeline.iterations().set_index("iteration")["seconds"]
     warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
-    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()))
+    in_processes = any(row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows())
+    return Estimate(
+        graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()), tuple(messages), in_processes
+    )
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:

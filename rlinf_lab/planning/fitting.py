@@ -12,7 +12,7 @@ from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -46,6 +46,7 @@ def fitted(
     device_memory_gib: float | None = None,
     fingerprint: Fingerprint | None = None,
     notes: Collection[str] = (),
+    messages: Sequence[Message] = (),
 ) -> Profile:
     """One profile from several runs of one flow. ``generators``: workers that generate, with their longest response in tokens."""
     graph = runs[0].graph
@@ -66,7 +67,7 @@ def fitted(
         )  # fmt: skip
     return Profile(
         items, workers, runs[0].edges(items), name, device_memory_gib=device_memory_gib,
-        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=tuple(notes),
+        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=tuple(notes), messages=tuple(messages),
     )  # fmt: skip
 
 

@@ -15,13 +15,15 @@ import numpy as np
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import Stream
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.execution import ranks_of
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.hops import message_of
 from rlinf_lab.planning.links import Links
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import EdgeProfile, Profile
+from rlinf_lab.planning.profile import EdgeProfile, Message, Profile
 from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
@@ -152,15 +154,35 @@ class _Forecast:
         calls = [self.links.call(step.worker) or self._call(step.worker, step.call) for step in graph.program]
         return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
 
-    def _moving(self) -> list[EdgeProfile]:
-        """Edges between units on devices of their own, whose items take time to move."""
-        if self.profile.link is None:
-            return []
+    def _moving(self) -> dict[EdgeProfile, Message | None]:
+        """Edges between units on devices of their own, whose items take time to move, and what a message of each costs."""
+        found = {}
+        for edge in self.edges:
+            message = self._message(edge.producer, edge.consumer)
+            if self._are_apart(edge) and (message is not None or (self.profile.link is not None and edge.item_mib)):
+                found[edge] = message
+        return found
+
+    def _are_apart(self, edge: EdgeProfile) -> bool:
         seats, home = self.placement.seats, self.setting.home
-        return [
-            e for e in self.profile.edges
-            if e.item_mib and home[e.producer] != home[e.consumer] and not set(seats[e.producer].devices) & set(seats[e.consumer].devices)
-        ]  # fmt: skip
+        return home[edge.producer] != home[edge.consumer] and not set(seats[edge.producer].devices) & set(seats[edge.consumer].devices)
+
+    def _message(self, producer: str, consumer: str) -> Message | None:
+        """What a message between two workers costs; None where they share a process, or nothing is known."""
+        devices = [self.placement.seats[name].devices for name in (producer, consumer)]
+        if not self.profile.messages or set(devices[0]) & set(devices[1]):
+            return None
+        nodes = {Device.parse(self.names[used[0]]).node if used else 0 for used in devices}
+        return message_of(self.profile.messages, len(nodes) == 1)
+
+    def _talk_seconds(self, name: str, inner: Sequence[EdgeProfile]) -> float:
+        """What the messages of a step of a cell cost one of its members: computing, and the flight of what it waits for."""
+        total = 0.0
+        for edge in inner:
+            message = self._message(edge.producer, edge.consumer) if name in (edge.producer, edge.consumer) else None
+            if message is not None:
+                total += message.busy_s + (message.latency_s if edge.consumer == name else 0.0)
+        return total
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _independent(self, name: str) -> bool:
@@ -294,7 +316,8 @@ class _Forecast:
         gets = sorted((e.channel for e in inner if e.consumer == name), key=lambda c: c not in answers)
         puts = [e.channel for e in inner if e.producer == name]
         rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
-        seconds = self.placement.member_seconds(name) / rounds
+        steps = min(self.profile.workers[m].calls for m in mates) / rounds  # that one round stands for
+        seconds = self.placement.member_seconds(name) / rounds + steps * self._talk_seconds(name, inner)
         inputs, outputs = self._edges(name)
         slots = range(seat.sub_batches)
 

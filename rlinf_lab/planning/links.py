@@ -1,6 +1,6 @@
 """Moving items between devices, in a forecast: a link is a worker without a device, between producer and consumer.
 
-    producer ──sent──> link: latency + bytes / bandwidth for each batch ──> consumer
+    producer ──sent──> link: message + latency + bytes / bandwidth for each batch ──> consumer
 
 So moving overlaps with the work at both ends, batches of one edge follow each other, and who waits for a link is starved by it on the timeline.
 """
@@ -8,10 +8,10 @@ So moving overlaps with the work at both ends, batches of one edge follow each o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rlinf_lab.planning.profile import EdgeProfile, Profile
+from rlinf_lab.planning.profile import EdgeProfile, Message, Profile
 from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -26,13 +26,16 @@ class Links:
     seconds: Mapping[str, tuple[float, float]]
 
     @classmethod
-    def of(cls, profile: Profile, edges: Sequence[EdgeProfile], bundles: int) -> Links:
-        """``edges``: those that are moved; ``bundles``: into which the items of an iteration are gathered."""
+    def of(cls, profile: Profile, edges: Mapping[EdgeProfile, Message | None], bundles: int) -> Links:
+        """``edges``: those that are moved, and what a message of each costs; ``bundles``: into which the items of an iteration are gathered."""
         link, found = profile.link, {}
-        for edge in edges:
-            assert link is not None and edge.item_mib is not None
+        for edge, message in edges.items():
             items = edge.items if edge.items is not None else profile.items
-            found[edge.channel] = link.latency_s, items / bundles * edge.item_mib / 1024 / link.gib_per_s
+            latency = 0.0 if message is None else message.latency_s + 2 * message.busy_s
+            if link is None or not edge.item_mib:
+                found[edge.channel] = latency, 0.0
+            else:
+                found[edge.channel] = latency + link.latency_s, items / bundles * edge.item_mib / 1024 / link.gib_per_s
         return cls(found)
 
     def source(self, channel: str) -> str:

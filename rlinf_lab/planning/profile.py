@@ -164,6 +164,15 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Message:
+    """What a small item costs that goes from one process to another, each way."""
+
+    transport: str = rule(choices=("unix", "tcp"), doc="within a node, or between nodes")
+    latency_s: float = rule(low=0, high=1e9, unit="s", doc="from its put until its reader goes on, while both do nothing else")
+    busy_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="computing at each end: packing and waking, unpacking")
+
+
+@dataclass(frozen=True)
 class DeviceKind:
     """One kind of device, where there are several."""
 
@@ -185,6 +194,7 @@ class Profile:
     kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
     device_memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits")
     link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
+    messages: tuple[Message, ...] = rule((), doc="between processes, for each transport; none: a message costs nothing")
     weights: str = rule("equal", choices=("equal", "tokens"), doc="what a generated item weighs downstream")
     fingerprint: Fingerprint | None = rule(None, doc="where it was measured; null when that is not known (written by hand, read off a timeline)")
     notes: tuple[str, ...] = rule((), doc="for people")
@@ -310,6 +320,9 @@ def _check(profile: Profile) -> None:
         if profile.items % edge.group:
             raise ConfigError(f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration.")
     _check_channels(profile.edges)
+    transports = [m.transport for m in profile.messages]
+    if len(set(transports)) != len(transports):
+        raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}.")
     names = [k.name for k in profile.kinds]
     if len(set(names)) != len(names):
         raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
@@ -386,5 +399,5 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Link", "Memory", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
+    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Link", "Memory", "Message", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
 ]  # fmt: skip

@@ -20,7 +20,8 @@ from typing import Any
 import cloudpickle
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
-from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.hosts import place_hosts
+from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.device_host import pack
 from rlinf_lab.runtime.fillers import declarations_of, opened
@@ -304,21 +305,6 @@ class HostsExecutor:
     def __repr__(self) -> str:
         hosts = ", ".join(f"{h} on {self._device_names(h)}" for h in self.hosts)
         return f"{type(self).__name__}({self.flow.name!r}, {len(self.hosts)} hosts: {hosts})"
-
-
-def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
-    """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
-    groups: list[tuple[set[int], list[tuple[str, int]]]] = []
-    for member in layout.members[1:]:
-        mine, members = set(layout.devices(*member)), [member]
-        for group in [g for g in groups if g[0] & mine]:
-            groups.remove(group)
-            mine |= group[0]
-            members = group[1] + members
-        groups.append((mine, members))
-    groups.sort(key=lambda g: min(g[0], default=0))
-    place = {member: f"host{i}" for i, (_, members) in enumerate(groups) for member in members}
-    return {(DRIVER, 0): "driver", **place}
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from rlinf_lab.errors import PlanError, RlinfLabError, said
 from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.hosts import place_hosts
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import devices_here, refuse_missing
-from rlinf_lab.runtime.hosts_executor import place_hosts
 from rlinf_lab.runtime.nodes import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray

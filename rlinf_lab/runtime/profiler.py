@@ -14,13 +14,15 @@ from typing import Any, NamedTuple
 from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.fitting import fitted
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import Memory, Profile, RankRule
+from rlinf_lab.planning.profile import Memory, Message, Profile, RankRule
 from rlinf_lab.planning.reading import known
 from rlinf_lab.runtime.devices import devices_here, torch_device
+from rlinf_lab.runtime.messages import message_costs
 from rlinf_lab.runtime.run import run
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -99,13 +101,14 @@ class _Measuring:
             plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
             runs = [first, self._try(self._smaller(first), bar, memory=True), *(self._try(plan, bar) for plan in plans)]
             probed = {worker: self._probed(worker, bar) for worker in probes}
+        messages = self._messages()
         kept = {worker: p.resident_gib for worker, p in probed.items()}
         seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()}
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
-            device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes,
+            device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes, messages=messages,
         )  # fmt: skip
         for worker in (w for w, p in probed.items() if not p.leaves):
             found = found.with_worker(worker, offloadable=False)
@@ -165,6 +168,18 @@ class _Measuring:
         bar.update()
         observed = Observed.of(self.flow.graph, plan, finished.timeline)
         return observed if watch is None else replace(observed, peaks=watch.peaks(finished.timeline))
+
+    def _messages(self) -> tuple[Message, ...]:
+        """Between processes of one node, and of two where the devices are on several; none where everything lives in this process."""
+        nodes = [Device.parse(d).node for d in self.devices]
+        others = [d for i, d in enumerate(self.devices) if i and nodes[i] not in nodes[1:i]]
+        if self.executor == "local" or not others:
+            return ()
+        try:
+            return message_costs(self.executor, [self.devices[0], *others])
+        except RlinfLabError as error:
+            self.notes.append(f"messages: not measured, {str(error).splitlines()[0]}")
+            return ()
 
     # --- coming and going -----------------------------------------------------------------------------------
     def _probed(self, worker: str, bar: tqdm) -> Probed:

@@ -6,10 +6,10 @@ others ask it for items (`wire`: get, got), so that whoever is free takes what c
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 from rlinf_lab.errors import ChannelClosed
+from rlinf_lab.planning.hosts import homes_of
 from rlinf_lab.planning.layout import Layout
 
 
@@ -60,9 +60,7 @@ class Router:
     def homes(self, channel: str) -> list[str]:
         """The hosts where queues of this channel live: several when it has keys or shards, each the host of its only reader."""
         if channel not in self._homes:
-            ranks = Counter(self._place[w, r] for w in self._layout.graph.consumers(channel) for r in range(self._layout.ranks(w)))
-            several = self._layout.sharded(channel) or self._layout.graph.channel(channel).keyed
-            self._homes[channel] = sorted(ranks) if several else [host for host, _ in ranks.most_common(1)]
+            self._homes[channel] = homes_of(self._layout, self._place, channel)
         return self._homes[channel]
 
     def has_far_readers(self, channel: str) -> bool:

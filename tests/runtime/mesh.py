@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from rlinf_lab.planning.hosts import place_hosts
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.fillers import declarations_of
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.hosts_executor import place_hosts
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.clock import MonotonicClock

@@ -1,0 +1,154 @@
+"""Messages cost computing at both ends, and their flight where a cell waits for it; in predictions of runs and in forecasts of profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.planning.hops import Hops, message_of
+from rlinf_lab.planning.layout import checked_layout
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.timeline import Timeline
+
+UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)
+TOKENS, STEPS = 2, 5
+
+
+class Sim(lab.Worker):
+    def collect(self, actions: lab.Inbox, obs: lab.Outbox) -> None:
+        keys = range(self.rank * self.sub_batches, (self.rank + 1) * self.sub_batches)
+        for step in range(STEPS + 1):
+            for key in keys:
+                if step:
+                    actions.take(key=key)
+                self.compute(0.010)
+                if step < STEPS:
+                    obs.put(key)
+
+
+class Policy(lab.Worker):
+    def act(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
+        for batch in obs:
+            for key in batch:
+                self.compute(0.020)
+                actions.put(key, key=key)
+
+
+def cell() -> lab.Workflow:
+    flow = lab.Workflow("cell")
+    obs, act = flow.channel("obs"), flow.channel("act", keyed=True)
+    simulator, policy = flow.worker(Sim, name="sim"), flow.worker(Policy, name="policy")
+
+    @flow.iteration
+    def iteration() -> None:
+        simulator.collect(act, obs)
+        policy.act(obs, act)
+
+    return flow
+
+
+def measured(flow: lab.Workflow, plan: lab.ExecutionPlan, iterations: int = 3) -> Timeline:
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    session = Session(executor)
+    for _ in range(iterations):
+        session.step()
+    timeline = Timeline(plan.devices)
+    for batch in executor.drain():
+        timeline.extend(batch)
+    executor.stop()
+    return timeline
+
+
+def one(flow: lab.Workflow, tokens: int = 1) -> lab.ExecutionPlan:
+    return lab.ExecutionPlan.temporal(flow, ["cpu:0"], sub_batches={"sim": tokens}, chunks={"obs": 1})
+
+
+def apart(flow: lab.Workflow, there: str = "cpu:1", tokens: int = 1) -> lab.ExecutionPlan:
+    return lab.ExecutionPlan.spatial(flow, ["cpu:0", there], {"sim": [0], "policy": [1]}, sub_batches={"sim": tokens}, chunks={"obs": 1})
+
+
+@pytest.mark.parametrize(("there", "message"), [("cpu:1", UNIX), ("node1/cpu:0", TCP)])
+def test_a_round_trip_costs_two_flights_and_computing_at_four_ends(there: str, message: Message) -> None:
+    flow = cell()
+    timeline = measured(flow, one(flow))
+    here = estimate(flow, one(flow), timeline)
+    there_too = estimate(flow, one(flow), timeline, messages=(UNIX, TCP))
+    plan = apart(flow, there)
+    assert here.iteration_seconds(plan) == pytest.approx((STEPS + 1) * 0.010 + STEPS * 0.020)
+    each = 2 * message.latency_s + 4 * message.busy_s
+    assert there_too.iteration_seconds(plan) == pytest.approx(here.iteration_seconds(plan) + STEPS * each)
+    assert there_too.iteration_seconds(one(flow)) == here.iteration_seconds(one(flow)), "one process: no message"
+
+
+def test_fused_ranks_send_no_messages() -> None:
+    flow = cell()
+    timeline = measured(flow, one(flow, 2))
+    plan = lab.ExecutionPlan.fused_cells(flow, ["cpu:0", "cpu:1"], {"sim": 2}, sub_batches={"sim": 1}, chunks={"obs": 1})
+    without, with_ = (estimate(flow, one(flow, 2), timeline, messages=m).iteration_seconds(plan) for m in ((), (UNIX,)))
+    assert without == with_
+
+
+def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> None:
+    flow = cell()
+    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"sim": 2, "policy": 2})
+    hops = Hops(checked_layout(flow, plan), (UNIX,))
+    near, far = hops.taking("policy", 0, "obs"), hops.taking("policy", 1, "obs")
+    assert far == (0.0, 2 * UNIX.busy_s, 2 * UNIX.latency_s)
+    assert near == pytest.approx((UNIX.busy_s / 2, 0.0, UNIX.latency_s / 2))  # half of the simulator's ranks are on the other host
+    assert [hops.sending("policy", r, "act", key) for r, key in ((0, 0), (0, 1), (1, 1))] == [0.0, UNIX.busy_s, 0.0]
+
+
+def test_what_the_measured_run_had_is_not_added_again() -> None:
+    """Computing for messages is in the durations of a run in processes; the flights are not."""
+    flow = cell()
+    timeline = measured(flow, apart(flow))
+    known = estimate(flow, apart(flow), timeline, messages=(UNIX,))
+    in_processes = dataclasses.replace(known, in_processes=True)
+    added = known._simulated(apart(flow), 1, True).elapsed_ns - in_processes._simulated(apart(flow), 1, True).elapsed_ns
+    assert added == STEPS * 4 * UNIX.busy_s * 1e9
+    assert in_processes.iteration_seconds(apart(flow)) == pytest.approx(in_processes.measured_seconds)
+
+
+def profile(messages: tuple[Message, ...]) -> Profile:
+    """A simulator and a policy, ten steps of 10 and 20 ms; nothing but messages speaks against devices of their own."""
+    workers = {
+        name: WorkerProfile((Sample(1, 8, seconds),), "simulator" if name == "sim" else "batch", 10.0, ranks=RankRule(most=1))
+        for name, seconds in (("sim", 0.010), ("policy", 0.020))
+    }
+    edges = (EdgeProfile("sim", "policy"), EdgeProfile("policy", "sim"))
+    return Profile(8, workers, edges, "cell", cells=(Cell(("sim", "policy"), (1,)),), messages=messages)
+
+
+def test_a_forecast_of_members_apart_pays_for_every_step() -> None:
+    found = []
+    for messages in ((), (UNIX,)):
+        plans = [p for p in lab.plan(profile(messages), 2) if p.mode == "spatial"]
+        found.append(min(p.simulate(1).elapsed_ns for p in plans) / 1e9)
+    assert found[1] - found[0] == pytest.approx(10 * (2 * UNIX.latency_s + 4 * UNIX.busy_s), rel=0.12)
+
+
+def test_profiles_keep_messages_and_older_ones_have_none() -> None:
+    made = profile((UNIX, TCP))
+    assert Profile.from_json(made.to_json()) == made
+    data = made.to_dict()
+    del data["messages"]
+    assert Profile.from_dict(data).messages == ()
+    with pytest.raises(ConfigError, match="profile.messages names a transport twice"):
+        made.replace(messages=(UNIX, UNIX))
+    assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
+
+
+def test_messages_are_measured_under_an_executor() -> None:
+    assert lab.message_costs("local") == ()
+    with pytest.raises(PlanError, match="two different devices at least"):
+        lab.message_costs("processes", ["cpu:0"])
+    (cost,) = lab.message_costs("processes", ["cpu:0", "cpu:1"], emulate=True)
+    assert cost.transport == "unix" and cost.busy_s > 1e-6 and cost.latency_s > 1e-6
