@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_lab.planning import memory
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
@@ -68,8 +67,7 @@ def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
         for axis, kind in enumerate(setting.kinds):
             model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
             if isinstance(model, GenerationModel):
-                free = setting.tables.free(name, kind, counts, setting.profile.items, Company(0, Forms(()), (name,)))
-                slots = memory.slots(worker, counts, free)
+                slots = setting.tables.running(name, kind, counts, setting.profile.items, Company(0, Forms(()), (name,)))
                 means = [_mean_response(setting, model, int(n), None if slots is None else float(slots[i])) for i, n in enumerate(counts)]
                 only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
                 found[only] = worker.calls * np.array(means)[np.searchsorted(counts, np.arange(1, setting.counts[axis] + 1))]

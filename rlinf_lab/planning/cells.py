@@ -25,10 +25,12 @@ class Apart:
     codes: np.ndarray
 
 
-def apart(seconds: Mapping[int, Sequence[np.ndarray]], shape: Counts) -> Apart:
-    """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible."""
+def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts) -> Apart:
+    """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible.
+
+    Empty where a chunk has fewer items than any number of sub-batches: then no code has finite seconds.
+    """
     size = int(np.prod(shape))
-    members = len(next(iter(seconds.values())))
     best = Apart(np.full(size, np.inf), np.zeros(size, int), np.zeros((members, size), int))
     for k, rows in seconds.items():
         front, chosen = _fronts(rows, shape)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ from rlinf_lab.planning.profile import EdgeProfile, Message, Profile
 from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
-from rlinf_lab.planning.streams import stream_of
+from rlinf_lab.planning.streams import follow, stream_of
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
@@ -152,7 +153,15 @@ class _Forecast:
         graph = self.links.inserted(graph_of(self.profile))
         plan, switches = self._plan(), self._switches()
         calls = [self.links.call(step.worker) or self._call(step.worker, step.call) for step in graph.program]
-        return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
+        try:
+            return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
+        except (struct.error, OverflowError) as error:  # nanoseconds in 64 bits
+            work = follow(self.placement).work
+            unit, most = max(work.items(), key=lambda item: item[1].busy)
+            raise PlanError(
+                f"{iterations} iterations end later than a timeline can say (292 years): {self.setting.units[unit].name!r} takes {most.busy:.3g} s of each. "
+                f"Next: see its samples, calls and lengths in the profile, or plan(simulate=False)."
+            ) from error
 
     def _moving(self) -> dict[EdgeProfile, Message | None]:
         """Edges between units on devices of their own, whose items take time to move, and what a message of each costs."""

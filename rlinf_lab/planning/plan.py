@@ -223,10 +223,14 @@ class ExecutionPlan:
     @classmethod
     def from_json(cls, text: str) -> ExecutionPlan:
         """The plan that `to_json` wrote. `PlanError` as `from_dict`, or with the place where the text is no JSON."""
+        if not isinstance(text, str):
+            raise PlanError(f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, from_dict reads a mapping.")
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
             raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
+        except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
+            raise PlanError(f"The plan is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
 
     def diff(self, other: ExecutionPlan) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import Candidate
+from rlinf_lab.planning.costs.base import BETWEEN, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
@@ -137,8 +138,8 @@ class Plans(Sequence[Planned]):
         placement = self.best.candidate.placement
         for name, seat in placement.seats.items():
             estimate = placement.setting.models[name, placement.kind(seat)].estimate(len(seat.devices), placement.at_once(seat))
-            if estimate.basis not in ("measured", "interpolated"):
-                good = 100 * (estimate.high / estimate.seconds - 1)
+            if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative > BETWEEN:
+                good = 100 * estimate.relative
                 found.append(f"{name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
         return tuple(found)
 
@@ -175,10 +176,10 @@ class Plans(Sequence[Planned]):
     def _repr_html_(self) -> str:
         from html import escape
 
-        fastest = self.best.seconds
+        widths = {p.name: 90 * self.best.seconds / p.seconds if p.seconds else 90 for p in self.ranked}
         rows = "".join(
             f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{p.seconds:.4g}</td>"
-            f"<td style='text-align:left'><span style='display:inline-block;height:.7em;background:#1e69b4;width:{90 * fastest / p.seconds:.0f}px'></span></td>"
+            f"<td style='text-align:left'><span style='display:inline-block;height:.7em;background:#1e69b4;width:{widths[p.name]:.0f}px'></span></td>"
             f"<td style='text-align:left'>{escape(p.shape)}</td>"
             f"<td style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
             f"<td style='text-align:left'>{escape(p.reason)}</td></tr>"

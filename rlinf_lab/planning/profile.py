@@ -31,6 +31,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.reading import check, known, listing, read, rule
+from rlinf_lab.workflow.graph import DRIVER
 
 FORMAT = "rlinf_lab.profile/1"
 KINDS = ("batch", "generation", "simulator")
@@ -311,6 +312,8 @@ def _check(profile: Profile) -> None:
     if not profile.workers:
         raise ConfigError("profile.workers is empty. Next: give at least one worker with one sample.")
     for name, worker in profile.workers.items():
+        if name == DRIVER:
+            raise ConfigError(f"profile.workers.{name}: {name!r} is the loop that calls the workers. Next: another name, such as '{name}_1'.")
         _check_worker(profile, name, worker)
     for i, edge in enumerate(profile.edges):
         for end in ("producer", "consumer"):
@@ -326,11 +329,37 @@ def _check(profile: Profile) -> None:
     names = [k.name for k in profile.kinds]
     if len(set(names)) != len(names):
         raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
+    _check_cells(profile)
+
+
+def _check_cells(profile: Profile) -> None:
+    cycles = _cycles(profile) if profile.cells else []
     for i, cell in enumerate(profile.cells):
         for member in cell.members:
             known("worker", member, profile.workers, f"profile.cells[{i}].members")
+        if set(cell.members) not in cycles:
+            there = "; ".join(listing([n for n in profile.workers if n in cycle]) for cycle in cycles)
+            raise ConfigError(
+                f"profile.cells[{i}].members is {list(cell.members)}, which is no cycle of profile.edges that no other entry names. "
+                f"Next: {f'all members of one: {there}' if there else 'leave it out'}."
+            )
+        cycles.remove(set(cell.members))  # a second entry for it would be ignored
         if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MOST_SUB_BATCHES:
             raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1 to {MOST_SUB_BATCHES}, such as [1, 2].")
+
+
+def _cycles(profile: Profile) -> list[set[str]]:
+    """Workers from each of which items come back to it, grouped by who reaches whom."""
+    after = {n: {e.consumer for e in profile.edges if e.producer == n} for n in profile.workers}
+    for middle in after:  # Warshall: paths through one more worker each time
+        for start in after:
+            if middle in after[start]:
+                after[start] |= after[middle]
+    found: list[set[str]] = []
+    for name, reached in after.items():
+        if name in reached and not any(name in cycle for cycle in found):
+            found.append({n for n in reached if name in after[n]})
+    return found
 
 
 def _check_channels(edges: Sequence[EdgeProfile]) -> None:
@@ -360,6 +389,7 @@ def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
             raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")
         for other in sample.beside:
             known("worker", other, profile.workers, f"{where}.samples[{i}].beside")
+        _check_outputs(f"{where}.samples[{i}].outputs", sample)
         if sample.kind:
             known("kind of device", sample.kind, [k.name for k in profile.kinds], f"{where}.samples[{i}].kind")
     if worker.kind == "generation":
@@ -370,6 +400,13 @@ def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
         raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'.")
     if worker.devices is not None and not worker.ranks.allows(worker.devices):
         raise ConfigError(f"{where}.devices is {worker.devices}, which {where}.ranks does not allow: {worker.ranks}.")
+
+
+def _check_outputs(where: str, sample: Sample) -> None:
+    """When outputs appeared: in order, from the start of the call on, at most all of them."""
+    rising = all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(sample.outputs))
+    if sample.outputs and not (rising and sample.outputs[0][0] >= 0 and sample.outputs[0][1] >= 0 and sample.outputs[-1][1] <= 1):
+        raise ConfigError(f"{where} goes from {list(sample.outputs[0])} to {list(sample.outputs[-1])}; both columns must rise from 0 or more, to at most 1.")
 
 
 def _check_lengths(where: str, lengths: Lengths) -> None:
@@ -383,6 +420,11 @@ def _check_lengths(where: str, lengths: Lengths) -> None:
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))
         if curve and not (rising and curve[0][1] >= 0 and curve[-1][1] == 1.0):
             raise ConfigError(f"{where}.{name} must rise in both columns and end at fraction 1.0; it ends with {list(curve[-1])}.")
+        what = "seconds" if name == "completion" else "tokens"
+        if curve and curve[0][0] < 0:
+            raise ConfigError(f"{where}.{name}[0] is {list(curve[0])}: {curve[0][0]:g} {what}. Next: the first point at 0 {what} or later.")
+        if curve and curve[-1][0] == 0:
+            raise ConfigError(f"{where}.{name} ends with {list(curve[-1])}: all responses take 0 {what}. Next: a last point above 0 {what}.")
 
 
 def _plain(value: Any) -> Any:

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import numbers
+import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
@@ -84,12 +85,20 @@ def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        value = _float(value, where)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; it must be finite.")
     return value
+
+
+def _float(value: Any, where: str) -> float:
+    """A whole number can be beyond all floats."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(f"{where} is {shown(value)}; it must be a number below {sys.float_info.max:.1e}.") from None
 
 
 def check(value: Any, where: str) -> None:
@@ -130,6 +139,7 @@ def _typed(kind: Any, value: Any, where: str) -> None:
         for key, item in value.items():
             if not isinstance(key, str) or not key:
                 raise ConfigError(f"{where} has the name {shown(key)}; names are texts of at least one letter.")
+            _writable(key, f"a name in {where}")
             _typed(arguments[1], item, f"{where}.{key}")
     elif dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
@@ -138,8 +148,18 @@ def _typed(kind: Any, value: Any, where: str) -> None:
         of = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
         if not isinstance(value, of) or (isinstance(value, bool) and kind is not bool):
             raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
-        if kind is float and not math.isfinite(value):
+        if kind is float and not math.isfinite(_float(value, where)):
             raise ConfigError(f"{where} is {value}; it must be finite.")
+        if kind is str:
+            _writable(value, where)
+
+
+def _writable(text: str, where: str) -> None:
+    """Half of a surrogate pair is no character: no file and no terminal takes it."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} is {shown(text)}, whose character {error.start} is no character. Next: write it in full, or leave it out.") from None
 
 
 def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:

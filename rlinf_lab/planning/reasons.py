@@ -22,7 +22,8 @@ def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline
     if bound is not None:
         above = seconds / bound.seconds - 1 if bound.seconds else 0.0
         return f"fastest; {100 * above:.0f} % above the lower bound" + _idle(candidate, timeline)
-    return f"{100 * (seconds / best - 1):.1f} % slower" + _idle(candidate, timeline)
+    slower = f"{100 * (seconds / best - 1):.1f} % slower" if best else f"{seconds:.4g} s slower"
+    return slower + _idle(candidate, timeline)
 
 
 def _idle(candidate: Candidate, timeline: Timeline | None) -> str:
@@ -52,7 +53,7 @@ def _waiting(candidate: Candidate) -> str:
         devices = {d for m in names for d in placement.seats[m].devices}
         shared = any(devices & set(s.devices) for m, s in placement.seats.items() if m not in names)
         if devices and not shared:
-            idle = 1 - work.busy / seconds
+            idle = 1 - work.busy / seconds if seconds else 0.0
             found.append((idle * len(devices), idle, placement.setting.units[unit].name, len(devices)))
     if not found:
         return ""

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_lab.planning import memory
 from rlinf_lab.planning.costs import GenerationModel, Stream
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts
@@ -176,6 +175,6 @@ def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Strea
     if not isinstance(model, GenerationModel):
         return None
     company = Company(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
-    cap = memory.slots(worker, n, setting.tables.free(name, kind, n, items, company))
+    cap = setting.tables.running(name, kind, n, items, company)
     stream = model.stream(int(n[0]), items, atoms, group, None if cap is None else float(cap[0]))
     return Stream(worker.calls * stream.times, stream.weights)

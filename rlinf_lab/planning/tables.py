@@ -18,6 +18,7 @@ from rlinf_lab.planning.search.problem import members
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
 EVERY = (0, 1 << 40)  # a window that allows any number of devices
+TINY = 1e-300  # seconds
 SAMPLED = 8  # device counts for which a stream is computed
 RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
@@ -104,7 +105,7 @@ class Tables:
                 k: [self._worker(m, items, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
                 for k in self.setting.cell(unit).sub_batches if items >= k
             }  # fmt: skip
-            self._apart[key] = apart(seconds, self.setting.shape)
+            self._apart[key] = apart(seconds, len(self.setting.units[unit].members), self.setting.shape)
         return self._apart[key]
 
     def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
@@ -123,6 +124,11 @@ class Tables:
             max(self.kept(who, kind, forms.window(unit), forms.careful) for who in self._sharing(unit, forms)) for unit in members(company.staying)
         ]
         return left - (max(kept, default=0.0) if forms.disjoint else sum(kept))
+
+    def running(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray | None:
+        """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
+        worker = self.setting.profile.workers[name]
+        return None if worker.resource == "host" else memory.slots(worker, devices, self.free(name, kind, devices, items, company))
 
     # --- rows ------------------------------------------------------------------------------------------------
     def _row(self, unit: int, g: int, staying: int, forms: Forms) -> np.ndarray:
@@ -200,7 +206,7 @@ class Tables:
         if not len(good):
             return np.ones(shape)
         some = good[np.unique(np.geomspace(1, len(good), SAMPLED).astype(int)) - 1]
-        cap = memory.slots(worker, devices, self.free(name, kind, devices, setting.profile.items, company))
+        cap = self.running(name, kind, devices, setting.profile.items, company)
         rows = np.array([self._lags_at(name, model, int(devices[i]), None if cap is None else float(cap[i])) for i in some])
         flat = rows.reshape(len(some), -1)
         return np.array([np.interp(np.log(devices), np.log(devices[some]), column) for column in flat.T]).reshape(shape)
@@ -209,7 +215,7 @@ class Tables:
         """Shape (rates, granularities)."""
         setting, atoms = self.setting, 2 ** (self.setting.granularities - 1)
         stream = model.stream(devices, setting.profile.items, atoms, setting.group(name), None if cap is None or cap < 1 else cap)
-        total = stream.times[-1]
+        total = max(float(stream.times[-1]), TINY)
         weights = stream.weights if setting.profile.weights == "tokens" else np.ones(atoms)
         found = np.ones((len(self._rates()), setting.granularities))
         for g in range(1, setting.granularities):

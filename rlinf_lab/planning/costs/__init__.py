@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
 from rlinf_lab.planning.costs.batch import BatchModel
@@ -27,7 +29,9 @@ def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
 
 
 def fit_worker(worker: WorkerProfile) -> CostModel:
-    """The model that the worker's kind asks for."""
+    """The model that the worker's kind asks for. On the host a worker is as fast whatever devices the plan has: its samples are of none."""
+    if worker.resource == "host":
+        worker = replace(worker, samples=tuple(replace(s, devices=0) for s in worker.samples))
     if worker.kind == "generation":
         assert worker.lengths is not None  # checked by the profile
         return GenerationModel(
@@ -38,11 +42,12 @@ def fit_worker(worker: WorkerProfile) -> CostModel:
 
 def _public(name: str, worker: WorkerProfile) -> CostModel:
     first = worker.samples[0]
+    devices = first.devices if worker.resource == "device" else 0
     if worker.kind == "generation":
         if worker.max_running is None:
             raise ConfigError(f"Cost rule 'rlinf' needs profile.workers.{name}.max_running: it decides whether the engines hold all requests.")
-        return CapacityCliff(first.seconds, first.devices, first.items, worker.max_running, worker.ranks.devices_per_rank)
-    return DampedScaling(first.seconds, first.devices, first.items)
+        return CapacityCliff(first.seconds, devices, first.items, worker.max_running, worker.ranks.devices_per_rank)
+    return DampedScaling(first.seconds, devices, first.items)
 
 
 __all__ = [

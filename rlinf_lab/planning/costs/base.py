@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -12,8 +12,10 @@ import numpy as np
 from rlinf_lab.planning.profile import Sample
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
-# Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Repeated samples that differ more count instead.
+# Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Where repeated samples differ more, or the model misses its samples
+# by more, that counts instead: no sample lies outside the range that is stated at its point.
 REPEAT, BETWEEN, BEYOND, GUESSED = 0.03, 0.05, 0.10, 0.25
+TICK = 1e-12  # seconds; what is shorter counts as much
 T = TypeVar("T")
 NOBODY: frozenset[str] = frozenset()
 
@@ -31,6 +33,13 @@ class CostEstimate:
     @classmethod
     def around(cls, seconds: float, basis: str, relative: float, note: str = "") -> CostEstimate:
         return cls(seconds, seconds / (1 + relative), seconds * (1 + relative), basis, note)
+
+    @property
+    def relative(self) -> float:
+        """How much longer or shorter it may take, whichever is more, relative to ``seconds``."""
+        if not self.seconds:
+            return math.inf if self.high else 0.0
+        return max(self.high / self.seconds - 1, 1 - self.low / self.seconds)
 
     def __repr__(self) -> str:
         return f"{self.seconds:.4g} s ({self.basis}, {self.low:.4g} to {self.high:.4g})" + f": {self.note}" * bool(self.note)
@@ -52,10 +61,52 @@ class CostModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Misfit:
+    """The smallest and the largest of measured seconds over the model's, of all samples that it was fitted to; 1 where it meets them."""
+
+    low: float = 1.0
+    high: float = 1.0
+
+    @classmethod
+    def of(cls, measured: np.ndarray, fitted: np.ndarray) -> Misfit:
+        some = fitted > 0  # where the model says 0 s there is no ratio; `at_samples` speaks of such a point
+        ratio = np.asarray(measured, float)[some] / np.asarray(fitted, float)[some]
+        return cls(float(min(1.0, ratio.min(initial=1.0))), float(max(1.0, ratio.max(initial=1.0))))
+
+    def around(self, seconds: float, basis: str, relative: float, note: str = "") -> CostEstimate:
+        """An estimate away from the samples: no surer than the model is of them."""
+        return CostEstimate(seconds, seconds * min(1 / (1 + relative), self.low), seconds * max(1 + relative, self.high), basis, note)
+
+
+def at_samples(seconds: float, measured: Sequence[float]) -> CostEstimate:
+    """An estimate at a point with samples: ``measured`` where the model meets their mean as well as they meet each other."""
+    mean, low, high = float(np.mean(measured)), min(measured), max(measured)
+    apart = max([REPEAT, *(high / mean - 1, mean / low - 1)]) if low > 0 else math.inf if high > 0 else REPEAT
+    met = mean / (1 + apart) <= seconds <= mean * (1 + apart) and (low > 0 or seconds == mean)
+    note = "" if met else f"the model misses {mean:.4g} s, measured there"
+    return CostEstimate(seconds, min(seconds / (1 + REPEAT), low), max(seconds * (1 + REPEAT), high), MEASURED if met else INTERPOLATED, note)
+
+
+def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices: int, items: float, guessed: str = "", note: str = "") -> CostEstimate:
+    """What a model's seconds rest on, from where the point lies among its samples. ``guessed``: what was assumed; ``note``: where there is no other."""
+    here = [s.seconds for s in samples if s.devices == devices and math.isclose(s.items, items)]
+    if here:
+        found = at_samples(seconds, here)
+        return found if found.note else replace(found, note=note)
+    basis, relative, why = basis_of(samples, devices, items, guessed)
+    return misfit.around(seconds, basis, relative, why or note)
+
+
+def by_relative_error(seconds: np.ndarray) -> np.ndarray:
+    """Weights for least squares of relative errors. A sample of 0 s has none: it weighs as much as the shortest other one."""
+    seconds = np.asarray(seconds, float)
+    least = seconds[seconds > 0].min(initial=np.inf)
+    return np.asarray(1.0 / np.maximum(seconds, max(least, TICK) if np.isfinite(least) else 1.0))
+
+
 def basis_of(samples: Sequence[Sample], devices: int, items: float, guessed: str = "") -> tuple[str, float, str]:
-    """(basis, relative uncertainty, note) of a point from where it lies among the samples."""
-    if any(s.devices == devices and math.isclose(s.items, items) for s in samples):
-        return MEASURED, REPEAT, ""
+    """(basis, relative uncertainty, note) of a point that is none of the samples."""
     outside = [
         _beyond(devices, [s.devices for s in samples], "devices"),
         _beyond(items, [s.items for s in samples], "items"),

@@ -1,7 +1,8 @@
 """Batch work (training, log-probabilities, rewards): ``seconds = fixed + each · items · devices^-exponent``.
 
 The fixed part is told from the scaling by two sizes, the exponent by two device counts; what the samples cannot tell comes
-from the profile or is assumed (perfect scaling) and said so. Measured points are met exactly.
+from the profile or is assumed (perfect scaling) and said so. One size on each device count is met exactly; sizes that lie on no line are met in the
+mean, and the estimate covers them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, basis_of, nearest_company
+from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relative_error, estimated, nearest_company
 from rlinf_lab.planning.profile import Sample
 
 EXPONENTS = np.linspace(0.0, 1.5, 301)
@@ -30,8 +31,8 @@ class BatchModel:
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         curve = nearest_company(self.curves, beside)
-        basis, relative, note = basis_of(curve.samples, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
-        return CostEstimate.around(float(curve.seconds(np.array([float(devices)]), items)[0]), basis, max(relative, curve.misfit), note)
+        seconds = float(curve.seconds(np.array([float(devices)]), items)[0])
+        return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
 
     def reach(self) -> float:
         return float("inf")
@@ -54,9 +55,13 @@ class Curve:
     each: float
     exponent: float
     assumed: bool
-    misfit: float
     log_devices: tuple[float, ...]
     residuals: tuple[float, ...]
+
+    @cached_property
+    def misfit(self) -> Misfit:
+        fitted = [self.seconds(np.array([float(s.devices)]), s.items)[0] for s in self.samples]
+        return Misfit.of(np.array([s.seconds for s in self.samples]), np.array(fitted))
 
     def seconds(self, devices: np.ndarray, items: float) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
@@ -73,19 +78,19 @@ class Curve:
         tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
         fits = [_affine(m * n**-p, t, fixed_known) for p in tried]
         best = int(np.argmin([f[2] for f in fits]))
-        fixed, each, misfit = fits[best]
+        fixed, each, _ = fits[best]
         p = float(tried[best])
         fitted = np.maximum(fixed + each * m * n**-p, 1e-300)
         counts = np.unique(n)
         ratio = np.log(np.maximum(t, 1e-300) / fitted)
         residuals = [float(ratio[n == k].mean()) for k in counts]
         assumed = not several and exponent is None
-        return cls(tuple(samples), fixed, each, p, assumed, misfit, tuple(np.log(counts)), tuple(residuals))
+        return cls(tuple(samples), fixed, each, p, assumed, tuple(np.log(counts)), tuple(residuals))
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
     """Least squares of relative errors, neither part negative: (fixed, each, root mean square of the relative error)."""
-    weight = 1.0 / np.maximum(t, 1e-12)
+    weight = by_relative_error(t)
     if with_fixed:
         design = np.stack([weight, x * weight], axis=1)
         fixed, each = np.linalg.lstsq(design, t * weight, rcond=None)[0]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import EXTRAPOLATED, MEASURED, NOBODY, CostEstimate
+from rlinf_lab.planning.costs.base import EXTRAPOLATED, GUESSED, MEASURED, NOBODY, REPEAT, CostEstimate
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class CapacityCliff:
 
     def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
         held = math.ceil(0.9 * self.max_running) if self.max_running >= 128 else self.max_running
-        n = np.maximum(np.asarray(devices, float), 1e-9)
-        fits = n / self.devices_per_rank * held >= self.batch
-        return self.reference_s * np.where(fits, 1.0, self.reference_devices / n) * items / self.batch
+        s = _shrunk(self.reference_devices, devices)
+        fits = self.reference_devices / s / self.devices_per_rank * held >= self.batch
+        return self.reference_s * np.where(fits, 1.0, s) * items / self.batch
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
-        return _estimate(self, self.reference_devices, devices, items)
+        return _estimate(self, devices, items)
 
     def reach(self) -> float:
         return float("inf")
@@ -48,19 +48,25 @@ class DampedScaling:
     batch: float
 
     def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
-        s = self.reference_devices / np.maximum(np.asarray(devices, float), 1e-9)
+        s = _shrunk(self.reference_devices, devices)
         grown = np.where(s == 1, 1.0, s / (1 + np.clip(s / 10, 0.1, 0.9)))
         return self.reference_s * grown * items / self.batch
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
-        return _estimate(self, self.reference_devices, devices, items)
+        return _estimate(self, devices, items)
 
     def reach(self) -> float:
         return float("inf")
 
 
-def _estimate(model: CapacityCliff | DampedScaling, reference: int, devices: int, items: float) -> CostEstimate:
+def _shrunk(reference: int, devices: np.ndarray) -> np.ndarray:
+    """How many times fewer devices. A worker on the host has none (0), and is as fast whatever the plan."""
+    n = np.asarray(devices, float)
+    return np.where(n > 0, max(reference, 1) / np.maximum(n, 1.0), 1.0) if reference else np.ones_like(n)
+
+
+def _estimate(model: CapacityCliff | DampedScaling, devices: int, items: float) -> CostEstimate:
     seconds = float(model.seconds(np.array([devices]), items)[0])
-    if devices == reference:
-        return CostEstimate.around(seconds, MEASURED, 0.03)
-    return CostEstimate.around(seconds, EXTRAPOLATED, 0.25, "public placement rule, from one device count")
+    if devices == model.reference_devices and math.isclose(items, model.batch):
+        return CostEstimate.around(seconds, MEASURED, REPEAT)
+    return CostEstimate.around(seconds, EXTRAPOLATED, GUESSED, "public placement rule, from one measurement")

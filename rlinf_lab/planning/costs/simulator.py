@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import BETWEEN, BEYOND, EXTRAPOLATED, INTERPOLATED, MEASURED, NOBODY, REPEAT, CostEstimate
+from rlinf_lab.planning.costs.base import BETWEEN, BEYOND, EXTRAPOLATED, INTERPOLATED, NOBODY, CostEstimate, Misfit, at_samples
 from rlinf_lab.planning.profile import Sample
 
 
@@ -28,12 +28,13 @@ class SimulatorModel:
         n, _ = self.points
         each = items / max(devices, 1)
         value = float(self.seconds(np.array([devices]), items)[0])
-        if np.isclose(n, each).any():
-            return CostEstimate.around(value, MEASURED, REPEAT)
+        here = [s.seconds for s in self.samples if np.isclose(s.items / max(s.devices, 1), each)]
+        if here:
+            return at_samples(value, here)
         if n[0] < each < n[-1]:
-            return CostEstimate.around(value, INTERPOLATED, BETWEEN)
+            return self.misfit.around(value, INTERPOLATED, BETWEEN)
         far = abs(float(np.log2(each / (n[-1] if each > n[-1] else n[0]))))
-        return CostEstimate.around(value, EXTRAPOLATED, BEYOND * (1 + far), f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}")
+        return self.misfit.around(value, EXTRAPOLATED, BEYOND * (1 + far), f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}")
 
     def reach(self) -> float:
         """The measured range: beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
@@ -46,6 +47,11 @@ class SimulatorModel:
         t = np.array([s.seconds for s in self.samples])
         n = np.unique(each)
         return n, np.array([t[each == k].mean() for k in n])
+
+    @cached_property
+    def misfit(self) -> Misfit:
+        each = np.array([s.items / max(s.devices, 1) for s in self.samples])
+        return Misfit.of(np.array([s.seconds for s in self.samples]), np.interp(each, *self.points))
 
     @cached_property
     def hinge(self) -> tuple[float, float, float]:

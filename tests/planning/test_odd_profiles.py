@@ -1,0 +1,125 @@
+"""Profiles that can be written and are odd: a plan that is right, or one line that names the field. Never a traceback, on the command line neither."""
+
+from __future__ import annotations
+
+import copy
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.cli import main
+from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import Profile
+
+ONE = {"samples": [{"devices": 1, "items": 64, "seconds": 4.0}]}
+BASE: dict[str, Any] = {"items": 64, "workers": {"a": {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]}, "b": ONE},
+                        "edges": [{"producer": "a", "consumer": "b"}]}  # fmt: skip
+GENERATOR = {**BASE["workers"]["a"], "kind": "generation", "lengths": {"max_tokens": 1000, "mean_tokens": 200}}
+GENERATION = {**BASE, "workers": {"a": GENERATOR, "b": ONE}}
+PAIR = {"calls": 10, "samples": [{"devices": 1, "items": 8, "seconds": 0.1}, {"devices": 1, "items": 64, "seconds": 0.5}]}
+CELL = {"items": 64, "workers": {"s": {**PAIR, "kind": "simulator"}, "p": PAIR, "t": ONE},
+        "edges": [{"producer": "s", "consumer": "p"}, {"producer": "p", "consumer": "s"}, {"producer": "s", "consumer": "t", "whole": True}]}  # fmt: skip
+
+
+def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy; a change's key is a path such as ``workers.a.samples.0.seconds``."""
+    found = copy.deepcopy(base)
+    for path, value in changes.items():
+        *way, last = (int(k) if k.isdigit() else k for k in path.split("."))
+        at: Any = found
+        for key in way:
+            at = at[key]
+        at[last] = value
+    return found
+
+
+FIRST = "workers.a.samples.0."
+TWO = [{"devices": 1, "items": 64, "seconds": 0}, {"devices": 2, "items": 64, "seconds": 4}]
+
+
+@pytest.mark.parametrize(
+    ("base", "changes"),
+    [
+        (BASE, {FIRST + "seconds": 0, "workers.b.samples.0.seconds": 0}),
+        (BASE, {FIRST + "seconds": 0}),
+        (BASE, {FIRST + "seconds": 1e9, "workers.b.samples.0.seconds": 1e-300}),
+        (BASE, {"workers.a.samples": TWO}),
+        (GENERATION, {FIRST + "seconds": 0}),
+        (GENERATION, {"workers.a.samples": TWO}),
+        (GENERATION, {"workers.a.samples": [{**s, "seconds": 0} for s in TWO]}),
+        (GENERATION, {"workers.a.resource": "host", FIRST + "devices": 0}),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 100, "quantiles": [[0, 0.9], [100, 1]], "tail": 2}}),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 1000, "completion": [[0, 0.0], [10, 1]]}}),
+        *[(CELL, {"cells": [{"members": ["s", "p"], "sub_batches": [k]}]}) for k in (2, 3, 64)],
+    ],
+)  # fmt: skip
+def test_an_odd_profile_is_planned(base: dict[str, Any], changes: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(changed(base, changes)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert main(["plan", "--profile", str(path), "--devices", "8", "--json"]) == 0
+        assert main(["plan", "--profile", str(path), "--devices", "8"]) == 0
+        assert "DLASCL" not in capfd.readouterr().out  # LAPACK writes there what it was not given
+        plans = plan(Profile.load(path), 8)
+        plans._repr_html_()
+    assert plans.best.seconds >= plans.bound.seconds * (1 - 1e-6)
+
+
+@pytest.mark.parametrize("devices", [0, 1, 4])
+@pytest.mark.parametrize("rule", ["fitted", "rlinf"])
+@pytest.mark.parametrize("kind", ["batch", "generation"])
+def test_on_the_host_it_is_as_fast_as_measured_whatever_the_devices(devices: int, rule: str, kind: str) -> None:
+    changes = {"workers.a.resource": "host", FIRST + "devices": devices}
+    base = changed(GENERATION, {"workers.a.max_running": 256}) if kind == "generation" else BASE
+    plans = plan(Profile.from_dict(changed(base, changes)), 8, rule=rule)
+    assert plans.bound.seconds == pytest.approx(8.0) and plans["a > b"].candidate.streamed.work[0].busy == pytest.approx(8.0)
+    assert 8.0 < plans.best.seconds <= plans["a > b"].seconds < 9.0
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "says"),
+    [
+        (BASE, {FIRST + "seconds": 10**400}, r"profile\.workers\.a\.samples\[0\]\.seconds is 1000.*it must be a number below 1\.8e\+308"),
+        (BASE, {FIRST + "outputs": [[-1, 0.5]]}, r"samples\[0\]\.outputs goes from \[-1\.0, 0\.5\]"),
+        (BASE, {FIRST + "outputs": [[1, 0.5], [2, 0.4]]}, r"samples\[0\]\.outputs"),
+        (BASE, {"workers": {"driver": ONE}, "edges": []}, r"profile\.workers\.driver: 'driver' is the loop that calls the workers\. Next: another name"),
+        (BASE, {"workers": {"\ud800": ONE}, "edges": []}, r"a name in profile\.workers is '\\ud800', whose character 0 is no character\. Next"),
+        (BASE, {"name": "\ud800"}, r"profile\.name is '\\ud800'"),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 9, "completion": [[0, 1]]}}, r"completion ends with \[0\.0, 1\.0\]: all .* take 0 seconds\. Next"),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 9, "quantiles": [[0, 1]]}}, r"quantiles ends with \[0\.0, 1\.0\]: all .* take 0 tokens\. Next"),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 9, "completion": [[-5, 0.1], [9, 1]]}}, r"completion\[0\] is \[-5\.0, 0\.1\]: -5 seconds\. Next"),
+        (GENERATION, {"workers.a.lengths": {"max_tokens": 9, "quantiles": [[-5, 0.1], [9, 1]]}}, r"quantiles\[0\] is \[-5\.0, 0\.1\]: -5 tokens\. Next"),
+        (GENERATION, {"workers.a.lengths.tail": 16}, r"2 iterations end later .*: 'a' takes .* s of each\. Next"),
+        (CELL, {"cells": [{"members": ["s", "t"]}]}, r"cells\[0\]\.members is \['s', 't'\], which is no cycle .* Next: all members of one: s, p"),
+        (CELL, {"cells": [{"members": []}]}, r"cells\[0\]\.members is \[\], which is no cycle"),
+        (CELL, {"cells": [{"members": ["s", "p"]}, {"members": ["p", "s"]}]}, r"cells\[1\]\.members is \['p', 's'\], which is no cycle .* no other entry"),
+        (BASE, {"cells": [{"members": ["a"]}]}, r"cells\[0\]\.members is \['a'\].* Next: leave it out"),
+    ],
+)  # fmt: skip
+def test_what_means_nothing_is_one_line(base: dict[str, Any], changes: dict[str, Any], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = changed({**base, "cells": [], "name": "odd"}, changes)
+    path = tmp_path / "odd.json"
+    path.write_text(json.dumps(data))
+    assert main(["plan", "--profile", str(path), "--devices", "8"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    with pytest.raises((ConfigError, PlanError), match=says):
+        plan(Profile.from_dict(data), 8)
+
+
+@pytest.mark.parametrize("text", [5, None, b"{}", "[" * 100_000, '{"name": 1' + 5000 * "0" + "}", "", "5", '{"name": "x"}'])
+def test_what_is_no_plan_is_refused(text: Any) -> None:
+    with pytest.raises(PlanError, match=r"Next|must be an object"):
+        ExecutionPlan.from_json(text)
+
+
+def test_numbers_beyond_all_floats_are_refused_in_objects_too() -> None:
+    profile = Profile.from_dict(BASE)
+    with pytest.raises(ConfigError, match=r"profile\.device_memory_gib is 1000.* below"):
+        profile.replace(device_memory_gib=10**400)
