@@ -16,7 +16,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import Candidate
-from rlinf_lab.planning.costs.base import BETWEEN, INTERPOLATED, MEASURED
+from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
@@ -138,7 +138,7 @@ class Plans(Sequence[Planned]):
         placement = self.best.candidate.placement
         for name, seat in placement.seats.items():
             estimate = placement.setting.models[name, placement.kind(seat)].estimate(len(seat.devices), placement.at_once(seat))
-            if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative > BETWEEN:
+            if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
                 good = 100 * estimate.relative
                 found.append(f"{name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
         return tuple(found)
