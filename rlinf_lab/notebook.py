@@ -96,6 +96,9 @@ class _Feeder:
     """Sends what is new or has changed since the last time; called from the background of the run, ten times a second."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
+        from PIL import Image
+
+        Image.preinit()  # now: loading it takes longer than all that is sent in ten seconds, and should not be the run's time
         self._board, self._handle = board, handle
         self._version = 0  # of the metrics that were sent
         self._pictured: list[Any] = []

@@ -69,18 +69,13 @@ class _Reader:
         self._samples: list[tuple[int, int, float]] = []
 
     def packet(self, data: memoryview) -> None:
-        time, event = 0, None
-        for number, value in fields(data):
-            if number == 8:
-                time = value
-            elif number == 11:
-                event = value
-            elif number == 12:
-                self._about([str(dict(fields(v))[2], "utf-8") for n, v in fields(value) if n == 2][-1])
-            elif number == 60:
-                self._describe(dict(fields(value)))
-        if event is not None:
-            self._event(time, event)
+        found = dict(fields(data))  # none of these comes twice
+        if 12 in found:
+            self._about([str(dict(fields(entry))[2], "utf-8") for number, entry in fields(found[12]) if number == 2][-1])
+        if 60 in found:
+            self._describe(dict(fields(found[60])))
+        if 11 in found:
+            self._event(found.get(8, 0), found[11])
 
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
@@ -99,26 +94,20 @@ class _Reader:
             self._counters[found[1]] = str(found[2], "utf-8")
 
     def _event(self, time: int, data: memoryview) -> None:
-        kind = name = lane = 0
-        value, notes = 0.0, dict[int, Any]()
+        found, notes = dict[int, Any](), dict[int, Any]()
         for number, given in fields(data):
-            if number == 9:
-                kind = given
-            elif number == 3:
-                name = given
-            elif number == 11:
-                lane = given
-            elif number == 44:
-                (value,) = struct.unpack("<d", given)
-            elif number == 4:
+            if number == 4:
                 note = dict(fields(given))
                 notes[note[1]] = str(note[6], "utf-8") if 6 in note else _signed(note[4])
+            else:
+                found[number] = given
+        kind, lane = found[9], found[11]
         if kind == 4:
-            self._samples.append((self._text(self._counters[lane]), time, value))
+            self._samples.append((self._text(self._counters[lane]), time, *struct.unpack("<d", found[44])))
         elif kind == 1:
             call, iteration, items, nbytes, channel, flow = (notes.get(i) for i in range(1, len(ANNOTATIONS) + 1))
             row: list[Any] = [time, time, nbytes or 0, -1 if flow is None else flow, self._lanes[lane]]
-            row += [self._text(call), self._text(channel), iteration, items or 0, name - 1]
+            row += [self._text(call), self._text(channel), iteration, items or 0, found[3] - 1]
             self._rows.append(row)
             self._open.setdefault(lane, []).append(row)
         elif kind == 2:

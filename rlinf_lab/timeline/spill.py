@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Spill:
         self._files: deque[tuple[Path, int]] = deque()
         self._written = 0
         self.lost = 0  # spans in files that could not be read again
-        self._removal: weakref.finalize[..., Self] | None = None
+        self._removal: weakref.finalize[..., Spill] | None = None
 
     def write(self, spans: SpanArray, tracks: list[Track], names: list[str]) -> bool:
         """Append a file with these spans. False, with ``problem`` set, when the disk does not take it."""
