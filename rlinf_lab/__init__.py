@@ -27,7 +27,7 @@ _HOME = {
     "Profile": "rlinf_lab.planning.profile",
     "profile": "rlinf_lab.runtime.profiler",
     "profile_from_run": "rlinf_lab.planning.fitting",
-    "profile_from_trace": "rlinf_lab.planning.fitting",
+    "profile_from_trace": "rlinf_lab.planning.imported",
     "plan": "rlinf_lab.planning.planner",
     "sensitivity": "rlinf_lab.planning.sensitivity",
     "replan": "rlinf_lab.planning.replan",
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.estimate import estimate as estimate
     from rlinf_lab.planning.fitting import profile_from_run as profile_from_run
-    from rlinf_lab.planning.fitting import profile_from_trace as profile_from_trace
+    from rlinf_lab.planning.imported import profile_from_trace as profile_from_trace
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.planner import plan as plan
     from rlinf_lab.planning.profile import Profile as Profile

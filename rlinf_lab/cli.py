@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -61,6 +62,7 @@ Command = (
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``rlinf-lab``. Returns the exit status; errors of ours are printed without a traceback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    print_anything()
     command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
     try:
         if isinstance(command, PlanCommand):
@@ -72,6 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nrlinf-lab: interrupted; everything was stopped.", file=sys.stderr)
         return 130
+
+
+def print_anything() -> None:
+    """Names and signs that the terminal's encoding lacks (ASCII under cron and ssh) are printed as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def demo(command: Demo) -> int:

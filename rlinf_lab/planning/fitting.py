@@ -1,20 +1,18 @@
-"""A profile from finished runs: ours, or those of other tools with a mapping of names to workers."""
+"""A profile from finished runs of ours; `planning.imported` makes one from a trace of another tool."""
 
 from __future__ import annotations
 
 import dataclasses
-import fnmatch
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.given import MOST_DEVICES, whole
+from rlinf_lab.planning.given import whole
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.reading import known, listing
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.profile import Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.reading import known
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -69,63 +67,6 @@ def fitted(
         items, workers, runs[0].edges(items), name, device_memory_gib=device_memory_gib,
         weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=tuple(notes), messages=tuple(messages),
     )  # fmt: skip
-
-
-def profile_from_trace(
-    timeline: Timeline,
-    workers: Mapping[str, str],
-    items: int,
-    edges: Sequence[tuple[str, str]],
-    *,
-    iterations: int = 1,
-    devices: Mapping[str, int] | None = None,
-    name: str = "imported",
-) -> Profile:
-    """A profile from the timeline of any tool (`Timeline.open` reads Chrome traces of Ray, RLinf, verl, torch's profiler).
-
-    ``workers``: for each worker a pattern (``"generate*"``) of the names of its spans, or of the lanes that it works on. ``items`` of an iteration; the
-    trace holds so many ``iterations``. ``edges``: (producer, consumer). ``devices``: how many each worker has (default: the lanes on which it was seen).
-
-    Raises `PlanError` naming a pattern that nothing matches, with what is there.
-    """
-    whole(f"profile_from_trace(iterations={shown(iterations)}): it", iterations, 1, 10**9)
-    if not isinstance(timeline, Timeline):
-        raise PlanError(f"profile_from_trace({shown(timeline)}, ...): a Timeline is needed. Next: Timeline.open(path).")
-    if not isinstance(workers, Mapping) or not workers or not all(isinstance(w, str) and isinstance(p, str) for w, p in workers.items()):
-        raise PlanError(f"profile_from_trace: workers is {shown(workers)}; a pattern of span names for each worker. Next: workers={{'rollout': 'generate*'}}.")
-    if isinstance(edges, str) or not isinstance(edges, Sequence) or not all(isinstance(e, tuple | list) and len(e) == 2 for e in edges):
-        raise PlanError(f"profile_from_trace: edges is {shown(edges)}; pairs of producer and consumer. Next: edges=[('rollout', 'learner')].")
-    if devices is not None and not isinstance(devices, Mapping):
-        raise PlanError(f"profile_from_trace: devices is {shown(devices)}; how many each worker has. Next: devices={{'rollout': 8}}.")
-    items = whole("profile_from_trace: items", items, 1, 10**9)
-    for worker, count in (devices or {}).items():
-        known("worker", worker, workers, "devices")
-        whole(f"profile_from_trace: devices[{worker!r}]", count, 0, MOST_DEVICES)
-    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL) and s.end_ns > s.start_ns]
-    found = {}
-    for worker, pattern in workers.items():
-        lanes: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        for s in spans:
-            if fnmatch.fnmatch(s.name, pattern) or fnmatch.fnmatch(s.track.worker, pattern):
-                lanes.setdefault((s.track.worker, s.track.rank), []).append((s.start_ns, s.end_ns))
-        if not lanes:
-            seen = sorted({s.name for s in spans})[:12]
-            raise PlanError(f"Nothing in the timeline matches {pattern!r} (worker {worker!r}). Spans there: {listing(seen)}. Next: one of these.")
-        count = (devices or {}).get(worker, len(lanes))
-        # The ranks of a worker advance together: the one that was busy longest tells.
-        seconds = max(_covered(times) for times in lanes.values()) / 1e9 / iterations
-        found[worker] = WorkerProfile((Sample(count, float(items), seconds),), resource="device" if count else "host")
-    notes = (f"Fitted to a trace of {iterations} iterations: one device count, so scaling is assumed. Add samples or exponents where you know them.",)
-    return Profile(items, found, tuple(EdgeProfile(p, c) for p, c in edges), name, notes=notes)
-
-
-def _covered(times: list[tuple[int, int]]) -> int:
-    """Nanoseconds that at least one of the intervals covers."""
-    total, reached = 0, -1
-    for start, end in sorted(times):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def _kind(run: Observed, worker: str, generators: Mapping[str, float]) -> str:

@@ -112,7 +112,7 @@ class _Reader:
 
     # --- names -----------------------------------------------------------------------------------------
     def _describe(self, event: Event) -> None:
-        text = str((event.get("args") or {}).get("name", ""))
+        text = _text((event.get("args") or {}).get("name", ""))
         if event.get("name") == "process_name":
             self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
         elif event.get("name") == "thread_name":
@@ -142,7 +142,7 @@ class _Reader:
 
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:
-        name, category = str(event.get("name", "")), event.get("cat", "")
+        name, category = _text(event.get("name", "")), event.get("cat", "")
         start, end = _ns(event["ts"]), _ns(event["ts"]) + max(0, _ns(event.get("dur", 0)))
         step = _STEP.fullmatch(name)
         if step:
@@ -158,7 +158,7 @@ class _Reader:
     def _sample(self, event: Event) -> None:
         values = {k: v for k, v in (event.get("args") or {}).items() if isinstance(v, int | float)}
         for key, value in values.items():
-            text = str(event.get("name", ""))
+            text = _text(event.get("name", ""))
             self._samples.append((self._name(text if len(values) == 1 else f"{text} {key}"), _ns(event["ts"]), float(value)))
 
     def _complete(self, events: list[Event]) -> Iterator[Event]:
@@ -240,6 +240,11 @@ def _ns(us: float) -> int:
     """Microseconds, also large ones with decimals, as whole nanoseconds."""
     whole = int(us // 1)
     return whole * 1000 + round((us - whole) * 1000)
+
+
+def _text(value: Any) -> str:
+    """Half of a character (JSON can write one, no file of text can hold it) as an escape."""
+    return str(value).encode("utf-8", "backslashreplace").decode()
 
 
 def _number(value: Any) -> int:

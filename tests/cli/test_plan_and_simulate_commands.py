@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -78,3 +80,28 @@ def test_the_documented_schema_is_the_one_that_is_used() -> None:
 def test_the_profiles_of_the_documentation_are_as_saved(path: Path, tmp_path: Path) -> None:
     Profile.load(path).save(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_text() == path.read_text()
+
+
+def named(folder: Path, name: str) -> str:
+    """A profile of two workers, the first one with this name."""
+    samples = [{"devices": 1, "items": 64, "seconds": 8}]
+    profile = {"items": 64, "workers": {name: {"samples": samples}, "b": {"samples": samples}}, "edges": [{"producer": name, "consumer": "b"}]}
+    (folder / "named.json").write_text(json.dumps(profile))
+    return str(folder / "named.json")
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate"])
+def test_a_name_that_the_terminal_cannot_show_is_printed_as_an_escape(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding="ascii"))
+    assert main([command, "--profile", named(tmp_path, "é"), "--devices", "4"]) == 0
+    sys.stdout.flush()
+    assert r"\xe9" in written.getvalue().decode("ascii")
+
+
+def test_an_error_names_what_cannot_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.BytesIO()
+    monkeypatch.setattr("sys.stderr", io.TextIOWrapper(said, encoding="ascii"))
+    assert main(["simulate", "--profile", named(tmp_path, "é"), "--devices", "4", "--plan", "ä"]) == 2
+    sys.stderr.flush()
+    assert r"'\xe4'" in said.getvalue().decode("ascii")

@@ -62,3 +62,12 @@ def test_errors_are_one_line(parquet: Path, tmp_path: Path, capsys: pytest.Captu
     assert main(["trace", *(a.format(file=parquet, other=tmp_path / "other") for a in arguments)]) == 2
     said = capsys.readouterr().err
     assert words in said and "Traceback" not in said
+
+
+def test_a_name_that_is_no_text_becomes_an_escape(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    lane = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "\ud800"}}
+    (tmp_path / "odd.json").write_text(json.dumps([{"ph": "X", "name": "a\udfff", "pid": 1, "tid": 1, "ts": 0, "dur": 5}, lane]))
+    to = [str(tmp_path / f"t.{ending}") for ending in ("svg", "pftrace", "parquet")]
+    assert main(["trace", str(tmp_path / "odd.json"), "--to", *to]) == 0
+    said = capsys.readouterr().out
+    assert r"\ud800" in said and r"a\udfff" in said

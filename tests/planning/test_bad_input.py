@@ -12,7 +12,8 @@ import pytest
 
 from rlinf_lab.cli import main
 from rlinf_lab.errors import PlanError, RlinfLabError
-from rlinf_lab.planning.fitting import profile_from_run, profile_from_trace
+from rlinf_lab.planning.fitting import profile_from_run
+from rlinf_lab.planning.imported import profile_from_trace
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.replan import replan

@@ -9,7 +9,8 @@ import pytest
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.engine import ALL
-from rlinf_lab.planning.fitting import fitted, profile_from_run, profile_from_trace
+from rlinf_lab.planning.fitting import fitted, profile_from_run
+from rlinf_lab.planning.imported import profile_from_trace
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan as search
@@ -211,3 +212,70 @@ def test_traces_of_other_tools(tmp_path: Path) -> None:
         profile_from_trace(trace, {"rollout": "gen_*"}, 512, [])
     with pytest.raises(PlanError, match="iterations=0"):
         profile_from_trace(trace, {}, 512, [], iterations=0)
+
+
+def torch_trace(folder: Path, gpus: int = 1) -> Timeline:
+    """Three steps as torch's profiler writes them: each annotation is on the Python thread, short, and on a stream of each GPU, for as long as it takes."""
+    events: list[dict] = []
+
+    def both(name: str, at: float, took: float) -> None:
+        events.append({"ph": "X", "name": name, "cat": "user_annotation", "pid": 7, "tid": 7, "ts": at, "dur": 100})
+        for gpu in range(gpus):
+            place = {"pid": gpu, "tid": 7, "args": {"device": gpu, "stream": 7}}
+            events.append({"ph": "X", "name": name, "cat": "gpu_user_annotation", "ts": at + 10, "dur": took, **place})
+
+    for step in range(3):
+        at = step * 10_000_000
+        events.append({"ph": "X", "name": f"ProfilerStep#{step}", "cat": "user_annotation", "pid": 7, "tid": 7, "ts": at, "dur": 10_000_000})
+        both("rollout", at, 6_000_000)
+        both("train", at + 7_000_000, 2_500_000)
+    (folder / "torch.json").write_text(json.dumps({"traceEvents": events}))
+    return Timeline.open(folder / "torch.json")
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_torch_trace_has_as_many_devices_as_gpus_and_the_iterations_that_it_marks(gpus: int, tmp_path: Path) -> None:
+    trace, workers = torch_trace(tmp_path, gpus), {"rollout": "rollout", "train": "train"}
+    profile = profile_from_trace(trace, workers, 64, [("rollout", "train")])
+    for name, seconds in (("rollout", 6.0), ("train", 2.5)):
+        (sample,) = profile.workers[name].samples
+        assert (sample.devices, sample.seconds) == (gpus, pytest.approx(seconds))
+    assert [n for n in profile.notes if "Give devices" in n or "marks" in n] == []
+    other = profile_from_trace(trace, workers, 64, [], iterations=1)
+    assert other.workers["train"].samples[0].seconds == pytest.approx(7.5) and any("marks 3 iterations, 1 were asked for" in n for n in other.notes)
+
+
+def test_two_streams_of_a_gpu_are_one_device(tmp_path: Path) -> None:
+    events = [
+        {"ph": "X", "name": "rollout", "cat": "gpu_user_annotation", "pid": 0, "tid": s, "ts": at, "dur": 2_000_000, "args": {"device": 0, "stream": s}}
+        for s, at in ((7, 0), (8, 1_000_000))
+    ]
+    (tmp_path / "streams.json").write_text(json.dumps({"traceEvents": events}))
+    (sample,) = profile_from_trace(Timeline.open(tmp_path / "streams.json"), {"rollout": "rollout"}, 64, []).workers["rollout"].samples
+    assert (sample.devices, sample.seconds) == (1, pytest.approx(3.0))  # as long as either of them works
+
+
+def test_lanes_that_name_no_device_are_said_to_be_counted(tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": "generate", "ts": 0, "dur": 1_000_000, "pid": 1, "tid": lane} for lane in (1, 2)]
+    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
+    trace = Timeline.open(tmp_path / "ray.json")
+    assert any("a: the trace does not name its devices, so its 2 lanes" in n for n in profile_from_trace(trace, {"a": "gen*"}, 8, []).notes)
+    assert not any("lanes" in n for n in profile_from_trace(trace, {"a": "gen*"}, 8, [], devices={"a": 1}).notes)
+
+
+def test_a_simulated_timeline_names_its_devices() -> None:
+    flow = stages()
+    profile = profile_from_trace(timeline(flow, ExecutionPlan.temporal(flow, DEVICES, {"b": 2})), {"b": "convert", "c": "c"}, 24, [("b", "c")], iterations=3)
+    assert [profile.workers[w].samples[0].devices for w in "bc"] == [1, 1] and not any("lanes" in n for n in profile.notes)
+
+
+def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:
+    trace = torch_trace(tmp_path)
+    with pytest.raises(PlanError, match=r"Span 'rollout' matches '\*' \(worker 'b'\), and also 'r\*' \(worker 'a'\)"):
+        profile_from_trace(trace, {"a": "r*", "b": "*"}, 64, [])
+    events = [{"ph": "X", "name": n, "ts": at, "dur": dur, "pid": 1, "tid": 1} for n, at, dur in (("step", 0, 9), ("inner", 2, 3), ("after", 9, 5))]
+    (tmp_path / "nested.json").write_text(json.dumps({"traceEvents": events}))
+    nested = Timeline.open(tmp_path / "nested.json")
+    with pytest.raises(PlanError, match=r"'inner' .*\(worker 'b'\), and lies within 'step', which matches 'step' \(worker 'a'\).*Next: patterns"):
+        profile_from_trace(nested, {"a": "step", "b": "inner"}, 64, [])
+    assert set(profile_from_trace(nested, {"a": "step", "b": "after"}, 64, []).workers) == {"a", "b"}

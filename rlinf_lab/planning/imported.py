@@ -1,0 +1,142 @@
+"""A profile from a trace of another tool, with a mapping of the names in it to workers.
+
+A device is known where a lane is a stream of a GPU, or a rank of a timeline of ours. Lanes of other processes (a node with Ray's workers, a Python process)
+do not say which device they worked on: then each lane counts as one, and the profile's notes say so.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.given import MOST_DEVICES, whole
+from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.reading import known, listing
+from rlinf_lab.timeline.span import Span, SpanKind, Track
+from rlinf_lab.timeline.timeline import Timeline
+
+
+def profile_from_trace(
+    timeline: Timeline,
+    workers: Mapping[str, str],
+    items: int,
+    edges: Sequence[tuple[str, str]],
+    *,
+    iterations: int | None = None,
+    devices: Mapping[str, int] | None = None,
+    name: str = "imported",
+) -> Profile:
+    """A profile from the timeline of any tool (`Timeline.open` reads Chrome traces of Ray, RLinf, verl, torch's profiler).
+
+    ``workers``: for each worker a pattern (``"generate*"``) of the names of its spans, or of the lanes that it works on. Where some of its spans are on
+    a GPU, only those count. ``items`` of an iteration. ``iterations`` that the trace holds (default: those that it marks, as torch's profiler does
+    with ``step()``; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many each worker has (default: those it was seen on).
+
+    Raises `PlanError` naming a pattern that nothing matches, with what is there, or two patterns whose time would count twice.
+    """
+    if iterations is not None:
+        whole(f"profile_from_trace(iterations={shown(iterations)}): it", iterations, 1, 10**9)
+    _check(timeline, workers, edges, devices)
+    items = whole("profile_from_trace: items", items, 1, 10**9)
+    marked = int(timeline.iterations()["iteration"].nunique())
+    counted = iterations or marked or 1
+    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL) and s.end_ns > s.start_ns]
+    seen = {worker: _seen(spans, worker, pattern) for worker, pattern in workers.items()}
+    _check_apart(seen, workers)
+    notes = [f"Fitted to a trace of {counted} iterations: one device count, so scaling is assumed. Add samples or exponents where you know them."]
+    if iterations is not None and marked not in (0, iterations):
+        notes.append(f"The trace marks {marked} iterations, {iterations} were asked for: seconds are its time over {iterations}.")
+    found = {}
+    for worker, own in seen.items():
+        count = (devices or {}).get(worker, len(own.places))
+        if own.guessed and worker not in (devices or {}):
+            notes.append(f"{worker}: the trace does not name its devices, so its {count} lanes count as one each. Give devices={{{worker!r}: ...}}.")
+        found[worker] = WorkerProfile((Sample(count, float(items), own.ns / 1e9 / counted),), resource="device" if count else "host")
+    return Profile(items, found, tuple(EdgeProfile(p, c) for p, c in edges), name, notes=tuple(notes))
+
+
+def _check(timeline: object, workers: object, edges: object, devices: object) -> None:
+    if not isinstance(timeline, Timeline):
+        raise PlanError(f"profile_from_trace({shown(timeline)}, ...): a Timeline is needed. Next: Timeline.open(path).")
+    if not isinstance(workers, Mapping) or not workers or not all(isinstance(w, str) and isinstance(p, str) for w, p in workers.items()):
+        raise PlanError(f"profile_from_trace: workers is {shown(workers)}; a pattern of span names for each worker. Next: workers={{'rollout': 'generate*'}}.")
+    if isinstance(edges, str) or not isinstance(edges, Sequence) or not all(isinstance(e, tuple | list) and len(e) == 2 for e in edges):
+        raise PlanError(f"profile_from_trace: edges is {shown(edges)}; pairs of producer and consumer. Next: edges=[('rollout', 'learner')].")
+    if devices is not None and not isinstance(devices, Mapping):
+        raise PlanError(f"profile_from_trace: devices is {shown(devices)}; how many each worker has. Next: devices={{'rollout': 8}}.")
+    for worker, count in (devices or {}).items():
+        known("worker", worker, workers, "devices")
+        whole(f"profile_from_trace: devices[{worker!r}]", count, 0, MOST_DEVICES)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """``spans`` of one worker; ``places``: its devices, or its lanes where those are not known (``guessed``); ``ns`` of the place busy longest."""
+
+    spans: tuple[Span, ...]
+    places: tuple[object, ...]
+    guessed: bool
+    ns: int
+
+
+def _seen(spans: Sequence[Span], worker: str, pattern: str) -> _Seen:
+    own = [s for s in spans if fnmatch.fnmatch(s.name, pattern) or fnmatch.fnmatch(s.track.worker, pattern)]
+    if not own:
+        names = sorted({s.name for s in spans})[:12]
+        raise PlanError(f"Nothing in the timeline matches {pattern!r} (worker {worker!r}). Spans there: {listing(names)}. Next: one of these.")
+    # What the host does for a GPU is on both, at different times: the GPU's tell what it takes.
+    own = [s for s in own if _on_gpu(s.track)] or own
+    guessed = not all(_devices(s.track) for s in own if s.track.devices)
+    times: dict[object, list[tuple[int, int]]] = {}
+    for s in own:
+        for place in [s.track] if guessed or not s.track.devices else [(s.track.host, d) for d in s.track.devices]:
+            times.setdefault(place, []).append((s.start_ns, s.end_ns))
+    # The ranks of a worker advance together: the one that was busy longest tells.
+    longest = max(_covered(intervals) for intervals in times.values())
+    places = tuple(times) if guessed else tuple(p for p in times if not isinstance(p, Track))
+    return _Seen(tuple(own), places, guessed, longest)
+
+
+def _devices(track: Track) -> bool:
+    """Whether a lane says on which devices it is."""
+    return all(Device.is_name(d) for d in track.devices)
+
+
+def _on_gpu(track: Track) -> bool:
+    return any(Device.is_name(d) and Device.parse(d).kind == "cuda" for d in track.devices)
+
+
+def _check_apart(seen: Mapping[str, _Seen], workers: Mapping[str, str]) -> None:
+    """No span of one worker is one of another's, or lies within one: its time would count for both."""
+    lanes: dict[Track, list[tuple[Span, str]]] = {}
+    for worker, own in seen.items():
+        for s in own.spans:
+            lanes.setdefault(s.track, []).append((s, worker))
+    for members in lanes.values():
+        around: dict[str, Span] = {}  # of each worker, the span that has reached furthest
+        for s, worker in sorted(members, key=lambda m: (m[0].start_ns, -m[0].end_ns)):
+            _check_outside(s, worker, around, workers)
+            if worker not in around or s.end_ns > around[worker].end_ns:
+                around[worker] = s
+
+
+def _check_outside(span: Span, worker: str, around: Mapping[str, Span], workers: Mapping[str, str]) -> None:
+    for other, outer in around.items():
+        if other != worker and span.end_ns <= outer.end_ns:
+            matched = f"Span {span.name!r} matches {workers[worker]!r} (worker {worker!r})"
+            also = f"also {workers[other]!r}" if span == outer else f"lies within {outer.name!r}, which matches {workers[other]!r}"
+            raise PlanError(
+                f"{matched}, and {also} (worker {other!r}): its time would count twice. Next: patterns that have no time in common; leave one of them out."
+            )
+
+
+def _covered(times: Iterable[tuple[int, int]]) -> int:
+    """Nanoseconds that at least one of the intervals covers."""
+    total, reached = 0, -1
+    for start, end in sorted(times):
+        total += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return total
