@@ -35,7 +35,7 @@ class Event(IntEnum):
 
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
-    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end; n == ALL + w: until they weigh w
+    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end; n == ALL + w: until they weigh w; 0: no more
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
     ONLOADED = 5
@@ -241,6 +241,33 @@ class Engine:
         self._out.append((_RESUME, p.index, 0, 0))
         return self._flush()
 
+    def dismiss(self, process: int) -> list[tuple[int, int, int, int]]:
+        """A process that waits for items of a queue that lives here gets none, as at the end of the stream: others take them."""
+        p = self.processes[process]
+        self._expect_running(p, "get")
+        for queue in self.channels.values():
+            queue.getters = deque(g for g in queue.getters if g[0] is not p)
+        self._give_nothing(p)
+        return self._flush()
+
+    def vacate(self, process: int) -> None:
+        """A process that is idle has left its devices for good, or until it is built anew."""
+        p = self.processes[process]
+        self._expect_running(p, "idle")
+        p.offloadable = True
+        if self._memory is not None and p.devices and p.resident and p not in self._evicting:  # else the report that it has left is on its way
+            p.resident = False
+            for device in p.devices:
+                self._used[device] -= p.size
+                self._residents[device].remove(p)
+
+    def admit(self, stream: int) -> bool:
+        """One producer more than were counted; not when the stream has ended."""
+        if self.streams[stream].ended:
+            return False
+        self.streams[stream].closed -= 1
+        return True
+
     def relieve(self, widen: bool = False) -> list[tuple[int, int, int, int]]:
         """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
 
@@ -343,6 +370,10 @@ class Engine:
         if p.state != "run":
             self._expect_running(p, "run")
         queue = self.channels[channel]
+        if not n:  # it takes nothing more: as at the end of the stream
+            self._release(p)
+            self._give_nothing(p)
+            return
         if queue.stub:
             p.state = "get"
             self._release(p)
@@ -414,11 +445,14 @@ class Engine:
             queue.weigh(n, p.weights)
         queue.tail += n
 
-    def _accept(self, channel: int, p: Process, n: int) -> None:
-        self._store(channel, p, n)
+    def _give_nothing(self, p: Process) -> None:
         p.lo = p.hi = 0
         self._out.append((_BOUND, p.index, 0, 0))
         self._want(p)
+
+    def _accept(self, channel: int, p: Process, n: int) -> None:
+        self._store(channel, p, n)
+        self._give_nothing(p)
 
     def _bind(self, channel: int, n: int) -> None:
         queue = self.channels[channel]

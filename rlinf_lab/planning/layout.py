@@ -6,11 +6,11 @@ A channel whose producer and consumer are fused has one queue for each unit (sha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
-from rlinf_lab.errors import PlanError, PlanNameError
+from rlinf_lab.errors import PlanError, PlanNameError, shown
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.plan import ExecutionPlan, graph_in
 from rlinf_lab.workflow.filler import FillerSpec
@@ -25,6 +25,7 @@ class Layout:
     graph: WorkflowGraph
     plan: ExecutionPlan
     fillers: tuple[FillerSpec, ...] = ()
+    absent: frozenset[tuple[str, int]] = frozenset()  # who is not there when a run begins
 
     @cached_property
     def members(self) -> tuple[tuple[str, int], ...]:
@@ -115,8 +116,10 @@ class Layout:
         return bool(used[0] & used[1])
 
 
-def checked_layout(flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers: Sequence[FillerSpec] = ()) -> Layout:
-    """A layout of a plan that fits the workflow, and of fillers that fit the plan. Raises `PlanError` otherwise."""
+def checked_layout(
+    flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers: Sequence[FillerSpec] = (), absent: Mapping[str, Sequence[int]] | None = None
+) -> Layout:
+    """A layout of a plan that fits the workflow, of fillers that fit the plan, and of ranks that may be absent. Raises `PlanError` otherwise."""
     graph = graph_in(flow)
     if not isinstance(plan, ExecutionPlan):
         raise PlanError(f"plan is {plan!r}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
@@ -127,7 +130,34 @@ def checked_layout(flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers:
     for filler in fillers:
         for device in filler.on:
             _check_place(plan, graph, filler, device, sum(f.memory for f in fillers if device in f.on))
-    return Layout(graph, plan, tuple(fillers))
+    layout = Layout(graph, plan, tuple(fillers))
+    if absent is None:
+        return layout
+    if not isinstance(absent, Mapping) or any(isinstance(ranks, str) or not isinstance(ranks, Sequence) for ranks in absent.values()):
+        raise PlanError(f"absent={shown(absent)}: for workers the ranks that are not there at first. Next: absent={{'rollout': [1, 2]}}.")
+    for worker, ranks in absent.items():
+        for rank in ranks:
+            refuse_fixed_place(layout, f"absent={shown(absent)}", worker, rank)
+    return replace(layout, absent=frozenset((w, r) for w, ranks in absent.items() for r in ranks))
+
+
+def refuse_fixed_place(layout: Layout, what: str, worker: str, rank: int) -> None:
+    """Raise `PlanError` for a rank that cannot come or go while a run goes on. ``what``: who wants it."""
+    if worker not in layout.graph.workers:
+        raise PlanNameError.of("worker", worker, layout.graph.workers, what)
+    ranks = layout.ranks(worker)
+    if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < ranks:
+        raise PlanError(
+            f"{what}: {worker!r} has no rank {shown(rank)}, plan {layout.plan.name!r} has places for {ranks} (0 to {ranks - 1}). Next: a plan with as many "
+            f"places as there can be ranks; those that are not there yet are absent={{{worker!r}: [...]}}."
+        )
+    if rank == 0:
+        raise PlanError(f"{what}: rank 0 of {worker!r} stays: the values that the loop uses are its, and weights are published by it. Next: another rank.")
+    if any(worker in group for group in layout.plan.fused):
+        raise PlanError(f"{what}: {worker!r} is fused with others under plan {layout.plan.name!r}, rank by rank. Next: a plan that does not fuse it.")
+    keyed = [c.name for c in layout.graph.channels if c.keyed and worker in layout.graph.consumers(c.name)]
+    if keyed:
+        raise PlanError(f"{what}: each rank of {worker!r} reads its own keys of channel {keyed[0]!r}, which nobody else would. Next: a worker without keys.")
 
 
 def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, device: str, wanted: int) -> None:

@@ -25,6 +25,11 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
     """
     if process.call is None:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
+    if process.call.ranks:
+        raise WorkflowError(
+            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() in which ranks {list(process.call.ranks)} take part, not all: "
+            f"what ranks have set up together does not fit fewer. Next: let all of them join, or no rank of {process.worker!r} leave."
+        )
     ranks = host.layout.ranks(process.worker)
     call, start = process.call, host._spans.end_run(process)
     key = _key(host, process)

@@ -65,6 +65,12 @@ class FarReaders:
             return
         self._host.say(reader.host, ("got", queue.name, reader.there, reader.asked, reader.first, parts))
 
+    def dismiss(self, host: str, there: int, asked: int) -> None:
+        """It takes nothing more: the get that it waits in is answered with nothing."""
+        reader = self._readers.get((host, there))
+        if reader is not None and reader.asked == asked and self._host._engine.is_getting(reader.index):
+            self._host._apply(self._host._engine.dismiss(reader.index))
+
     def left(self, host: str, there: int) -> None:
         """Its call has ended: what it asked for last and did not wait for (the call was given up) goes to others."""
         if reader := self._readers.get((host, there)):

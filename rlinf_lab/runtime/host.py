@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime import wire
+from rlinf_lab.runtime import turnover, wire
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.fillers import keep_filling
@@ -82,6 +82,8 @@ class Host(Scheduler):
         self.far = FarReaders(self)
         self.weights = WeightTable(self)
         self._threads: list[threading.Thread] = []
+        self._declarations: dict[str, Declaration] = {}
+        self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join
         self._finishing: dict[Process, tuple[CallSpec, Any, BaseException | None]] = {}
         self._given_up: dict[int, BaseException] = {}
         self._set_up = 0
@@ -119,23 +121,27 @@ class Host(Scheduler):
 
         Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
         """
-        mine = [p for p in self.ranks if p.worker != DRIVER]
+        self._declarations, self._torch_device = declarations, torch_device
+        mine = [p for p in self.ranks if p.worker != DRIVER and (p.worker, p.rank) not in self.layout.absent]
         self._running += sum(p.counts for p in mine)
         for process in mine:
-            device = torch_device(self.layout.device_names(process.worker, process.rank))
-            context = HostContext(self, process, self.layout.ranks(process.worker), device, self.layout.plan.tokens(process.worker))
-            arguments = (process, declarations[process.worker], context)
-            thread = threading.Thread(target=self._main, args=arguments, name=process.label, daemon=True)
             if self.stopping:  # by another thread, which joins those that have been started
                 break
-            thread.start()
-            self._threads.append(thread)
+            self._begin_thread(process)
         with self._ready:
             self._ready.wait_for(lambda: self._set_up == len(mine) or self.stopping)
         if self.failure is not None:
             raise self.failure
         if self._set_up < len(mine):
             raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
+
+    def _begin_thread(self, process: Process) -> None:
+        worker, rank = process.worker, process.rank
+        device = self._torch_device(self.layout.device_names(worker, rank))
+        context = HostContext(self, process, self.layout.ranks(worker), device, self.layout.plan.tokens(worker))
+        thread = threading.Thread(target=self._main, args=(process, self._declarations[worker], context), name=process.label, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
     def stop(self, grace_seconds: float = 5.0) -> list[str]:
         """Cancel what waits, let every thread end, close the workers. Returns the labels of ranks that did not end in time.
@@ -186,11 +192,12 @@ class Host(Scheduler):
         self._withdraw(process)
 
     # --- calls -------------------------------------------------------------------------------------------
-    def submit(self, call: CallSpec) -> None:
-        """Queue a call for the ranks of its worker that live here; returns at once. The caller flushes."""
+    def submit(self, call: CallSpec, only: int | None = None) -> None:
+        """Queue a call for the ranks that live here and take part in it, or for one of them; returns at once. The caller flushes."""
         with self._mutex:
+            ranks = call.taken_by(self.layout.ranks(call.worker)) if only is None else (only,)
             for process in self.ranks:
-                if process.worker == call.worker:
+                if process.worker == call.worker and process.rank in ranks:
                     value, _ = self._values.entry(call.call_id, process.rank, call.iteration)
                     value.source = (process.worker, process.rank, call.method)
                     if (cause := self._given_up.get(call.iteration)) is not None:  # an older iteration may keep the rank busy for long
@@ -210,21 +217,18 @@ class Host(Scheduler):
                     stream = self._queues.stream(StreamId(channel, iteration, shard, self.name))
                     self._apply(self._engine.seal(stream, count))
 
-    def expect_readers(self, iteration: int, readers: dict[str, dict[str, int]]) -> None:
-        """``readers``: for each channel, how many calls of each worker read it. What nobody here reads to its end is abandoned.
+    def expect_readers(self, iteration: int, readers: dict[str, list[tuple[str, int]]]) -> None:
+        """``readers``: for each channel the ranks whose calls read it, each once for every call. What nobody here reads to its end is abandoned.
 
         With one host there is nothing to do: producers that nobody reads are let go on when nothing else moves (`_quiescent`).
         """
         with self._mutex:
-            for channel, calls in readers.items():
+            for channel, ranks in readers.items():
                 if self.name in self._router.homes(channel) and not self._alone:
                     far = self._router.has_far_readers(channel)
-                    ranks = sum(n * (self.layout.ranks(worker) if far else self._ranks_here(worker)) for worker, n in calls.items())
-                    if self._readers.expect(iteration, channel, ranks):
+                    count = len(ranks) if far else sum(self.place[member] == self.name for member in ranks)
+                    if self._readers.expect(iteration, channel, count):
                         wire.abandon(self, channel, iteration)
-
-    def _ranks_here(self, worker: str) -> int:
-        return sum(p.worker == worker for p in self.ranks)
 
     def retire(self, iteration: int) -> None:
         """Forget the queues and values of this iteration and of those before it."""
@@ -236,18 +240,24 @@ class Host(Scheduler):
             self._readers.retire(iteration)
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
-        start, process.thread = self.clock.now_ns(), threading.get_ident()
+        start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None
         try:
             process.instance = declaration.build(context)
             process.instance.setup()
         except BaseException as error:
-            self._fail(WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc()))
+            failure = WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc())
+            if not process.joining:
+                self._fail(failure)
         end = self.clock.now_ns()
         if end > start:
             self.recorder.add(process.track, SpanKind.SETUP, self.recorder.name("setup"), start, end)
         with self._ready:
             self._set_up += 1
             self._ready.notify_all()
+        if process.joining:
+            turnover.set_up(self, process, failure)
+            if failure is not None:
+                return
         if process.filled is not None:
             keep_filling(self, process, context)
         while process.filled is None and (call := self._next_call(process)) is not None:
@@ -258,6 +268,8 @@ class Host(Scheduler):
                 process.instance.close()
         except Exception as error:
             self.errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
+        if process.leaving:
+            turnover.left(self, process)
 
     def _next_call(self, process: Process) -> CallSpec | None:
         while True:
@@ -267,7 +279,11 @@ class Host(Scheduler):
                     process.error = self._given_up.get(process.call.iteration)
                     return process.call
                 if self.stopping:
-                    self._running -= 1
+                    process.leaving = False
+                    self._running -= process.counts
+                    return None
+                if process.leaving and not process.order:
+                    process.machine.offloadable = False  # nobody will be there to do it
                     return None
                 self._block(process, "call", "its next call")
             self._park(process)
@@ -492,6 +508,8 @@ class Host(Scheduler):
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
+        if process.leaving and turnover.takes_nothing_more(self, process, queue.name.channel):
+            wanted = 0
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
         self._spans.resumed(process, SpanKind.GET, start, sum(hi - lo for _, lo, hi in pieces))

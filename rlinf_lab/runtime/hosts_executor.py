@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +45,16 @@ DEATH_SECONDS = 3
 class HostsExecutor:
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores.
 
-    ``fillers``: work for the bubbles; each copy lives with the workers of its device.
+    ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not there at first (`Session.join`), by
+    worker; their hosts are, so that they come without a new connection.
     """
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = ()) -> None:
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.flow = flow
-        self.layout = checked_layout(flow.graph, plan, specs_of(fillers))
+        self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
         self._declarations = ship({**flow.workers, **declarations_of(fillers)})
         self.place = place_hosts(self.layout)

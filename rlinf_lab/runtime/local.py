@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import PlanError
@@ -27,14 +27,15 @@ class LocalExecutor:
     """Threads in this process, one for each rank. See `session.Executor` for the methods.
 
     ``emulate``: the plan may have more CPU slots than this machine has cores. With a ``clock`` of its own it may have any devices: time is made up.
-    ``fillers``: work for the bubbles.
+    ``fillers``: work for the bubbles; ``absent``: ranks that are not there at first (`Session.join`), by worker.
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False, fillers: Sequence[Filler] = ()
-    ) -> None:
+        self, flow: Workflow, plan: ExecutionPlan, clock: Clock | None = None, emulate: bool = False, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.flow = flow
-        self.layout = checked_layout(flow.graph, plan, specs_of(fillers))
+        self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._declarations = {**flow.workers, **declarations_of(fillers)}
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
 from rlinf_lab.planning.engine import Event
+from rlinf_lab.runtime.members import Members
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.watch import Watch
 from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg, WeightsArg
@@ -29,6 +30,7 @@ class OpenIteration:
     in_body: bool = True  # the iteration function has not returned
     ended_ns: int = 0
     failure: BaseException | None = None  # why it was given up
+    specs: list[CallSpec] = field(default_factory=list)  # of workers with several ranks
 
     def is_over(self) -> bool:
         return not self.in_body and not self.calls
@@ -47,6 +49,7 @@ class Loop:
         self.host = host
         self.others = sorted(set(host.place.values()) - {host.name})
         self.watch = Watch(host, self.others)
+        self.members = Members(host, self)
         self.ending = False  # the run is being stopped: nothing begins any more, and nobody needs idle workers
         self.lost: ExecutorError | None = None
         self._open: dict[int, OpenIteration] = {}
@@ -99,6 +102,7 @@ class Loop:
         """It is over, or was given up: forget it."""
         with self.host._mutex:
             one = self._open.pop(iteration)
+            self.members.forget(one.specs)
             if not one.ended_ns:  # it was given up
                 self._tell_fillers(iteration, False)
             self.host._running -= not self._open
@@ -156,23 +160,40 @@ class Loop:
         self._wake_if_it_has_come()
 
     # --- calls ---------------------------------------------------------------------------------------------
-    def submit(self, call: CallSpec) -> None:
-        """Hand a call to the ranks of its worker. Raises `WorkflowError` for an argument that cannot travel."""
-        host = self.host
-        places = {(call.call_id, r): host.place[call.worker, r] for r in range(host.layout.ranks(call.worker))}
-        where = sorted(set(places.values()))
-        travelling = packed(call) if where != [host.name] else call
+    def submit(self, call: CallSpec) -> CallSpec:
+        """Hand a call to the ranks of its worker that are there; the call, with those. Raises `WorkflowError` for an argument that cannot travel."""
+        host, ranks = self.host, self.host.layout.ranks(call.worker)
+        travelling = packed(call) if any(host.place[call.worker, r] != host.name for r in range(ranks)) else call
         with host._mutex:
+            call, travelling = self.members.fixed(call), self.members.fixed(travelling)
+            places = {(call.call_id, r): host.place[call.worker, r] for r in call.taken_by(ranks)}
+            where = sorted(set(places.values()))
             if self.lost is not None:
                 raise ExecutorError(*self.lost.args)
             self._calls.update({key: (home, f"{call.worker}[{key[1]}].{call.method}", call.iteration) for key, home in places.items()})
             self._open[call.iteration].calls += len(places)
+            if ranks > 1:
+                self._open[call.iteration].specs.append(travelling)
             for name in where:
                 if name == host.name:
                     host.submit(call)
                 else:
                     host.say(name, ("call", travelling))
         host.flush()
+        return call
+
+    def calls_under_way(self, worker: str) -> list[CallSpec]:
+        """Under the mutex: calls of a worker with several ranks that some of them have not ended."""
+        found = [c for _, one in sorted(self._open.items()) if one.failure is None for c in one.specs if c.worker == worker]
+        return [c for c in found if any((c.call_id, r) in self._calls for r in self.members.of(c))]
+
+    def expects(self, call: CallSpec, rank: int) -> bool:
+        return (call.call_id, rank) in self._calls
+
+    def expect(self, call: CallSpec, rank: int) -> None:
+        """Under the mutex: one rank more may take part in a call; its iteration waits until that has ended, or is known not to be."""
+        self._calls[call.call_id, rank] = self.host.place[call.worker, rank], f"{call.worker}[{rank}].{call.method}", call.iteration
+        self._open[call.iteration].calls += 1
 
     def ended(self, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
         """Under the mutex: one rank has done its part of a call."""

@@ -89,6 +89,8 @@ class Process:
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far
     filled: Filled | None = None  # it is a filler's
+    joining: bool = False  # it is being built while the run goes on
+    leaving: bool = False
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -168,7 +170,7 @@ class HostContext(Context):
         self._process = process
         self.name = process.worker
         self.rank = process.rank
-        self.ranks = ranks
+        self._ranks = ranks
         self.device = device
         self.sub_batches = sub_batches
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
@@ -177,6 +179,11 @@ class HostContext(Context):
     @property
     def iteration(self) -> int:  # type: ignore[override]
         return self._process.call.iteration if self._process.call else -1
+
+    @property
+    def ranks(self) -> int:  # type: ignore[override]
+        call = self._process.call
+        return len(call.ranks) if call is not None and call.ranks else self._ranks
 
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:

@@ -6,7 +6,7 @@ Children are started anew, not forked: threads, locks and CUDA do not survive a 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
 from typing import Any
 
@@ -24,8 +24,11 @@ from rlinf_lab.workflow.workflow import Workflow
 class ProcessExecutor(HostsExecutor):
     """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores; ``fillers``: work for the bubbles."""
 
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = ()) -> None:
-        super().__init__(flow, plan, emulate, fillers)
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(flow, plan, emulate, fillers, absent)
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
             raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: executor='ray'.")

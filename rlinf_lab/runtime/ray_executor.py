@@ -14,7 +14,7 @@ pinned to its cores. A host with k GPUs asks for k, and Ray chooses which: the p
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
@@ -40,10 +40,11 @@ class RayExecutor(HostsExecutor):
     _process_seconds = 120.0  # a cluster may have to start a node
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False, fillers: Sequence[Filler] = ()
-    ) -> None:
+        self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
         check_address(address)
-        super().__init__(flow, plan, emulate, fillers)
+        super().__init__(flow, plan, emulate, fillers, absent)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
         self._address = address
         self._actors: dict[str, Any] = {}

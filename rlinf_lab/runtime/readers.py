@@ -22,6 +22,14 @@ class Readers:
         self._ended[iteration, channel] += 1
         return self._ended[iteration, channel] == self._expected.get((iteration, channel))
 
+    def admit(self, iteration: int, channel: str) -> bool:
+        """One more than were counted; not when all have ended."""
+        key = iteration, channel
+        if key in self._expected and self._ended[key] >= self._expected[key]:
+            return False
+        self._ended[key] -= 1
+        return True
+
     def retire(self, iteration: int) -> None:
         self._expected = {k: n for k, n in self._expected.items() if k[0] > iteration}
         self._ended = Counter({k: n for k, n in self._ended.items() if k[0] > iteration})

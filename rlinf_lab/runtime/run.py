@@ -128,6 +128,19 @@ class Run(Observed):
             self.state = "running"
             self._go.set()
 
+    def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
+        """An absent rank comes, also in the middle of an iteration; see `Session.join`."""
+        self._session.join(worker, rank, timeout)
+
+    def leave(self, worker: str, rank: int) -> None:
+        """A rank goes, also in the middle of an iteration; see `Session.leave`."""
+        self._session.leave(worker, rank)
+
+    @property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """For each worker the ranks that are there."""
+        return self._session.members
+
     # --- looking -----------------------------------------------------------------------------------------
     @property
     def results(self) -> list[Any]:

@@ -115,7 +115,7 @@ class Scheduler:
             process.lock_from = self.clock.now_ns()
             self._block(process, "engine", what, (process.index, kind, channel, n))
             if process.queue is not None and process.queue.stub:
-                if kind == _GET:
+                if kind == _GET and n:
                     self._ask(process, process.queue, n)
                 elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
                     self._put_waits(process.queue)
@@ -236,7 +236,7 @@ class Scheduler:
         with self._mutex:
             process.ordering = False
             process.lock_from = end if coming else process.lock_from
-            came = awake or process.woken_outside or (waits_for == "call" and bool(process.calls or self.stopping))
+            came = awake or process.woken_outside or (waits_for == "call" and bool(process.calls or self.stopping or process.leaving))
             process.woken = came
             process.waits_for, process.blocked_at = ("", "") if came else (waits_for, blocked_at)
             if not came:

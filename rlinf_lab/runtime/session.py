@@ -178,6 +178,28 @@ class Session:
         untold = [one for one in self._open if not one._is_over or (one._error is not None and one._error is self._untold)]
         return [one.wait() for one in untold]
 
+    # --- ranks that come and go --------------------------------------------------------------------------
+    @property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """For each worker the ranks that are there and take part in what is called from now on."""
+        return {worker: self._loop.members.present(worker) for worker in self._layout.graph.workers}
+
+    def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
+        """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set up. From any thread.
+
+        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones. Raises the `WorkerError` of
+        its setup (nobody else suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
+        """
+        aside(lambda: self._loop.members.join(worker, rank, timeout))
+
+    def leave(self, worker: str, rank: int) -> None:
+        """A rank goes: returns at once. From any thread; rank 0 stays.
+
+        In a call whose ranks take items from one channel that they share it finds the end of the stream at its next get, and the others take what it has
+        not taken; other calls under way it does as ever. Then its worker is closed. `join` brings the rank back, with a new worker.
+        """
+        aside(lambda: self._loop.members.leave(worker, rank))
+
     def _outcome(self, one: Iteration, timeout: float | None) -> Any:
         """See `Iteration.wait`."""
         if not one._is_over:
@@ -328,12 +350,12 @@ class Session:
             failure.add_note(f"That was in iteration {first}{later and f'; given up with it: {later}'}.")
         return first, failure
 
-    def _readers(self) -> dict[str, dict[str, int]]:
-        """For each channel, how many calls of each worker read it in this iteration."""
-        found: dict[str, dict[str, int]] = {channel: {} for channel in self._layout.graph_channels()}
+    def _readers(self) -> dict[str, list[tuple[str, int]]]:
+        """For each channel the ranks that read it in this iteration, once for every call."""
+        found: dict[str, list[tuple[str, int]]] = {channel: [] for channel in self._layout.graph_channels()}
         for call in self._calls:
             for channel in call.channels(READ):
-                found[channel][call.worker] = found[channel].get(call.worker, 0) + 1
+                found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
         return found
 
     def _resolved(self, result: Any) -> Any:
@@ -366,7 +388,7 @@ class Session:
             self._refuse_sealed(channel, f"{worker}.{method}")
         for ref in spec.refs():
             self._refuse_forgotten(f"The value of a call of {ref.producer} of iteration {ref.iteration}", ref.iteration)
-        self._loop.submit(spec)
+        spec = self._loop.submit(spec)
         self._calls.append(spec)  # not before: one that could not be sent closes no channel
         return Handle(self, spec)
 
@@ -379,11 +401,10 @@ class Session:
         self._refuse_forgotten(_value_of(call), call.iteration)
         if call.iteration == self._now:
             self._seal(self._upstream(call))
-        ranks = self._layout.ranks(call.worker)
         host, driver = self._host, self._host.driver
-        if path or ranks == 1:
+        if path or self._layout.ranks(call.worker) == 1:
             return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
-        return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in range(ranks)]
+        return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in self._loop.members.of(call)]
 
     def done(self, call: CallSpec) -> bool:
         return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
@@ -440,7 +461,8 @@ class Session:
         graph, expected = self._layout.graph, {}
         for channel in sorted(new):
             calls = [c for c in self._calls for name in c.channels(WRITE) if name == channel]
-            expected[channel] = sum(self._layout.closes(channel, c.worker) for c in calls)
+            sharded = self._layout.sharded(channel)
+            expected[channel] = sum(1 if sharded else len(c.taken_by(self._layout.ranks(c.worker))) for c in calls)
             if DRIVER in graph.producers(channel):
                 expected[channel] += 1
                 self._loop.close_channel(channel, self._now)

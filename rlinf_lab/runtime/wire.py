@@ -4,9 +4,11 @@
     get, got, read              a rank of another host reads a queue: its order, the answer, the end of its call
     want, value                 the result of a call, once for each host that needs it
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
-    call, seal, readers, cancel, retire   the driver to everyone; ``readers``: how many calls will read each channel
+    call, seal, readers, cancel, retire   the driver to everyone; ``readers``: which ranks' calls will read each channel
     ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
+    join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
+    admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
     delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
@@ -19,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.runtime import turnover
 from rlinf_lab.runtime.parcels import Parcel
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
@@ -181,7 +184,7 @@ def _on_seal(host: Host, iteration: int, expected: dict[str, int]) -> None:
     host.seal(iteration, expected)
 
 
-def _on_readers(host: Host, iteration: int, readers: dict[str, dict[str, int]]) -> None:
+def _on_readers(host: Host, iteration: int, readers: dict[str, list[tuple[str, int]]]) -> None:
     host.expect_readers(iteration, readers)
 
 
@@ -202,6 +205,21 @@ def _on_delayed(host: Host, origin: str) -> None:
 
 def _on_count(host: Host) -> None:
     host._engine.count_delay()
+
+
+def _on_joined(host: Host, worker: str, rank: int, failure: WorkerError | None) -> None:
+    assert host.loop is not None
+    host.loop.members.joined(worker, rank, failure)
+
+
+def _on_left(host: Host, worker: str, rank: int) -> None:
+    assert host.loop is not None
+    host.loop.members.left(worker, rank)
+
+
+def _on_admitted(host: Host, number: int, home: str, channel: str, reads: bool, ok: bool) -> None:
+    assert host.loop is not None
+    host.loop.members.admitted(number, home, channel, reads, ok)
 
 
 def _on_retire(host: Host, iteration: int) -> None:
@@ -232,6 +250,8 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
+    "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
+    "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
      "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
 

@@ -72,7 +72,7 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One call of one worker, for all its ranks. ``starts_on_device``: it computes before its first get."""
+    """One call of one worker, for all its ranks, or those in ``ranks``. ``starts_on_device``: it computes before its first get."""
 
     call_id: int
     worker: str
@@ -81,6 +81,11 @@ class CallSpec:
     kwargs: dict[str, Any] = field(default_factory=dict)
     iteration: int = 0
     starts_on_device: bool = True
+    ranks: tuple[int, ...] = ()
+
+    def taken_by(self, ranks: int) -> tuple[int, ...]:
+        """Who takes part, of so many."""
+        return self.ranks or tuple(range(ranks))
 
     def arguments(self) -> list[Any]:
         return [*self.args, *self.kwargs.values()]

@@ -7,7 +7,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.planning.hosts import place_hosts
@@ -33,9 +33,10 @@ class MeshExecutor:
     """
 
     def __init__(
-        self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0, fillers: Sequence[Filler] = ()
-    ) -> None:
-        self.flow, self.layout = flow, checked_layout(flow.graph, plan, specs_of(fillers))
+        self, flow: Workflow, plan: ExecutionPlan, delay: float = 0.0, seed: int = 0, slow_sending: float = 0.0, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
+        self.flow, self.layout = flow, checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._declarations = {**flow.workers, **declarations_of(fillers)}
         self._rng, self._delay, self._slow_sending = random.Random(seed), delay, slow_sending
         clock = MonotonicClock()

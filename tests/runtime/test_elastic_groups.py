@@ -1,0 +1,310 @@
+"""Ranks that come and go: whatever happens when, every item is done exactly once, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import PlanError, UnknownNameError, WorkerError, WorkflowError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+PLACES = 4
+
+
+class Source(Worker):
+    def produce(self, items: int, out: Outbox) -> None:
+        for i in range(items):
+            out.put(i)
+
+
+class Doubles(Worker):
+    """Its ranks share the work. ``built`` and ``closed`` say which have been there (in threads of this process)."""
+
+    built: ClassVar[Counter[int]] = Counter()
+    closed: ClassVar[Counter[int]] = Counter()
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def setup(self) -> None:
+        self.done = 0
+        Doubles.built[self.rank] += 1
+
+    def close(self) -> None:
+        Doubles.closed[self.rank] += 1
+
+    def convert(self, inbox: Inbox, out: Outbox) -> int:
+        for batch in inbox:
+            self.compute(self.seconds)
+            for item in batch:
+                out.put((item, self.rank))
+            self.done += len(batch)
+        return self.done
+
+    def who(self) -> tuple[int, int]:
+        return self.rank, self.ranks
+
+
+class Sink(Worker):
+    def consume(self, inbox: Inbox) -> list[tuple[int, int]]:
+        return [item for batch in inbox for item in batch]
+
+
+def flow_of(seconds: float = 0.0, capacity: int | None = 4) -> Workflow:
+    flow = Workflow("elastic")
+    numbers, doubled = flow.channel("numbers", capacity=capacity), flow.channel("doubled", capacity=capacity)
+    source, doubles, sink = flow.worker(Source, name="source"), flow.worker(Doubles, seconds, name="doubles"), flow.worker(Sink, name="sink")
+
+    @flow.iteration
+    def iteration(items: int = 1) -> Any:
+        source.produce(items, numbers)
+        doubles.convert(numbers, doubled)
+        return {"items": sink.consume(doubled), "who": doubles.who()}
+
+    return flow
+
+
+def plan_of(flow: Workflow, chunk: int = 1, **fields: Any) -> ExecutionPlan:
+    devices = [f"cpu:{i}" for i in range(PLACES + 1)]
+    return ExecutionPlan.spatial(flow, devices, {"source": [PLACES], "doubles": list(range(PLACES)), "sink": [PLACES]}, chunk=chunk, **fields)
+
+
+@contextmanager
+def opened(executor: Any) -> Iterator[Session]:
+    executor.start()
+    try:
+        yield Session(executor)
+    finally:
+        assert executor.stop().late == []
+
+
+def test_ranks_join_and_leave_between_iterations() -> None:
+    Doubles.built.clear()
+    Doubles.closed.clear()
+    flow = flow_of()
+    with opened(LocalExecutor(flow, plan_of(flow), emulate=True, absent={"doubles": [2, 3]})) as s:
+        assert s.members == {"source": (0,), "doubles": (0, 1), "sink": (0,)} and sorted(Doubles.built) == [0, 1]
+        assert s.step(5)["who"] == [(0, 2), (1, 2)]
+        s.join("doubles", 3)
+        assert s.members["doubles"] == (0, 1, 3)
+        assert s.step(5)["who"] == [(0, 3), (1, 3), (3, 3)]
+        s.leave("doubles", 1)
+        assert s.step(5)["who"] == [(0, 2), (3, 2)]
+        s.join("doubles", 1)
+        s.join("doubles", 2)
+        assert s.step(5)["who"] == [(r, 4) for r in range(4)]
+    assert Doubles.built == Doubles.closed == {0: 1, 1: 2, 2: 1, 3: 1}
+
+
+@pytest.mark.parametrize("hosts", [1, 5])
+def test_random_turnover_loses_nothing_and_does_nothing_twice(hosts: int) -> None:
+    came = 0
+    for seed in range(6):
+        rng = random.Random(seed)
+        flow = flow_of(0.0005, rng.choice((1, 2, 8, None)))
+        plan = plan_of(flow, rng.choice((1, 2, 3)), staleness=rng.choice((0, 2)))
+        absent = {"doubles": [r for r in range(1, PLACES) if rng.random() < 0.5]}
+        executor: Any = LocalExecutor(flow, plan, emulate=True, absent=absent)
+        if hosts > 1:
+            executor = MeshExecutor(flow, plan, delay=0.0003, seed=seed, absent=absent)
+        with opened(executor) as s, turnover(s, rng) as changes:
+            under_way = [s.submit(60) for _ in range(4)]
+            results = [one.wait() for one in under_way]
+        for result in results:
+            assert Counter(item for item, _ in result["items"]) == dict.fromkeys(range(60), 1), seed
+        came += len(changes)
+    assert came > 20, "some came and went"
+
+
+@contextmanager
+def turnover(s: Session, rng: random.Random) -> Iterator[list[tuple[str, int]]]:
+    """Ranks come and go, one after another, as long as the block lasts."""
+    over, done, failures = threading.Event(), [], []  # type: ignore[var-annotated]
+
+    def change() -> None:
+        try:
+            while not over.wait(rng.random() * 0.004):
+                rank = rng.randrange(1, PLACES)
+                what = "leave" if rank in s.members["doubles"] else "join"
+                getattr(s, what)("doubles", rank)
+                done.append((what, rank))
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join(60)
+    assert not thread.is_alive() and not failures, failures
+
+
+def test_who_comes_in_the_middle_of_a_call_takes_part_and_who_goes_hands_over() -> None:
+    """Every step waits for the one before, so it is certain who did what."""
+    flow, reached = Workflow("steps"), Reached()
+    numbers, doubled = flow.channel("numbers", capacity=1), flow.channel("doubled", capacity=None)
+    source, doubles, sink = flow.worker(Paced, reached, name="source"), flow.worker(Tells, reached, name="doubles"), flow.worker(Sink, name="sink")
+
+    @flow.iteration
+    def iteration() -> Any:
+        source.produce(numbers)
+        return {"shares": doubles.convert(numbers, doubled), "items": sink.consume(doubled)}
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [2], "doubles": [0, 1], "sink": [2]})
+    with opened(LocalExecutor(flow, plan, emulate=True, absent={"doubles": [1]})) as s:
+        one = s.submit()
+        reached.wait(lambda: reached.by[0] >= 2)
+        s.join("doubles", 1)
+        reached.wait(lambda: reached.by[1] >= 2)
+        s.leave("doubles", 1)
+        before = reached.by[0]
+        reached.wait(lambda: reached.by[0] >= before + 5)
+        reached.over = True
+        result = one.wait(30)
+    assert [item for item, _ in sorted(result["items"])] == list(range(len(result["items"])))
+    assert result["shares"] == [reached.by[0], reached.by[1]] and reached.by[1] >= 2
+
+
+class Reached:
+    """What the ranks have done, and whether that is enough."""
+
+    def __init__(self) -> None:
+        self.by: Counter[int] = Counter()
+        self.over = False
+        self._news = threading.Condition()
+
+    def tell(self, rank: int) -> None:
+        with self._news:
+            self.by[rank] += 1
+            self._news.notify_all()
+
+    def wait(self, is_there: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(is_there, 30)
+
+
+class Paced(Worker):
+    def __init__(self, reached: Reached) -> None:
+        self.reached = reached
+
+    def produce(self, out: Outbox) -> None:
+        n = 0
+        while not self.reached.over:
+            out.put(n)
+            n += 1
+
+
+class Tells(Worker):
+    def __init__(self, reached: Reached) -> None:
+        self.reached = reached
+
+    def convert(self, inbox: Inbox, out: Outbox) -> int:
+        done = 0
+        for batch in inbox:
+            self.compute(0.0005)
+            out.put((batch[0], self.rank))
+            done += 1
+            self.reached.tell(self.rank)
+        return done
+
+
+def test_groups_change_across_processes() -> None:
+    flow = flow_of()
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "doubles": [0, 1, 2], "sink": [0]}, chunk=1)
+    with session(flow, plan, "processes", emulate=True, absent={"doubles": [1]}) as s:
+        assert s.step(20)["who"] == [(0, 2), (2, 2)]
+        one = s.submit(300)
+        s.join("doubles", 1, timeout=60)
+        s.leave("doubles", 2)
+        assert Counter(item for item, _ in one.wait(60)["items"]) == dict.fromkeys(range(300), 1)
+        assert s.step(20)["who"] == [(0, 2), (1, 2)]
+
+
+class Broken(Worker):
+    def setup(self) -> None:
+        if self.rank:
+            raise ValueError(f"no rank {self.rank}")
+
+    def work(self) -> int:
+        return self.rank
+
+
+class Meets(Worker):
+    def work(self) -> list[int]:
+        return self.exchange(self.rank)
+
+
+def grouped(cls: type[Worker]) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("grouped")
+    workers = flow.worker(cls, name="workers")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return workers.work()
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"workers": [0, 1]})
+
+
+def test_a_rank_that_cannot_be_set_up_spoils_nothing() -> None:
+    flow, plan = grouped(Broken)
+    with opened(LocalExecutor(flow, plan, absent={"workers": [1]})) as s:
+        assert s.step() == [0]
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="no rank 1"):
+                s.join("workers", 1)
+            assert s.step() == [0] and s.members == {"workers": (0,)}
+
+
+def test_ranks_that_meet_must_all_be_there() -> None:
+    flow, plan = grouped(Meets)
+    executor = LocalExecutor(flow, plan, absent={"workers": [1]})
+    with opened(executor) as s:
+        with pytest.raises(WorkerError, match=r"ranks \[0\] take part, not all"):
+            s.step()
+        s.join("workers", 1)
+        assert s.step() == [[0, 1], [0, 1]]
+    assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize(("what", "message"), [
+    (("join", "workers", 1), "there already"), (("leave", "workers", 0), "rank 0 of 'workers' stays"), (("join", "workers", 2), "places for 2"),
+    (("leave", "worker", 1), "Did you mean 'workers'"), (("leave", "workers", True), "no rank True"),
+])  # fmt: skip
+def test_what_cannot_come_or_go_is_refused_by_name(what: tuple[str, str, int], message: str) -> None:
+    flow, plan = grouped(Meets)
+    with opened(LocalExecutor(flow, plan)) as s:
+        with pytest.raises((PlanError, WorkflowError, UnknownNameError), match=message):
+            getattr(s, what[0])(*what[1:])
+        assert s.step() == [[0, 1], [0, 1]]
+    with pytest.raises(PlanError, match="rank 0 of 'workers' stays"):
+        LocalExecutor(flow, plan, absent={"workers": [0]})
+
+
+def test_readers_of_keys_and_fused_ranks_have_fixed_places() -> None:
+    from flows import DEVICES, cell_flow
+
+    flow = cell_flow()
+    for plan, message in (
+        (ExecutionPlan.temporal(flow, DEVICES, {"sim": 2}), "reads its own keys of channel 'act'"),
+        (ExecutionPlan.fused_cells(flow, DEVICES, {"sim": 2}), "is fused with others"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            LocalExecutor(flow, plan, absent={"sim": [1]})
