@@ -50,14 +50,14 @@ def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
 
 
 def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...]) -> int:
-    """Items of one batch of a rank of the consumer; 0: everything."""
+    """Items (or groups) of one batch of a rank of the consumer; 0: everything."""
     producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
     units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
     if units[0] == units[1]:
         tokens = producer.ranks * producer.sub_batches
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
-    items = _items(placement, edge)
+    items = _items(placement, edge) / edge.group  # what such a channel carries is groups
     if node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1:
         return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
     return max(1, math.ceil(items / consumer.chunks / consumer.ranks))

@@ -66,12 +66,12 @@ class Observed:
 
     # --- of the whole flow -------------------------------------------------------------------------------
     def items(self, channel: str) -> float:
-        """Items that pass a channel in an iteration."""
+        """Items that pass a channel in an iteration; members where it has groups."""
         producers = [ranks for worker in self.graph.producers(channel) for ranks in self._iterations(worker)]
         consumers = [ranks for worker in self.graph.consumers(channel) for ranks in self._iterations(worker)]
         put = [sum(n for t in ranks.values() for _, n in t.puts.get(channel, ())) for ranks in producers]
         got = [sum(t.gets.get(channel, 0) for t in ranks.values()) for ranks in consumers]
-        return max(statistics.median(put or [0]), statistics.median(got or [0]))
+        return self.graph.channel(channel).group * max(statistics.median(put or [0]), statistics.median(got or [0]))
 
     def tokens(self, cell: Sequence[str]) -> int:
         """Tokens that circulate in a cell: of the member that keeps them, rank by rank."""
@@ -161,7 +161,8 @@ class Observed:
             ends = edge.producer, edge.consumer
             before = found.get(ends)
             whole = not inside and (edge.whole or (before is not None and before.whole))
-            found[ends] = EdgeProfile(*ends, whole=whole, items=None if inside or not passing or passing == items else float(passing))
+            group = max(edge.group, before.group if before is not None else 1)
+            found[ends] = EdgeProfile(*ends, group, whole, items=None if inside or not passing or passing == items else float(passing))
         return tuple(found.values())
 
     def most_items(self) -> int:

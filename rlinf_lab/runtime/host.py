@@ -24,7 +24,7 @@ from rlinf_lab.runtime.fillers import keep_filling
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.ports import InboxPort, OutboxPort
+from rlinf_lab.runtime.ports import InboxPort, outbox
 from rlinf_lab.runtime.process import Filled, Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
@@ -290,13 +290,15 @@ class Host(Scheduler):
 
     def _perform(self, process: Process, call: CallSpec) -> None:
         value, error = None, None
-        process.exchanges = 0
+        process.exchanges, process.groups = 0, []
         try:
             process.method = self.recorder.name(call.method)
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
+            for port in process.groups:
+                port.refuse_incomplete()
         except BaseException as raised:
             error = wire.described(process, call, raised)
         self._spans.end_run(process)
@@ -319,7 +321,7 @@ class Host(Scheduler):
 
     def _argument(self, process: Process, call: CallSpec, value: Any) -> Any:
         if isinstance(value, ChannelArg):
-            port = OutboxPort if value.direction == WRITE else InboxPort
+            port = outbox if value.direction == WRITE else InboxPort
             return port(self, process, value.channel, call.iteration)
         if isinstance(value, WeightsArg):
             return WeightsPort(self, process, value.name, call)

@@ -115,6 +115,9 @@ class OutboxPort:
             queue = self._queues[number] = self._host.writing_queue(self._process, self._channel, self._iteration, number)
         return queue
 
+    def refuse_incomplete(self) -> None:
+        """When its call ends."""
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -125,3 +128,39 @@ class OutboxPort:
 
     def __repr__(self) -> str:
         return f"Outbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
+
+
+class GroupedOutboxPort(OutboxPort):
+    """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item of the channel."""
+
+    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
+        super().__init__(host, process, channel, iteration)
+        self._waiting: dict[int, list[tuple[Any, int | None]]] = {}
+        process.groups.append(self)
+
+    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        if key is None:
+            raise WorkflowError(f"{self._who()} has groups of {self._spec.group}: say of which group the item is, put(item, key=...).")
+        members = self._waiting.setdefault(key, [])
+        members.append((item, weight))
+        if len(members) == self._spec.group:
+            del self._waiting[key]
+            given = [w for _, w in members if w is not None]
+            self._put(self._queue(None), [[item for item, _ in members]], sum(given) if given else None, priority)
+
+    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        for item in items:
+            self.put(item, key=key, weight=weight, priority=priority)
+
+    def refuse_incomplete(self) -> None:
+        for key, members in self._waiting.items():
+            raise WorkflowError(
+                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}. Next: one rank puts all items "
+                f"of a key, in one call."
+            )
+
+
+def outbox(host: Host, process: Process, channel: str, iteration: int) -> OutboxPort:
+    """The writing end that the channel's declaration asks for."""
+    made = GroupedOutboxPort if host.layout.graph.channel(channel).group > 1 else OutboxPort
+    return made(host, process, channel, iteration)

@@ -131,7 +131,7 @@ class _Measuring:
     def _cut(self, plan: ExecutionPlan, first: Observed, parts: Callable[[str], int]) -> ExecutionPlan:
         cells = self.flow.graph.cells
         chunks = {
-            e.channel: max(1, math.ceil(first.items(e.channel) / parts(e.consumer))) for e in self.flow.graph.edges
+            e.channel: max(1, math.ceil(first.items(e.channel) / e.group / parts(e.consumer))) for e in self.flow.graph.edges
             if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer) or any(e.producer in c and e.consumer in c for c in cells))
         }  # fmt: skip
         return replace(plan, chunks={**plan.chunks, **chunks})

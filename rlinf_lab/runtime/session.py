@@ -429,11 +429,11 @@ class Session:
         return items
 
     def _port(self, channel: str, direction: str) -> Any:
-        from rlinf_lab.runtime.ports import InboxPort, OutboxPort
+        from rlinf_lab.runtime.ports import InboxPort, outbox
 
         if (channel, direction) not in self._ports:
-            cls = OutboxPort if direction == WRITE else InboxPort
-            self._ports[channel, direction] = cls(self._host, self._host.driver, channel, self._now)
+            made = outbox if direction == WRITE else InboxPort
+            self._ports[channel, direction] = made(self._host, self._host.driver, channel, self._now)
         return self._ports[channel, direction]
 
     # --- the end of streams ------------------------------------------------------------------------------
@@ -465,6 +465,8 @@ class Session:
             expected[channel] = sum(1 if sharded else len(c.taken_by(self._layout.ranks(c.worker))) for c in calls)
             if DRIVER in graph.producers(channel):
                 expected[channel] += 1
+                if (channel, WRITE) in self._ports:
+                    self._ports[channel, WRITE].refuse_incomplete()
                 self._loop.close_channel(channel, self._now)
         self._loop.broadcast(("seal", self._now, expected))
 

@@ -27,6 +27,10 @@ class ChannelSpec:
     ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put may say its own. ``order``: which
     of the items that are there a get is given: "fifo", "lifo", "priority" (what the put says), or a function of the item that gives a number: the
     smallest goes first, as in `queue.PriorityQueue`, and among equals the one that came first.
+
+    ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one prompt). A put says its key; when a
+    rank has put as many with the same key, they go on together, as one item of the channel: a list, in the order of their puts. All else
+    (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
     """
 
     name: str
@@ -35,6 +39,7 @@ class ChannelSpec:
     whole: bool = False
     weight: Callable[[Any], int] | None = None
     order: str | Callable[[Any], float] = "fifo"
+    group: int = 1
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
@@ -42,6 +47,10 @@ class ChannelSpec:
         for option in ("keyed", "whole"):
             if not isinstance(getattr(self, option), bool):
                 raise ConfigError(f"Channel {self.name!r}: {option} is {getattr(self, option)!r}; it must be True or False.")
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
+            raise ConfigError(f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1.")
+        if self.group > 1 and self.keyed:
+            raise ConfigError(f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or who reads it. Next: one.")
         if self.weight is not None and not callable(self.weight):
             raise ConfigError(f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None.")
         if not callable(self.order) and self.order not in ORDERS:
@@ -134,5 +143,6 @@ class Channel:
         spec = self.spec
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
+        notes += [f"groups of {spec.group}"] * (spec.group > 1)
         notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"

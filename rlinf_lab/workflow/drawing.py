@@ -55,7 +55,7 @@ def graph_svg(
 def _channel_label(edge: Any) -> str:
     """Its name; what is not as by default behind it."""
     bound = [f"≤ {edge.capacity}"] if edge.capacity and edge.capacity != DEFAULT_CAPACITY else []
-    notes = ["keyed"] * edge.keyed + ["whole"] * edge.whole + bound
+    notes = ["keyed"] * edge.keyed + ["whole"] * edge.whole + [f"groups of {edge.group}"] * (edge.group > 1) + bound
     return short(edge.channel, 26) + (f" ({', '.join(notes)})" if notes else "")
 
 

@@ -52,6 +52,7 @@ class Edge:
     keyed: bool
     whole: bool
     capacity: int | None
+    group: int = 1
 
     def __repr__(self) -> str:
         return f"Edge({self.producer} --{self.channel}--> {self.consumer})"
@@ -120,7 +121,7 @@ class WorkflowGraph:
     def edges(self) -> tuple[Edge, ...]:
         """One edge for every (producer, consumer) pair of every channel, in order of declaration."""
         return tuple(
-            Edge(c.name, p, q, c.keyed, c.whole, c.capacity)
+            Edge(c.name, p, q, c.keyed, c.whole, c.capacity, c.group)
             for c in self.channels
             for p in self.producers(c.name)
             for q in self.consumers(c.name)

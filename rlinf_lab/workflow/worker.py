@@ -55,7 +55,7 @@ class Outbox(Protocol[T_contra]):
     """The writing end of a channel. Closed by the executor when the worker's call returns."""
 
     def put(self, item: T_contra, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
-        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel, ``priority`` on one of that order.
+        """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel and on one of groups, ``priority`` on one of that order.
 
         ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing.
         """
