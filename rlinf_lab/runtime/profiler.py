@@ -20,9 +20,9 @@ from rlinf_lab.planning.fitting import fitted
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Memory, Message, Profile, RankRule
-from rlinf_lab.planning.reading import known
-from rlinf_lab.runtime.devices import devices_here, torch_device
+from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.messages import message_costs
+from rlinf_lab.runtime.profile_request import Request
 from rlinf_lab.runtime.run import run
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -54,24 +54,24 @@ def profile(
     ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile counts in (default: the
     most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
     ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` where ranks shall not share this process. ``generators``: workers that generate
-    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there and fresh, else measure and write it.
+    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there, fresh, of this workflow and for what is asked,
+    else say why not, measure and write it. A file without a fingerprint was written by hand and is never written over.
 
     Training state is not kept: every plan starts with new workers. Raises `PlanError` or a worker's own exception.
     """
-    if path is not None and Path(path).is_file():
-        read = Profile.load(path)
-        stale = read.stale()
-        if not stale:
+    asked = Request.of(flow, devices, ranks, items, inputs, iterations, executor, generators, path)
+    if asked.path is not None and asked.path.is_file():
+        read = Profile.load(asked.path)
+        why = (*read.stale(), *asked.misses(read, _device_names(asked.devices)))
+        if not why:
             return read
-        tqdm.write(f"{path} was measured elsewhere ({'; '.join(stale)}): measuring again.")
-    if not isinstance(flow, Workflow):
-        raise PlanError(f"profile() takes a Workflow, not {flow!r}.")
-    if iterations < 1:
-        raise PlanError(f"profile(iterations={iterations}): at least one.")
-    measuring = _Measuring(flow, tuple(devices or devices_here()), dict(ranks or {}), inputs, iterations, executor)
-    found = measuring.profile(items, generators, progress)
-    if path is not None:
-        found.save(path)
+        if read.fingerprint is None:
+            raise PlanError(f"{path} was written by hand and is not what is asked for: {'; '.join(why)}. Next: another path, or edit that file.")
+        tqdm.write(f"{path} is not what is asked for ({'; '.join(why)}): measuring again.")
+    measuring = _Measuring(asked.flow, asked.devices, asked.ranks, asked.inputs, asked.iterations, asked.executor)
+    found = measuring.profile(asked.items, asked.generators, progress)
+    if asked.path is not None:
+        found.save(asked.path)
     return found
 
 
@@ -79,18 +79,11 @@ def profile(
 class _Measuring:
     flow: Workflow
     devices: tuple[str, ...]
-    ranks: dict[str, Sequence[int]]
-    inputs: Sequence[Any] | None
+    ranks: Mapping[str, Sequence[int]]
+    inputs: tuple[Any] | None
     iterations: int
     executor: str
     notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        for worker, counts in self.ranks.items():
-            known("worker", worker, self.flow.graph.workers, "ranks")
-            for count in counts:
-                if not isinstance(count, int) or not 1 <= count <= len(self.devices):
-                    raise PlanError(f"profile(ranks): {worker!r} has {count!r} ranks on {len(self.devices)} devices. Next: 1 to {len(self.devices)}.")
 
     def profile(self, items: int | None, generators: Mapping[str, float] | None, progress: bool) -> Profile:
         graph = self.flow.graph
