@@ -63,12 +63,17 @@ def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = Fa
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
-    """Without those that seat everybody as a faster one does and take about as long: they differ in name only."""
+    """Without those that seat everybody as a faster one does and take about as long: they differ in name only, or in chunks that change nothing."""
     kept: list[Candidate] = []
     for c in found:
-        if not any(c.placement.seats == k.placement.seats and c.seconds < SAME * k.seconds for k in kept):
+        if not any(c.seconds <= SAME * k.seconds and alike(c.placement, k.placement) for k in kept):
             kept.append(c)
     return kept
+
+
+def alike(a: Placement, b: Placement) -> bool:
+    """Whether everybody sits on the same devices, in the same ranks: of one mode, whatever the chunks."""
+    return a.mode == b.mode and all(replace(seat, chunks=1) == replace(b.seats[name], chunks=1) for name, seat in a.seats.items())
 
 
 def _structures(setting: Setting, modes: tuple[str, ...], quick: bool) -> Iterator[Only]:

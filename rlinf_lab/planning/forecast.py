@@ -96,13 +96,17 @@ def graph_of(profile: Profile) -> WorkflowGraph:
 
 
 def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
-    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of whole groups."""
-    found = []
+    """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of whole groups.
+
+    Not within a cell: its members answer each other step by step, all items of a sub-batch together.
+    """
+    found, home = [], Budget(profile, {"": 1}).home
     for edge in profile.edges:
         source = _generator_above(profile, edge.producer)
-        if edge.group > 1 and source not in (None, edge.producer) and not any((e.producer, e.consumer) == (source, edge.consumer) for e in profile.edges):
+        if edge.group > 1 and source not in (None, edge.producer) and home[source] != home[edge.consumer]:
             found.append(EdgeProfile(source, edge.consumer, edge.group))
-    return tuple(dict.fromkeys(found))
+    direct = {(e.producer, e.consumer) for e in profile.edges}
+    return tuple(dict.fromkeys(g for g in found if (g.producer, g.consumer) not in direct))
 
 
 def _generator_above(profile: Profile, name: str, seen: tuple[str, ...] = ()) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
-from rlinf_lab.planning.candidates import Candidate
+from rlinf_lab.planning.candidates import SAME, Candidate, alike, candidates
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
@@ -269,11 +269,12 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
     timelines: dict[int, Timeline] = {}
     seconds: dict[int, float] = {}
     # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
-    while simulate and (len(seconds) < min(SIMULATED, len(found)) or _order(found, seconds)[0] not in seconds):
-        i = next(i for i in _order(found, seconds) if i not in seconds)
+    order = _order(found, seconds)
+    while simulate and (sum(i in seconds for i in order) < min(SIMULATED, len(order)) or order[0] not in seconds):
+        i = next(i for i in order if i not in seconds)
         timelines[i] = forecast(found[i].placement, needed(setting.staleness), devices)
         _, seconds[i] = settled(timelines[i], setting.staleness)
-    order = _order(found, seconds)
+        order = _order(found, seconds)
     best = order[0]
     bound = lower_bound(setting, seconds.get(best, found[best].seconds))
     ranked: list[Planned] = []
@@ -289,8 +290,13 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
 
 
 def _order(found: list[Candidate], simulated: Mapping[int, float]) -> list[int]:
-    """By the seconds that are shown."""
-    return sorted(range(len(found)), key=lambda i: simulated.get(i, found[i].seconds))
+    """By the seconds that are shown, without those that the simulation shows to be another one by another name."""
+    order = sorted(range(len(found)), key=lambda i: simulated.get(i, found[i].seconds))
+    kept: list[int] = []
+    for i in order:
+        if not any(i in simulated and k in simulated and simulated[i] <= SAME * simulated[k] and alike(found[i].placement, found[k].placement) for k in kept):
+            kept.append(i)
+    return kept
 
 
 def _name(candidate: Candidate, before: list[Planned]) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lab.planning import memory
-from rlinf_lab.planning.bounds import Bound, busy_seconds
+from rlinf_lab.planning.bounds import Bound
 from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.search.trees import TEMPORAL
 from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.tables import allowed
+from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, allowed
 from rlinf_lab.timeline.timeline import Timeline
 
 SHOWN = 0.02  # share of a bubble's cause that is worth a word
@@ -37,12 +37,17 @@ def _idle(candidate: Candidate, timeline: Timeline | None) -> str:
 
 
 def _turns(candidate: Candidate) -> str:
+    """One after another on the devices; who works on the host does so meanwhile."""
     if candidate.placement.mode != TEMPORAL:
         return ""
-    units = candidate.placement.setting.units
-    parts = [f"{units[u].name} {w.busy:.4g} s" for u, w in sorted(candidate.streamed.work.items(), key=lambda item: item[1].starts[0])]
+    units, seats = candidate.placement.setting.units, candidate.placement.seats
+    parts: dict[bool, list[str]] = {False: [], True: []}
+    for u, w in sorted(candidate.streamed.work.items(), key=lambda item: item[1].starts[0]):
+        parts[any(seats[m].devices for m in units[u].members)].append(f"{units[u].name} {w.busy:.4g} s")
     other = candidate.seconds - sum(w.busy for w in candidate.streamed.work.values())
-    return f"; turns: {', '.join(parts)}" + (f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else "")
+    switching = f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else ""
+    beside = f"; on the host beside them: {', '.join(parts[False])}" if parts[False] else ""
+    return (f"; turns: {', '.join(parts[True])}" if parts[True] else "") + switching + beside
 
 
 def _waiting(candidate: Candidate) -> str:
@@ -66,7 +71,7 @@ def why_no(setting: Setting, kind: str) -> str:
     if len(setting.units) == 1:
         return "the flow has one worker to place."
     if kind == "spatial":
-        fewest = {u.name: int(_fewest(setting, i)) for i, u in enumerate(setting.units)}
+        fewest = {u.name: _fewest(setting, i) for i, u in enumerate(setting.units)}
         needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
         if sum(fewest.values()) > setting.totals[-1]:
             return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
@@ -102,5 +107,8 @@ def _most(setting: Setting, name: str) -> int:
     return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=1))
 
 
-def _fewest(setting: Setting, unit: int) -> float:
-    return float(setting.totals[np.isfinite(busy_seconds(setting, unit))].min())
+def _fewest(setting: Setting, unit: int) -> int:
+    """Devices that a unit needs at least, in any of its forms, alone there."""
+    forms = [TOGETHER, APART] if len(setting.units[unit].members) > 1 else [SINGLE]
+    rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
+    return int(setting.totals[np.isfinite(rows).any(axis=(0, 1))].min())  # somewhere it fits: `Setting.check`

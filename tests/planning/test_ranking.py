@@ -1,0 +1,80 @@
+"""What is ranked: no plan twice under another name, reasons that add up, cycles with groups, cells of which some counts are impossible."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import Profile
+
+
+def samples(devices: int, items: int, seconds: float) -> dict[str, Any]:
+    return {"samples": [{"devices": devices, "items": items, "seconds": seconds}]}
+
+
+def with_a_host() -> Profile:
+    """Two branches between a generator and a trainer: one on the host."""
+    return Profile.from_dict({
+        "items": 256,
+        "workers": {
+            "rollout": {"kind": "generation", "lengths": {"max_tokens": 4096, "mean_tokens": 900}, **samples(8, 256, 80)},
+            "reward": {"resource": "host", **samples(0, 256, 12)},
+            "ref": samples(8, 256, 40),
+            "actor": samples(8, 256, 100),
+        },
+        "edges": [{"producer": p, "consumer": c} for p, c in (("rollout", "reward"), ("rollout", "ref"), ("reward", "actor"), ("ref", "actor"))],
+    })  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    return plan(with_a_host(), 8)
+
+
+def test_no_two_plans_seat_everybody_alike_and_take_as_long(plans: Plans) -> None:
+    for a, b in itertools.combinations(plans, 2):
+        alike = [{**p.placement[w], "chunks": 0} for p in (a, b) for w in p.placement]
+        same = a.mode == b.mode and alike[: len(alike) // 2] == alike[len(alike) // 2 :]
+        assert not same or b.seconds > 1.0005 * a.seconds, f"{a.name} {a.shape} and {b.name} {b.shape}"
+    assert {"temporal", "hybrid"} <= {p.mode for p in plans}  # of each mode the fastest is there all the same
+
+
+def test_turns_are_those_of_the_devices(plans: Plans) -> None:
+    """Who works on the host does so beside them: its seconds are said, but no part of the sum."""
+    said = plans["temporal"].reason
+    turns = said.partition("turns: ")[2].partition(";")[0]
+    assert "reward" not in turns and "on the host beside them: reward 12 s" in said
+    total = sum(float(s) for s in re.findall(r"([\d.]+) s", turns))
+    assert total <= plans["temporal"].seconds * 1.001
+
+
+@pytest.mark.parametrize("group", [2, 8])
+def test_groups_in_a_cycle_of_a_generator_and_its_tool(group: int) -> None:
+    """They answer each other step by step: who waits for complete groups is downstream of the cycle."""
+    cycle = {
+        "items": 64,
+        "workers": {
+            "gen": {"kind": "generation", "lengths": {"max_tokens": 100, "mean_tokens": 20}, **samples(1, 64, 8)},
+            "tool": samples(1, 64, 2), "judge": samples(1, 64, 1), "learner": samples(1, 64, 5),
+        },
+        "edges": [
+            {"producer": "gen", "consumer": "tool"}, {"producer": "tool", "consumer": "judge", "group": group},
+            {"producer": "judge", "consumer": "gen", "group": group}, {"producer": "judge", "consumer": "learner", "group": group},
+        ],
+    }  # fmt: skip
+    found = plan(Profile.from_dict(cycle), 4)
+    assert found.best.seconds == pytest.approx(16 / 4, rel=1e-3)
+    assert any("(gen | tool | judge)" in p.shape for p in found)
+
+
+def test_why_there_is_no_spatial_plan_of_a_cell_whose_members_never_fit_alike() -> None:
+    """The members of the cycle have no number of devices in common: apart they need 2 + 1 + 3."""
+    workers = {"a": {"ranks": {"devices_per_rank": 2}, **samples(2, 97, 8)}, "b": {"ranks": {"divides": 97}, **samples(1, 97, 4)}, "c": samples(1, 97, 4),
+               "d": {"devices": 4, **samples(4, 97, 4)}, "e": {"ranks": {"counts": [3]}, **samples(3, 97, 2)}}  # fmt: skip
+    edges = [{"producer": p, "consumer": c} for p, c in (("a", "e"), ("b", "e"), ("e", "a"), ("e", "b"))]
+    found = plan(Profile.from_dict({"items": 97, "workers": workers, "edges": edges}), 8)
+    assert "6 a+b+e" in found.refused["spatial"] and "4 d" in found.refused["spatial"]
