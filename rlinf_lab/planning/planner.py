@@ -15,7 +15,7 @@ from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
-from rlinf_lab.planning.candidates import SAME, Candidate, alike, candidates
+from rlinf_lab.planning.candidates import SAME, Candidate, alike
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
