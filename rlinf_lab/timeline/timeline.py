@@ -279,8 +279,8 @@ class Timeline(SpanStore):
         if devices and self.elapsed_ns:
             text += f", busy {100 * self.utilisation().mean():.1f} %"
             table = self.bubbles()
-            parts = [f"{c} {100 * share:.1f} %" for c, share in zip(table["cause"], table["share"], strict=True)]
-            text += f", bubbles: {', '.join(parts)}" if parts else ", no bubbles"
+            parts = [f"{c} {100 * share:.1f} %" for c, share in zip(table["cause"], table["share"], strict=True) if share >= 0.0005]
+            text += f", bubbles: {', '.join(parts)}" if parts else "" if len(table) else ", no bubbles"
         if self.clock_errors:
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
         return text + (f", {self.dropped:,} spans DROPPED" if self.dropped else "")

@@ -47,6 +47,7 @@ def test_it_is_stored_clean(path: Path) -> None:
     assert book.metadata["kernelspec"]["name"] == "python3"
     code = [c for c in book.cells if c.cell_type == "code"]
     assert all(not c.outputs and c.execution_count is None for c in code)
+    assert max(len(line) for c in code for line in c.source.splitlines()) <= 145, "a line that a laptop's page cuts off"
     assert "parameters" in code[0].metadata.get("tags", [])
     assert "assert " in code[-1].source
     assert set(SMALL[path.stem]) <= {line.split(" =")[0] for line in code[0].source.splitlines()}

@@ -147,7 +147,9 @@ export function paintRuler(view, g) {
     const x = view.x(t);
     g.fillStyle = c.line;
     g.fillRect(x, 2, 1, 13);
-    if (x < view.gutter + view.plot - 40) paintText(g, `10.5px ${FONT}`, c.muted, "left", rulerText(t, step), x + 3, 9);
+    const text = rulerText(t, step);
+    g.font = `10.5px ${FONT}`;
+    if (x + 3 + g.measureText(text).width <= view.gutter + view.plot) paintText(g, g.font, c.muted, "left", text, x + 3, 9);
   }
   paintIterations(view, g);
   g.fillStyle = c.bg;

@@ -53,7 +53,8 @@ function heights(row) {
 /** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
 export function placeRows(rows, height) {
   const heads = rows.filter((r) => (r.kind === "device" || r.kind === "worker") && !r.layer).length, tracks = rows.filter((r) => r.kind === "track").map(heights);
-  const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3) + rows.filter((r) => r.kind === "counter").length * COUNTER;
+  const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3)
+    + Math.min(rows.filter((r) => r.kind === "counter").length * COUNTER, 0.3 * height); // where there is not room for all, the lanes come first
   const least = tracks.reduce((sum, [low]) => sum + low + 2, 0), more = tracks.reduce((sum, [low, high]) => sum + high - low, 0);
   const part = more ? Math.max(0, Math.min(1, (height - fixed - least) / more)) : 0;
   let y = RULER + 2;

@@ -294,7 +294,8 @@ export class TimelineView {
     for (const track of this.store.tracks) track.spans.sum(0, Infinity, kinds);
     const first = this.colourBy === "worker" ? this.store.workers.map((w) => item(this.workerColour(w), w, `worker ${w}`))
       : KINDS.filter((kind, k) => kinds[k] > 0 && KIND_COLOUR[kind]).map((kind) => item(KIND_COLOUR[kind] === "busy" ? c.busy : c.causes[KIND_COLOUR[kind]], kind, `${kind} spans`));
-    const shown = CAUSES.filter((cause, k) => causes[k] > 0), { dropped } = this.store.tables;
+    const least = 0.001 * causes.reduce((a, b) => a + b, 0); // less of it is hardly a pixel; pointing at that names it
+    const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped } = this.store.tables;
     this.legend.replaceChildren(
       ...first,
       ...(shown.length ? [make("span.sep"), item(c.busy, "busy", "user code on the device")] : []),
