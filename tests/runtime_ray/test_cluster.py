@@ -17,6 +17,7 @@ from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.links import Link, Listener
 from rlinf_lab.runtime.observer import device_loads
+from rlinf_lab.runtime.reservation import SOMETHING, Reservation
 from rlinf_lab.runtime.run import run
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -113,6 +114,22 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     assert "spread over three nodes" in done.stdout
     assert re.search(r"reserved: Ray could not reserve what the plan needs within 5 s: node 2 \(\S+\): 1 CPU wanted, 0 free\. Next:", done.stdout), done.stdout
     assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("emulate", "wanted"),
+    [
+        (False, {0: {"CPU": 2.0, "GPU": 1.0}, 1: {"CPU": 1.0}, 2: SOMETHING}),  # node 2 was started with --num-cpus=0
+        (True, {0: {"GPU": 1.0}, 1: SOMETHING, 2: SOMETHING}),
+    ],
+)
+def test_what_is_reserved_of_each_node(monkeypatch: pytest.MonkeyPatch, emulate: bool, wanted: dict) -> None:
+    there = {0: {"CPU": 4.0, "GPU": 1.0}, 1: {"CPU": 1.0}, 2: {"memory": 1e9}}
+    monkeypatch.setattr("rlinf_lab.runtime.reservation.nodes", lambda: {n: {"Resources": r} for n, r in there.items()})
+    devices = ["cpu:0", "cpu:1", "cuda:0", "node1/cpu:0", "node1/cpu:1", "node2/cpu:0"]
+    made = Reservation.of(devices, {0: "a", 1: "b", 2: "c"}, emulate=emulate)
+    assert made.wanted == wanted
+    made.remove()  # nothing is reserved yet: harmless
 
 
 @pytest.mark.parametrize("name", ["cpu:0", "cuda:12", "node3/cuda:1"])
