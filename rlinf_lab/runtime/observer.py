@@ -25,12 +25,18 @@ from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
 PUMP_SECONDS = 0.1
+MOST_SECONDS, REST = 0.25, 150
 STILL_SECONDS = 3
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
+def rest_after(cost_seconds: float) -> float:
+    """Seconds until the next look after one that took so much of a core: collecting takes a hundred-and-fiftieth of it, or four looks a second."""
+    return min(MOST_SECONDS, max(PUMP_SECONDS, REST * cost_seconds))
+
+
 class Observer:
-    """Collects, ten times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, ten times a second (see `rest_after`), what an executor has recorded and logged. Each time costs what is new, not what there is.
 
     ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
     collected any more and ``broken`` is called.
@@ -105,7 +111,9 @@ class Observer:
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
-        while not self._over.wait(PUMP_SECONDS):
+        rest = PUMP_SECONDS
+        while not self._over.wait(rest):
+            began = time.thread_time()
             try:
                 self.collect()
             except Exception as error:  # what was not collected is gone
@@ -113,6 +121,7 @@ class Observer:
                 self._broken()
                 return
             self._update()
+            rest = rest_after(time.thread_time() - began)
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""

@@ -36,6 +36,7 @@ class UtilisationSampler:
         self.prefix = prefix
         self._cores = cores
         self._names = gpus
+        self._found: Callable[[], list[tuple[str, float]]] | None = None
         self.gpu_problem = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -74,6 +75,11 @@ class UtilisationSampler:
                 self.recorder.counter(self.prefix + name, now, value)
 
     def _gpus(self) -> Callable[[], list[tuple[str, float]]]:
+        if self._found is None:  # once: a machine without NVML is searched for it
+            self._found = self._find_gpus()
+        return self._found
+
+    def _find_gpus(self) -> Callable[[], list[tuple[str, float]]]:
         import pynvml
 
         if self._names is not None and not self._names:

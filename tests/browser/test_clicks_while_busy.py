@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from test_live_widgets import data, pixels, watch_errors
 from widget_samples import MS
@@ -162,6 +163,13 @@ def keys_zoom_and_pan(hand: Hand) -> None:
         hand.lab.wait_until(lambda before=before, holds=holds: holds(before, hand.shown()), key)
     hand.press("f")
     hand.lab.wait_until(lambda: hand.shown()[0] == 0 and width() > 150 * MS, "everything")
+    for key, button, other in (("c", "Colour: worker", "Colour: kind"), ("g", "Lanes: device", "Lanes: worker")):
+        before, there = pixels(hand.page, f"{ROOT} canvas"), hand.page.get_by_role("button", name=button)
+        hand.press(key)
+        hand.page.get_by_role("button", name=other).wait_for()
+        hand.lab.wait_until(lambda before=before: not np.array_equal(pixels(hand.page, f"{ROOT} canvas"), before), other)
+        hand.press(key)
+        there.wait_for()
 
 
 def outliers_lead_to_the_slow_step(hand: Hand) -> None:

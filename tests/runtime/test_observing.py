@@ -14,7 +14,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import _Feeder
-from rlinf_lab.runtime.observer import depths
+from rlinf_lab.runtime.observer import depths, rest_after
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Worker
@@ -406,3 +406,8 @@ def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
 def test_depths_of_a_channel_are_summed_over_its_queues() -> None:
     rows = [{"channel": "a", "depth": 2}, {"channel": "b", "depth": 0}, {"channel": "a", "depth": 3}]
     assert depths(rows) == {"a items": 5.0, "b items": 0.0}
+
+
+@pytest.mark.parametrize(("cost", "rest"), [(0.0, 0.1), (0.0005, 0.1), (0.001, 0.15), (0.1, 0.25)])
+def test_the_more_a_look_costs_the_rarer_it_is_but_not_without_end(cost: float, rest: float) -> None:
+    assert rest_after(cost) == pytest.approx(rest)
