@@ -125,6 +125,21 @@ class Outage:
             )
 
 
+@dataclass(frozen=True)
+class Turnover:
+    """At ``at_ns`` a rank that is absent ``comes``, or one that is there leaves; what it has not taken the others take. See `runtime.session.Session.join`."""
+
+    worker: str
+    rank: int
+    at_ns: int
+    comes: bool = False
+
+    @classmethod
+    def of(cls, worker: str, rank: int, at: float, comes: bool = False) -> Turnover:
+        """From seconds."""
+        return cls(worker, rank, round(number(f"Turnover of {shown(worker)}: at", at, 0, 1e9) * 1e9), comes)
+
+
 class SimFiller:
     """A filler in the simulator; see `workflow.filler.Filler`. ``steps(rank)``: the nanoseconds of each step that it would take, one after another."""
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.engine import ALL
-from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.layout import Layout, checked_layout, refuse_fixed_place
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.scripts import Op, Outage, Script, SimCall, SimFiller, Turn, all_at_once, call, get, put, run, wait
+from rlinf_lab.planning.scripts import Op, Outage, Script, SimCall, SimFiller, Turn, Turnover, all_at_once, call, get, put, run, wait
 from rlinf_lab.planning.virtual import VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
@@ -25,17 +25,21 @@ class Simulator:
     ``switch_ns``: for each worker (onload, offload) in nanoseconds, paid when the plan's memory makes it leave the device.
     ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises instead.
     ``outages``: when devices are away: preempted, failed, or not there yet. ``fillers``: work for the bubbles.
+    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker.
     """
 
     def __init__(
         self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (),
+        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
     ) -> None:  # fmt: skip
-        self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers])
+        self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers], absent)
+        for change in turnover:
+            refuse_fixed_place(self.layout, repr(change), change.worker, change.rank)
         for outage in outages:
             if outage.device not in plan.devices:
                 raise UnknownNameError.of("device", outage.device, plan.devices, f"Plan {plan.name!r} has no other.")
-        self._outages, self._fillers = tuple(outages), tuple(fillers)
+        self._outages, self._fillers, self._turnover = tuple(outages), tuple(fillers), tuple(turnover)
         self._switch_ns = dict(switch_ns or {})
         self._relieve = relieve
         self.relieved = 0
@@ -56,7 +60,7 @@ class Simulator:
                 self.layout.graph.channel(channel)
         if loop is None:
             self._refuse_silent_loop()
-        host = VirtualHost(self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers)
+        host = VirtualHost(self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover)
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))
         self.relieved = host.relieved
@@ -76,4 +80,4 @@ class Simulator:
         return f"Simulator(workflow {self.layout.graph.name!r} under plan {self.layout.plan.name!r}, {len(self.layout.plan.devices)} devices)"
 
 
-__all__ = ["ALL", "DRIVER", "Op", "Outage", "Script", "SimCall", "SimFiller", "Simulator", "Turn", "call", "get", "put", "run", "wait"]
+__all__ = ["ALL", "DRIVER", "Op", "Outage", "Script", "SimCall", "SimFiller", "Simulator", "Turn", "Turnover", "call", "get", "put", "run", "wait"]

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import DeadlockError, WorkflowError
+from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn
+from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
@@ -81,8 +81,8 @@ class Rank:
     """One rank of a worker, following scripts."""
 
     __slots__ = (
-        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "first", "index", "iteration", "left", "lock_from",
-        "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
+        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first", "index", "iteration", "left",
+        "lock_from", "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
         "switch_from", "switching", "track", "value", "waits_for", "worker",
     )  # fmt: skip
 
@@ -103,6 +103,7 @@ class Rank:
         self.lock_waited = self.on_device = False
         self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
         self.switch_from = 0
+        self.ends = False  # it is leaving
         self.away: list[tuple[int, int, bool]] = []  # when one of its devices is not there, and whether what it does then is lost
 
     @property
@@ -115,7 +116,7 @@ class VirtualHost:
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (),
+        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
     ) -> None:  # fmt: skip
         self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
@@ -148,6 +149,11 @@ class VirtualHost:
         self._fillers = [p for f in fillers for p in self._of[f.spec.name]]
         self._scripts = {f.spec.name: f.script for f in fillers}
         self._filled_at = -1
+        self._absent = set(layout.absent)
+        self._turnover = sorted(turnover, key=lambda t: t.at_ns)
+        self._elastic = bool(turnover or layout.absent)
+        self._takers: dict[tuple[int, int], list[int]] = {}  # (iteration, position): the ranks that take part, first those that began
+        self._began: dict[tuple[int, int], int] = {}  # how many those are
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
         self._keyed = {c.name: c.keyed for c in layout.graph.channels}
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
@@ -162,6 +168,7 @@ class VirtualHost:
         for p in self._fillers:
             p.doing, p.method, p.send = _FILLING, self.rows.name(self.layout.filler[p.worker].method), self._fill(p).send
             self._ready.append(p)
+        self._timers = [(t.at_ns << _BITS) + 2 * (len(self.ranks) + i) for i, t in enumerate(self._turnover)]
         self._loop()
         if driver.doing != _IDLE:
             raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
@@ -227,8 +234,10 @@ class VirtualHost:
 
     def _submit(self, iteration: int, number: int) -> None:
         call = self.calls[number]
-        members = self._of[call.worker]
+        members = [p for p in self._of[call.worker] if (p.worker, p.rank) not in self._absent] if self._absent else self._of[call.worker]
         self._made.append(number)
+        if self._elastic:
+            self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
             p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
@@ -249,7 +258,7 @@ class VirtualHost:
     def _seal(self, iteration: int, channels: set[str]) -> None:
         new = sorted(channels - self._sealed)
         self._sealed.update(new)
-        expected = {c: sum(self.layout.closes(c, self.calls[i].worker) for i in self._made for w in self.calls[i].writes if w == c) for c in new}
+        expected = {c: sum(self._closes(c, iteration, i) for i in self._made for w in self.calls[i].writes if w == c) for c in new}
         for channel in new:
             if DRIVER in self.layout.graph.producers(channel):
                 expected[channel] += 1
@@ -258,6 +267,12 @@ class VirtualHost:
             for shard in range(self.layout.shards(channel)):
                 self._apply(self._engine.seal(self._stream(channel, iteration, shard), expected[channel]))
 
+    def _closes(self, channel: str, iteration: int, number: int) -> int:
+        """How many producers of one queue a call stands for."""
+        if not self._elastic or self._shards[channel]:
+            return self.layout.closes(channel, self.calls[number].worker)
+        return self._began[iteration, number]
+
     def _retire(self, iteration: int) -> None:
         """Forget what belonged to an iteration that is over."""
         for queue in [name for name in self._queues if name[1] == iteration]:
@@ -265,6 +280,7 @@ class VirtualHost:
         for stream in [name for name in self._streams if name[1] == iteration]:
             self._engine.forget_stream(self._streams.pop(stream))
         self._values = {key: waiters for key, waiters in self._values.items() if key[0] != iteration}
+        self._takers = {key: ranks for key, ranks in self._takers.items() if key[0] != iteration}
 
     # --- channels --------------------------------------------------------------------------------------------
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
@@ -289,6 +305,9 @@ class VirtualHost:
         """Take up the next call, if there is one."""
         if not p.calls:
             p.doing = _IDLE
+            if p.ends:
+                p.ends = False
+                self._engine.vacate(p.index)
             return
         p.number, p.call, turn = p.calls.popleft()
         p.iteration, p.method, p.ports = turn.iteration, self.rows.name(p.call.method), {}
@@ -361,6 +380,7 @@ class VirtualHost:
         post = pending.append
         now = self.now
         due = now + 1 << _BITS  # timers below it are due
+        limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
         while True:
             for p in ready:  # grows meanwhile
                 doing = p.doing
@@ -406,7 +426,7 @@ class VirtualHost:
                 p.bound_ns, p.lock_waited = 0, False
                 if kind == GET:
                     p.doing, p.first = _GETTING, -1
-                    post((p.index, _EVENT_GET, queue, n or chunk))
+                    post((p.index, _EVENT_GET, queue, 0 if p.ends and self._is_shared(p.call) else n or chunk))
                 else:
                     p.doing, p.left, p.queue = _PUTTING, n - 1, queue
                     post((p.index, _EVENT_PUT, queue, 1))
@@ -416,8 +436,10 @@ class VirtualHost:
                     slot = pop(timers) & _SLOT
                     if slot & 1:
                         self._switched(ranks[slot >> 1])
-                    else:
+                    elif slot < limit:
                         self._wake(ranks[slot >> 1])
+                    else:
+                        self._turn_over(self._turnover[(slot - limit) >> 1])
             elif pending:
                 events = pending.copy()
                 pending.clear()
@@ -549,6 +571,54 @@ class VirtualHost:
         if p.deferred:
             p.deferred = False
             self._ready.append(p)
+
+    # --- ranks that come and go (the rules of `runtime.turnover`) ----------------------------------------------
+    def _turn_over(self, change: Turnover) -> None:
+        member = change.worker, change.rank
+        p = self._of[change.worker][change.rank]
+        if change.comes != (member in self._absent) or (change.comes and p.ends):
+            state = "has not left yet" if p.ends else "is not there" if member in self._absent else "is there already"
+            raise PlanError(f"{change}: {p.label} {state} at {self.now} ns. Next: absent=..., or another time.")
+        if change.comes:
+            self._absent.discard(member)
+            for iteration, number in list(self._takers):
+                self._take_in(p, iteration, number)
+            return
+        self._absent.add(member)
+        p.ends = True
+        if p.doing == _GETTING and self._is_shared(p.call):
+            mine = [e for e in self._pending if e[0] == p.index and e[1] == _EVENT_GET]
+            if mine:  # of this very instant
+                self._pending[self._pending.index(mine[0])] = (*mine[0][:3], 0)
+            elif self._engine.is_getting(p.index):
+                self._apply(self._engine.dismiss(p.index))
+        elif p.doing == _IDLE:
+            self._wake(p)
+
+    def _take_in(self, p: Rank, iteration: int, number: int) -> None:
+        """A rank that has come takes part in a call under way, if that can take it in."""
+        call, takers = self.calls[number], self._takers[iteration, number]
+        unended = self._open[iteration].unended
+        if call.worker != p.worker or p.rank in takers or number not in unended or not self._is_shared(call):
+            return
+        streams = [self._stream(channel, iteration, 0) for channel in dict.fromkeys(call.writes)]
+        admitted = [stream for stream in streams if self._engine.admit(stream)]
+        if len(admitted) < len(streams):
+            for stream in admitted:
+                self._apply(self._engine.close(stream))
+            return
+        takers.append(p.rank)
+        unended[number] += 1
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers))))
+        if p.doing == _IDLE and len(p.calls) == 1:
+            self._wake(p)
+
+    def _is_shared(self, call: SimCall | None) -> bool:
+        """Whether the ranks of a call take items one by one from one channel that they share."""
+        if call is None or len(call.reads) != 1 or call.after:
+            return False
+        spec = self.layout.graph.channel(call.reads[0])
+        return not spec.keyed and not spec.whole and not any(self._shards[c] for c in (*call.reads, *call.writes))
 
     # --- looking -----------------------------------------------------------------------------------------------
     def _waits(self) -> list[str]:

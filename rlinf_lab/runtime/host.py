@@ -274,18 +274,21 @@ class Host(Scheduler):
     def _next_call(self, process: Process) -> CallSpec | None:
         while True:
             with self._mutex:
-                if process.calls:
+                if process.order:  # it came together with the end of the last call: it goes first
+                    pass
+                elif process.calls:
                     process.call = process.calls.popleft()
                     process.error = self._given_up.get(process.call.iteration)
                     return process.call
-                if self.stopping:
+                elif self.stopping:
                     process.leaving = False
                     self._running -= process.counts
                     return None
-                if process.leaving and not process.order:
+                elif process.leaving:
                     process.machine.offloadable = False  # nobody will be there to do it
                     return None
-                self._block(process, "call", "its next call")
+                else:
+                    self._block(process, "call", "its next call")
             self._park(process)
 
     def _perform(self, process: Process, call: CallSpec) -> None:
@@ -510,8 +513,6 @@ class Host(Scheduler):
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
-        if process.leaving and turnover.takes_nothing_more(self, process, queue.name.channel):
-            wanted = 0
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
         self._spans.resumed(process, SpanKind.GET, start, sum(hi - lo for _, lo, hi in pieces))
@@ -550,6 +551,9 @@ class Host(Scheduler):
 
     def _extend(self, channel: int, n: int) -> None:
         wire.extend_credit(self, self._queues.of(channel), n)
+
+    def _takes_nothing_more(self, process: Process) -> bool:
+        return process.queue is not None and turnover.takes_nothing_more(self, process, process.queue.name.channel)
 
     def _put_waits(self, queue: Queue) -> None:
         wire.say_stalled(self, queue)

@@ -86,6 +86,10 @@ class Scheduler:
         """A rank of another host has got what it asked for."""
         raise NotImplementedError
 
+    def _takes_nothing_more(self, process: Process) -> bool:
+        """Whether the get of a rank that leaves ends without items."""
+        raise NotImplementedError
+
     def _delayed(self) -> None:
         """Somebody of the flow waits for a filler's step to end."""
         raise NotImplementedError
@@ -113,6 +117,8 @@ class Scheduler:
                 self._raise_if_interrupted(process)
             process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
             process.lock_from = self.clock.now_ns()
+            if process.leaving and kind == _GET and self._takes_nothing_more(process):
+                n = 0
             self._block(process, "engine", what, (process.index, kind, channel, n))
             if process.queue is not None and process.queue.stub:
                 if kind == _GET and n:

@@ -73,6 +73,8 @@ def left(host: Host, process: Process) -> None:
 
 def join(host: Host, worker: str, rank: int) -> None:
     """Under the mutex: build it; `set_up` follows."""
+    if host.stopping:  # it would be nobody's
+        return
     process = host._by_member[worker, rank]
     process.joining, process.error = True, None
     host._running += process.counts
