@@ -152,7 +152,7 @@ def test_cells_that_are_no_ring(edges: tuple[str, ...]) -> None:
         for planned in plan(profile, devices):
             timeline, members = planned.timeline, planned.placement
             busy = {n: sum(s.end_ns - s.start_ns for s in timeline.rows() if s.kind == SpanKind.RUN and s.track.worker == n) / 1e9 / 2 for n in "abc"}
-            expected = {n: 4 * s / members[n]["devices"] for n, s in zip("abc", (1.0, 2.0, 1.5), strict=True)}
+            expected = {n: 4 * s * -(-8 // members[n]["devices"]) / 8 for n, s in zip("abc", (1.0, 2.0, 1.5), strict=True)}
             assert busy == pytest.approx(expected) and planned.seconds >= max(expected.values()) * (1 - 1e-9)
 
 

@@ -37,7 +37,9 @@ def fit_worker(worker: WorkerProfile) -> CostModel:
         return GenerationModel(
             worker.samples, worker.lengths, worker.model, worker.ranks.devices_per_rank, worker.max_running, worker.exponent
         )
-    return SimulatorModel(worker.samples) if worker.kind == "simulator" else BatchModel(worker.samples, worker.exponent)
+    if worker.kind == "simulator":
+        return SimulatorModel(worker.samples, worker.ranks.devices_per_rank)
+    return BatchModel(worker.samples, worker.exponent, worker.ranks.devices_per_rank)
 
 
 def _public(name: str, worker: WorkerProfile) -> CostModel:

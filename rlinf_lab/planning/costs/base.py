@@ -15,6 +15,7 @@ MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "ext
 # Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Where repeated samples differ more, or the model misses its samples
 # by more, that counts instead: no sample lies outside the range that is stated at its point.
 REPEAT, BETWEEN, BEYOND, GUESSED = 0.03, 0.05, 0.10, 0.25
+ROUNDING = 1e-9  # items
 TICK = 1e-12  # seconds; what is shorter counts as much
 T = TypeVar("T")
 NOBODY: frozenset[str] = frozenset()
@@ -96,6 +97,13 @@ def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices
         return found if found.note else replace(found, note=note)
     basis, relative, why = basis_of(samples, devices, items, guessed)
     return misfit.around(seconds, basis, relative, why or note)
+
+
+def of_a_rank(items: float | np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Items of the rank that has most: they are whole. Of a number that is not, the mean of chunks that differ by one."""
+    low = np.floor(np.asarray(items, float) + ROUNDING)
+    part = np.maximum(items - low, 0.0)
+    return np.asarray((1 - part) * np.ceil(low / ranks - ROUNDING) + part * np.ceil((low + 1) / ranks - ROUNDING))
 
 
 def by_relative_error(seconds: np.ndarray) -> np.ndarray:

@@ -24,7 +24,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relative_error, estimated
+from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relative_error, estimated, of_a_rank
 from rlinf_lab.planning.costs.lengths import QUANTILES, issue_order, quantiles
 from rlinf_lab.planning.costs.unroll import lengths_from_completion
 from rlinf_lab.planning.profile import Lengths, ModelShape, Sample
@@ -192,7 +192,7 @@ class GenerationModel:
         """Of each rank. A service beside the plan's devices was measured on none, and is one rank whatever the plan."""
         beside = not any(s.devices for s in self.samples)
         ranks = np.ones(np.shape(devices)) if beside else np.maximum(np.asarray(devices, float) / self.devices_per_rank, 1e-9)
-        return items / ranks
+        return of_a_rank(items, ranks)
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """On how many slots the QUANTILES representative requests are looked at, and how often they pass, so that each has its share of real slots.

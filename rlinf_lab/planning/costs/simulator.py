@@ -7,28 +7,29 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs.base import BETWEEN, BEYOND, EXTRAPOLATED, INTERPOLATED, NOBODY, CostEstimate, Misfit, at_samples
+from rlinf_lab.planning.costs.base import BETWEEN, BEYOND, EXTRAPOLATED, INTERPOLATED, NOBODY, CostEstimate, Misfit, at_samples, of_a_rank
 from rlinf_lab.planning.profile import Sample
 
 
 @dataclass(frozen=True)
 class SimulatorModel:
-    """Seconds of one step. What counts is environments on one device: items / devices."""
+    """Seconds of one step. What counts is environments on one device, of the rank that has most."""
 
     samples: tuple[Sample, ...]
+    devices_per_rank: int = 1
 
     def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
         n, t = self.points
-        each = items / np.maximum(np.asarray(devices, float), 1.0)
+        each = self._each(devices, items)
         _, slope, knee = self.hinge
         beyond = t[-1] + slope * (each - np.maximum(n[-1], knee))
         return np.where(each <= n[-1], np.interp(each, n, t), np.maximum(beyond, t[-1]))
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         n, _ = self.points
-        each = items / max(devices, 1)
+        each = float(self._each(np.array([devices]), items)[0])
         value = float(self.seconds(np.array([devices]), items)[0])
-        here = [s.seconds for s in self.samples if np.isclose(s.items / max(s.devices, 1), each)]
+        here = [s.seconds for s in self.samples if np.isclose(self._each(np.array([s.devices]), s.items)[0], each)]
         if here:
             return at_samples(value, here)
         if n[0] < each < n[-1]:
@@ -43,15 +44,24 @@ class SimulatorModel:
     @cached_property
     def points(self) -> tuple[np.ndarray, np.ndarray]:
         """(environments on a device, seconds), means of equal ones, in order."""
-        each = np.array([s.items / max(s.devices, 1) for s in self.samples])
+        each = self.measured
         t = np.array([s.seconds for s in self.samples])
         n = np.unique(each)
         return n, np.array([t[each == k].mean() for k in n])
 
+    def _each(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
+        n = np.maximum(np.asarray(devices, float), 1.0)
+        ranks = np.maximum(n / self.devices_per_rank, 1.0)
+        return np.asarray(of_a_rank(items, ranks) * ranks / n)
+
+    @cached_property
+    def measured(self) -> np.ndarray:
+        """Environments on a device in each sample."""
+        return self._each(np.array([s.devices for s in self.samples]), np.array([s.items for s in self.samples]))
+
     @cached_property
     def misfit(self) -> Misfit:
-        each = np.array([s.items / max(s.devices, 1) for s in self.samples])
-        return Misfit.of(np.array([s.seconds for s in self.samples]), np.interp(each, *self.points))
+        return Misfit.of(np.array([s.seconds for s in self.samples]), np.interp(self.measured, *self.points))
 
     @cached_property
     def hinge(self) -> tuple[float, float, float]:
