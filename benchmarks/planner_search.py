@@ -1,7 +1,8 @@
 """The plan search: is it optimal under its cost model, how long does it take, over which profile errors does a choice stand.
 
-Optimality is checked against every value that any plan attains (`tests/planning/brute_force.py`, no dominance, no bounds, one device count at a time); on
-graphs that are too large for that, against the same with dominance and against the solver without pruning.
+Optimality is checked against every value that any plan attains (`tests/planning/brute_force.py`, no dominance, no bounds, one device count at a time).
+Where those are too many, against the same enumeration without dominated values, and on large graphs also without what is slower than the plan that was
+found: it then shows that there is none faster. The solver without its bounds shows that they lose nothing; it is no independent check of the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CASE_4 = Path(__file__).parents[1] / "docs" / "profiles" / "grpo_7b_case4.json"
 WORK, EXPONENTS = (591.3, 102.3, 367.7), (0.66, 0.875, 0.86)  # seconds of 7B GRPO on 64 devices and how they fall with devices: RLinf, Fig. 9
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 EVERY_VALUE = 200  # of the small graphs: enumerated without dominance, which takes three times as long as all the rest
-PLAIN_DOMINANCE = 6  # of the large graphs: it takes ten seconds for each
+ENUMERATED = 100  # of the large graphs: five seconds for each
 
 
 def seconds(problem: Problem) -> float:
@@ -55,7 +56,7 @@ def large(graphs: int, checked: int) -> tuple[float, list[float]]:
         took.append(time.process_time() - start)
         gaps.append(gap(found, min((f.seconds for f in _Solver(problem, np.inf, Only()).plans()), default=float("inf"))))
         if seed < checked:
-            gaps.append(gap(found, best(problem, dominance=True)))
+            gaps.append(gap(found, best(problem, dominance=True, most=found)))
     return max(gaps), took
 
 
@@ -84,14 +85,15 @@ def whole(devices: int) -> float:
 
 
 def cases(smoke: bool) -> list[Case]:
-    graphs, checked = (2, 0) if smoke else (200, PLAIN_DOMINANCE)
+    graphs, checked = (2, 0) if smoke else (200, ENUMERATED)
     note = "CPU ms of one core; 64 chunks at the finest, every device count valid, power-law seconds, switch costs"
     return [
         Case("planner_optimality_small", "largest relative gap", lambda: small(5 if smoke else 1_000), target="<= 0", target_of="value", runs=1,
              note=f"1,000 random branching graphs, V <= 5, N <= 16, with stays, streams, whole batches, staleness; every value of {EVERY_VALUE} enumerated, "
              "of the others all but dominated ones"),
         Case("planner_optimality_large", "largest relative gap", lambda: large(graphs, checked)[0], target="<= 0", target_of="value", runs=1,
-             note=f"200 graphs, V 5-8, N 17-64; all against the search without pruning, {PLAIN_DOMINANCE} against plain dominance"),
+             note=f"200 graphs, V 5-8, N 17-64: {ENUMERATED} against an enumeration written apart from the solver (without dominated values, and without what "
+             "is slower than the plan that was found), all 200 against the solver without its bounds"),
         Case("planner_optimality_large_seconds", "s, median", lambda: statistics.median(large(graphs, checked)[1]), target="<= 1", target_of="value", runs=1,
              curve=lambda: [[q, float(np.quantile(large(graphs, checked)[1], q))] for q in (0.5, 0.9, 0.95, 1.0)],
              note="CPU s of one core for the same graphs; curve: quantile, s"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness import Case
 
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import Plans, plan
@@ -37,20 +38,22 @@ def quantile(values: list[float], q: float) -> float:
 
 
 def drags(name: str) -> list[float]:
-    """CPU ms of every position of every slider that keeps the number of devices."""
+    """CPU ms of every position of every slider."""
     plans, found = plans_of(name), list[float]()
     asked = Question.of(plans)
     for slider in sliders(plans.profile, asked):
         for value in slider.values:
-            if not slider.field.startswith("devices."):
-                question = moved(asked, slider.field, value)
+            question = moved(asked, slider.field, value)
 
-                def answer(question: Question = question) -> None:
+            def answer(question: Question = question) -> None:
+                try:
                     made = question.answer(plans.profile)
-                    described(made)
-                    [gantt(p) for p in made]
+                except PlanError:  # says what would help: an answer as well
+                    return
+                described(made)
+                [gantt(p) for p in made]
 
-                found.append(milliseconds(answer))
+            found.append(milliseconds(answer))
     return found
 
 
@@ -86,9 +89,9 @@ def cases(smoke: bool) -> list[Case]:
     runs = 1 if smoke else 5
     some = f"{DEVICES} devices, the slowest of the profiles in docs/profiles"
     return [
-        Case("explorer_drag", "ms, median", lambda: max(quantile(drags(n), 0.5) for n in names), target="<= 200", target_of="value", runs=runs,
+        Case("explorer_drag", "ms, 95th percentile", lambda: max(quantile(drags(n), 0.95) for n in names), target="<= 200", target_of="value", runs=runs,
              curve=lambda: [[q, max(quantile(drags(n), q) for n in names)] for q in (0.5, 0.75, 0.95)],
-             note=f"one question of a moving slider, median over all positions of all sliders; {some}; curve: quantile, ms"),
+             note=f"one question of a moving slider, all positions of all sliders, those of devices too; {some}, which hold no memory; curve: quantile, ms"),
         Case("explorer_rest", "ms", lambda: max(rest(n) for n in names), runs=runs,
              note=f"every plan searched, six of them simulated for two iterations; {some}"),
         Case("simulation_64x10", "ms", lambda: max(simulation(n) for n in names), target="<= 400", target_of="value", runs=runs,

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.planning.costs import CostModel, fit
+from rlinf_lab.planning.costs import CellModel, CostModel, fit
 from rlinf_lab.planning.profile import Cell, Profile
 from rlinf_lab.planning.search.problem import Counts
 
@@ -127,6 +127,10 @@ class Budget:
         """What the profile says about a cell, or the default."""
         names = self.units[unit].members
         return next((c for c in self.profile.cells if set(c.members) & set(names)), Cell(names))
+
+    def cell_model(self, unit: int) -> CellModel:
+        """How the seconds of a cell's members make those of the cell."""
+        return CellModel(self.cell(unit).calibration)
 
 
 def _reachable(start: str, after: dict[str, set[str]]) -> set[str]:

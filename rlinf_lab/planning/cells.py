@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rlinf_lab.planning.costs import CellModel
 from rlinf_lab.planning.search.fronts import Front, drops, pareto
 from rlinf_lab.planning.search.problem import Counts
 
@@ -25,16 +26,16 @@ class Apart:
     codes: np.ndarray
 
 
-def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts) -> Apart:
+def apart(seconds: Mapping[int, Sequence[np.ndarray]], members: int, shape: Counts, model: CellModel) -> Apart:
     """``seconds``: for each number of sub-batches, each member's seconds of one sub-batch (all its calls), by code, inf where impossible.
 
-    Empty where a chunk has fewer items than any number of sub-batches: then no code has finite seconds.
+    ``model``: how they make an iteration. Empty where a chunk has fewer items than any number of sub-batches: then no code has finite seconds.
     """
     size = int(np.prod(shape))
     best = Apart(np.full(size, np.inf), np.zeros(size, int), np.zeros((members, size), int))
     for k, rows in seconds.items():
         front, chosen = _fronts(rows, shape)
-        value = np.maximum(k * front.period, front.fill)
+        value = model.apart(front.period, front.fill, k)
         for at in np.argsort(-value, kind="stable"):  # the smallest last
             code = front.code[at]
             if value[at] < best.seconds[code]:

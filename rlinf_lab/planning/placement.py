@@ -11,6 +11,7 @@ from itertools import accumulate
 import numpy as np
 
 from rlinf_lab.planning import memory
+from rlinf_lab.planning.costs import CostEstimate
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.search.problem import Counts
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, leaf_of, mode, shape
@@ -106,6 +107,18 @@ class Placement:
         """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely its responses leave."""
         worker = self.setting.profile.workers[seat.worker]
         return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.chunks)
+
+    def estimate(self, unit: int) -> CostEstimate:
+        """Seconds of one call of a unit's worker where it sits, with their range and what they rest on; of a cell, of all its calls for a chunk."""
+        setting, found = self.setting, {}
+        for name in setting.units[unit].members:
+            seat = self.seats[name]
+            found[name] = setting.models[name, self.kind(seat)].estimate(len(seat.devices), self.at_once(seat))
+        if len(found) == 1:
+            return found.popitem()[1]
+        calls = {n: e.times(setting.profile.workers[n].calls) for n, e in found.items()}
+        apart = self.arrangement.forms[unit] == APART
+        return setting.cell_model(unit).estimate(calls, next(self.seats[n].sub_batches for n in found) if apart else None)
 
     def member_seconds(self, name: str) -> float:
         """Seconds of a cell's member for one sub-batch of a chunk, all its calls."""

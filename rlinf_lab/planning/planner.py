@@ -136,11 +136,11 @@ class Plans(Sequence[Planned]):
         """What the figures of the best plan rest on."""
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
         placement = self.best.candidate.placement
-        for name, seat in placement.seats.items():
-            estimate = placement.setting.models[name, placement.kind(seat)].estimate(len(seat.devices), placement.at_once(seat))
+        for i, unit in enumerate(placement.setting.units):
+            estimate = placement.estimate(i)
             if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
                 good = 100 * estimate.relative
-                found.append(f"{name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
+                found.append(f"{unit.name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:

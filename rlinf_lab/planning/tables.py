@@ -105,7 +105,7 @@ class Tables:
                 k: [self._worker(m, items, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
                 for k in self.setting.cell(unit).sub_batches if items >= k
             }  # fmt: skip
-            self._apart[key] = apart(seconds, len(self.setting.units[unit].members), self.setting.shape)
+            self._apart[key] = apart(seconds, len(self.setting.units[unit].members), self.setting.shape, self.setting.cell_model(unit))
         return self._apart[key]
 
     def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
@@ -133,10 +133,10 @@ class Tables:
     # --- rows ------------------------------------------------------------------------------------------------
     def _row(self, unit: int, g: int, staying: int, forms: Forms) -> np.ndarray:
         names, items = self.setting.units[unit].members, self.setting.profile.items / 2**g
-        calibration = self.setting.cell(unit).calibration if len(names) > 1 else 1.0
         if forms[unit] == APART:
-            return calibration * self.split(unit, g, staying, forms).seconds
-        return calibration * np.sum([self._worker(m, items, 1, g, Company(staying, forms, names)) for m in names], axis=0)
+            return self.split(unit, g, staying, forms).seconds
+        rows = [self._worker(m, items, 1, g, Company(staying, forms, names)) for m in names]
+        return self.setting.cell_model(unit).together(rows) if len(names) > 1 else rows[0]
 
     def _worker(self, name: str, items: float, sub_batches: int, g: int, company: Company) -> np.ndarray:
         """Seconds of all calls of a worker for one of the sub-batches of ``items``, by code."""

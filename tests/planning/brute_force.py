@@ -96,10 +96,12 @@ def switch(problem: Problem, leaving: int, coming: int) -> float:
     return _ends(problem, leaving, problem.offload, 0) + _ends(problem, coming, problem.onload, 1)
 
 
-def every_value(problem: Problem, dominance: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def every_value(problem: Problem, dominance: bool = False, most: float = np.inf) -> tuple[np.ndarray, np.ndarray]:
     """(fills, periods) of the whole iteration as one chunk on at most all devices: every pair that some plan attains.
 
     ``dominance``: without pairs that another one on the same devices is as good as in both, for graphs that are too large otherwise.
+    ``most``: without pairs that are part of slower plans only. A part that 2^g chunks pass through makes an iteration take 2^g times the smaller of its two
+    numbers, and no iteration ends before one of its chunks has.
     """
 
     @cache
@@ -120,12 +122,17 @@ def every_value(problem: Problem, dominance: bool = False) -> tuple[np.ndarray, 
             if g == 0 or not (a | b) & problem.once:
                 there, back = switch(problem, a, b), switch(problem, b, a)
                 fills = [np.unique(values(x, context | y & problem.staying, g, counts)[0]) for x, y in ((a, b), (b, a))]
+                fills = [f[:1] for f in fills] if dominance else fills  # of equal devices the shortest fill is the best of both
                 both = np.add.outer(*fills).ravel() + there
                 found.append((both, both + back))
             for part in itertools.product(*(range(n + 1) for n in counts)):
                 rest = tuple(n - k for n, k in zip(counts, part, strict=True))
-                found.append(_streamed(values(a, context, g, part), values(b, context, g, rest), linked))
-        distinct = _distinct(np.concatenate([f for f, _ in found]), np.concatenate([p for _, p in found]))
+                parts = values(a, context, g, part), values(b, context, g, rest)
+                if len(parts[0][0]) and len(parts[1][0]):
+                    found.append(_streamed(*parts, linked))
+        fill, period = np.concatenate([f for f, _ in found]), np.concatenate([p for _, p in found])
+        in_time = (2.0**g * np.minimum(fill, period) <= most) & (fill <= most * (1 + problem.staleness))
+        distinct = _distinct(fill[in_time], period[in_time])
         return _undominated(*distinct) if dominance else distinct
 
     return values(problem.everyone, 0, 0, problem.devices)
@@ -149,7 +156,7 @@ def _undominated(fill: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.n
     return fill[kept], period[kept]
 
 
-def best(problem: Problem, dominance: bool = False) -> float:
-    """Seconds between iterations of the best plan; inf when there is none."""
-    fill, period = every_value(problem, dominance)
+def best(problem: Problem, dominance: bool = False, most: float = np.inf) -> float:
+    """Seconds between iterations of the best plan; inf when there is none. Right where it is at most ``most``; of slower plans only some are looked at."""
+    fill, period = every_value(problem, dominance, most)
     return float(np.min(np.maximum(period, fill / (1 + problem.staleness)), initial=np.inf))

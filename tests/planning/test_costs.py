@@ -147,13 +147,17 @@ def test_a_simulator_is_flat_then_linear() -> None:
 
 
 def test_a_cell_alternates_or_overlaps() -> None:
-    members = (SimulatorModel(samples((1, 10, 1.0), (1, 40, 4.0))), BatchModel(samples((1, 10, 0.5), (1, 40, 2.0))))
-    cell = CellModel(("simulator", "policy"), members, (10, 10))
-    assert cell.together(np.array([2]), 40.0) == pytest.approx([10 * (2 + 1)])
-    apart = [np.array([1]), np.array([1])]
-    assert cell.apart(apart, 40.0, 1) == pytest.approx([10 * (4 + 2)])
-    assert cell.apart(apart, 40.0, 2) == pytest.approx([10 * 2 * 2])  # the simulator never waits
-    assert cell.estimate(2, 40).basis == "assumed" and cell.estimate([1, 1], 40, 2).seconds == pytest.approx(40)
+    simulator, policy = SimulatorModel(samples((1, 10, 1.0), (1, 40, 4.0))), BatchModel(samples((1, 10, 0.5), (1, 40, 2.0)))
+    cell = CellModel()
+    assert cell.together([10 * m.seconds(np.array([2]), 40.0) for m in (simulator, policy)]) == pytest.approx([10 * (2 + 1)])
+    assert cell.apart(np.array([40.0]), np.array([60.0]), 1) == pytest.approx([60])
+    assert cell.apart(np.array([20.0]), np.array([30.0]), 2) == pytest.approx([40])  # the simulator never waits
+    assert CellModel(1.5).together([np.array([2.0]), np.array([1.0])]) == pytest.approx([4.5])
+    parts = {"simulator": simulator.estimate(1, 20).times(10), "policy": policy.estimate(2, 20).times(10)}
+    found = cell.estimate(parts, 2)
+    assert found.seconds == pytest.approx(40) and found.basis == "assumed" and found.note.startswith("policy: ")
+    assert found.low == pytest.approx(2 * parts["simulator"].low) and found.high == pytest.approx(2 * parts["simulator"].high)
+    assert cell.estimate(parts).seconds == pytest.approx(20 + 5)
 
 
 # --- the public tool's rule ------------------------------------------------------------------------------

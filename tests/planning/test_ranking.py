@@ -78,3 +78,16 @@ def test_why_there_is_no_spatial_plan_of_a_cell_whose_members_never_fit_alike() 
     edges = [{"producer": p, "consumer": c} for p, c in (("a", "e"), ("b", "e"), ("e", "a"), ("e", "b"))]
     found = plan(Profile.from_dict({"items": 97, "workers": workers, "edges": edges}), 8)
     assert "6 a+b+e" in found.refused["spatial"] and "4 d" in found.refused["spatial"]
+
+
+@pytest.mark.parametrize(("devices", "shape"), [(1, "env+pol"), (2, "(env | pol)")])
+def test_a_cell_says_what_its_seconds_rest_on(devices: int, shape: str) -> None:
+    """The search, the notes and the cost model have one rule for a cell: its calibration, its sub-batches, its least sure member."""
+    workers = {"env": {"kind": "simulator", "calls": 10, **samples(1, 64, 2)}, "pol": {"calls": 10, **samples(1, 32, 1)}}
+    edges = [{"producer": "env", "consumer": "pol"}, {"producer": "pol", "consumer": "env"}]
+    cells = [{"members": ["env", "pol"], "sub_batches": [2], "calibration": 1.5}]
+    found = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, "cells": cells}), devices, chunks=1)
+    made = next(p for p in found if p.shape == shape)
+    estimate = made.candidate.placement.estimate(0)
+    assert estimate.seconds == pytest.approx(made.candidate.searched) and estimate.low < estimate.seconds < estimate.high
+    assert devices > 1 or any(n.startswith("env+pol: ") and "pol: " in n.partition("(")[2] for n in found.notes)
