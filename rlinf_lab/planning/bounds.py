@@ -94,13 +94,21 @@ def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
     """Least seconds of an iteration on each number of devices, with the best chunks and alone there."""
     members = setting.units[unit].members
     inside = [e for e in setting.profile.edges if e.producer in members and e.consumer in members]
-    if len(inside) > len(members):  # no ring: not all members wait for each other in every step
-        return np.asarray(np.max([_least(setting, unit, m) for m in members], axis=0))
+    if len(inside) > len(members):  # no ring: not all members wait for each other in every step; apart, each has a number of devices of its own
+        return np.asarray(np.max([_on_at_most(setting, _least(setting, unit, m)) for m in members], axis=0))
     forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
     rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
     chunks = 2.0 ** np.arange(setting.granularities)[:, None]
     found = np.min([np.min(r * chunks, axis=0) for r in rows], axis=0)
     return np.asarray(found)
+
+
+def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
+    """The least on so many devices of each kind or fewer."""
+    found = seconds.reshape(setting.shape)
+    for axis in range(found.ndim):
+        found = np.minimum.accumulate(found, axis=axis)
+    return found.ravel()
 
 
 def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:

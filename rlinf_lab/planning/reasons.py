@@ -77,6 +77,8 @@ def why_no(setting: Setting, kind: str) -> str:
             return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
     if kind == "hybrid":
         return "no mixture was found that is different from the others."
+    if not any(np.isfinite(setting.cap(k)) for k in setting.kinds):
+        return "none was found that is different from the others."
     return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
 
 
@@ -92,6 +94,8 @@ def shortage(setting: Setting) -> Shortage:
     """What stands against every plan of turns: who keeps how much, and what works beside it."""
     most = {m: _most(setting, m) for u in setting.units for m in u.members if setting.profile.workers[m].resource == "device"}
     workers, finest = setting.profile.workers, setting.profile.items / 2 ** (setting.granularities - 1)
+    if not most:
+        return Shortage("all workers are on the host.", 0.0)
     stay = [m for m in most if not workers[m].offloadable]
     keeps = {m: float(memory.kept(workers[m], np.array([most[m]]), setting.profile.items)[0]) for m in stay}
     needs = {m: float(memory.needed(workers[m], np.array([n]), finest)[0]) for m, n in most.items()}

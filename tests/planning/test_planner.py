@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 from random_profiles import random_profile
 
+import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.bounds import lower_bound
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -215,3 +218,67 @@ def test_execution_plans_of_cells() -> None:
     assert apart.chunks == {"obs": ranks["env"] * 2 // ranks["policy"] // 2}
     for execution in (together, apart):
         execution.validate(made.graph)
+
+
+def per_item(items: int) -> WorkerProfile:
+    """A second an item, on each of its devices."""
+    return WorkerProfile(tuple(Sample(n, float(items), items / n) for n in (1, 2, 4) if n <= items))
+
+
+class Source(lab.Worker):
+    def work(self, items: int, out: lab.Outbox) -> None:
+        out.put_all(range(items))
+
+
+class Passes(lab.Worker):
+    def work(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        for batch in inbox:
+            self.compute(float(len(batch)))
+            out.put_all(batch)
+
+
+class Counts(lab.Worker):
+    def work(self, inbox: lab.Inbox) -> None:
+        for batch in inbox:
+            self.compute(float(len(batch)))
+
+
+@pytest.mark.parametrize(("items", "devices"), [(4, 16), (16, 8), (12, 5)])
+def test_items_are_whole(items: int, devices: int) -> None:
+    """Plans of more devices than items, or of chunks smaller than the ranks, take as long as they are said to take."""
+    flow = lab.Workflow("whole")
+    first, second = flow.channel("first", capacity=None), flow.channel("second", capacity=None)
+    source, a, b = flow.worker(Source, name="source"), flow.worker(Passes, name="a"), flow.worker(Counts, name="b")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.work(items, first)
+        a.work(first, second)
+        b.work(second)
+
+    free = WorkerProfile((Sample(0, float(items), 0.0),), resource="host")
+    profile = Profile(items, {"source": free, "a": per_item(items), "b": per_item(items)}, (EdgeProfile("source", "a"), EdgeProfile("a", "b")))
+    plans = plan(flow, [f"cpu:{i}" for i in range(devices)], profile)
+    assert plans.best.seconds >= 2 * math.ceil(items / devices)
+    for planned in plans:
+        run = lab.run(flow, planned, 2, dashboard=False, clock=MockClock())
+        run.wait()
+        assert run.timeline.iterations()["seconds"].iloc[-1] == pytest.approx(planned.seconds), planned
+
+
+def test_the_bound_of_a_cell_whose_members_have_devices_of_their_own() -> None:
+    workers = {
+        "a": WorkerProfile((Sample(4, 12.0, 3.0),)), "b": WorkerProfile((Sample(8, 24.0, 0.5),), ranks=RankRule(most=2)),
+        "d": WorkerProfile((Sample(1, 24.0, 3.0),)),
+    }  # fmt: skip
+    edges = tuple(EdgeProfile(p, c) for p, c in ("ad", "ba", "da", "db"))
+    plans = plan(Profile(12, workers, edges), 7)
+    assert 0 < plans.bound.seconds <= plans.best.seconds * (1 + 1e-9)
+
+
+def test_a_lead_that_staleness_allows_is_no_speed() -> None:
+    """The slow stage starts ahead and is caught up with only after many iterations: what settles is its own time."""
+    slow, fast = WorkerProfile((Sample(1, 64.0, 30.0),), devices=1), WorkerProfile((Sample(1, 64.0, 13.0),), devices=1)
+    profile = Profile(64, {"b": slow, "c": fast, "d": fast}, (EdgeProfile("b", "d", whole=True), EdgeProfile("c", "d")))
+    for staleness in (1, 3):
+        assert plan(profile, 2, staleness=staleness).best.seconds >= 30

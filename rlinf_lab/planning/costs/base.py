@@ -53,12 +53,16 @@ class CostEstimate:
 class CostModel(Protocol):
     """Seconds of one call, for many device counts at once."""
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         """``devices``: whole numbers; ``items``: of the call, over all its devices; ``beside``: who occupies the same devices."""
         ...
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         """One number with its uncertainty."""
+        ...
+
+    def divided(self) -> float:
+        """How far devices divide the work: 1 where twice as many halve it, 0 where more of them do not help."""
         ...
 
     def reach(self) -> float:

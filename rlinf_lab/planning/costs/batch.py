@@ -29,13 +29,16 @@ class BatchModel:
     exponent: float | None = None
     devices_per_rank: int = 1
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items)
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         curve = nearest_company(self.curves, beside)
         seconds = float(curve.seconds(np.array([float(devices)]), items)[0])
         return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
+
+    def divided(self) -> float:
+        return nearest_company(self.curves, NOBODY).exponent
 
     def reach(self) -> float:
         return float("inf")
@@ -67,7 +70,7 @@ class Curve:
         fitted = [self.seconds(np.array([float(s.devices)]), s.items)[0] for s in self.samples]
         return Misfit.of(np.array([s.seconds for s in self.samples]), np.array(fitted))
 
-    def seconds(self, devices: np.ndarray, items: float) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
         fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent) * n**-self.exponent
         return fitted * np.exp(np.interp(np.log(n), self.log_devices, self.residuals))

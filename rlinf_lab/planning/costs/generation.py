@@ -73,7 +73,9 @@ class GenerationModel:
     exponent: float | None = None
     _schedules: dict[tuple[int, int, bool, float], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY, cap: np.ndarray | None = None) -> np.ndarray:
+    def seconds(
+        self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY, cap: np.ndarray | None = None
+    ) -> np.ndarray:
         """Time until the last response. ``cap``: most running sequences of a rank for each entry of ``devices`` (memory), None: no limit."""
         alpha, beta = self.parameters
         requests = self._requests(devices, items)
@@ -107,6 +109,9 @@ class GenerationModel:
         guessed = "" if self.identified != "assumed" else "all of a step taken as load"
         value = float(self.seconds(np.array([devices]), items)[0])
         return estimated(value, self.samples, self.misfit, devices, items, guessed, f"load part from {self.identified}")
+
+    def divided(self) -> float:
+        return 1.0
 
     def reach(self) -> float:
         return float("inf")

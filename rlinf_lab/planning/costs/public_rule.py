@@ -26,7 +26,7 @@ class CapacityCliff:
     max_running: int
     devices_per_rank: int = 1
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         held = math.ceil(0.9 * self.max_running) if self.max_running >= 128 else self.max_running
         s = _shrunk(self.reference_devices, devices)
         fits = self.reference_devices / s / self.devices_per_rank * held >= self.batch
@@ -34,6 +34,9 @@ class CapacityCliff:
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         return _estimate(self, devices, items)
+
+    def divided(self) -> float:
+        return 1.0
 
     def reach(self) -> float:
         return float("inf")
@@ -47,13 +50,16 @@ class DampedScaling:
     reference_devices: int
     batch: float
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         s = _shrunk(self.reference_devices, devices)
         grown = np.where(s == 1, 1.0, s / (1 + np.clip(s / 10, 0.1, 0.9)))
         return self.reference_s * grown * items / self.batch
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         return _estimate(self, devices, items)
+
+    def divided(self) -> float:
+        return 1.0
 
     def reach(self) -> float:
         return float("inf")

@@ -18,7 +18,7 @@ class SimulatorModel:
     samples: tuple[Sample, ...]
     devices_per_rank: int = 1
 
-    def seconds(self, devices: np.ndarray, items: float, beside: frozenset[str] = NOBODY) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         n, t = self.points
         each = self._each(devices, items)
         _, slope, knee = self.hinge
@@ -36,6 +36,9 @@ class SimulatorModel:
             return self.misfit.around(value, INTERPOLATED, BETWEEN)
         far = abs(float(np.log2(each / (n[-1] if each > n[-1] else n[0]))))
         return self.misfit.around(value, EXTRAPOLATED, BEYOND * (1 + far), f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}")
+
+    def divided(self) -> float:
+        return 1.0
 
     def reach(self) -> float:
         """The measured range: beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
