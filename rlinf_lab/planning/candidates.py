@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts, Problem
-from rlinf_lab.planning.search.solver import BOTH, Only, near, solve, useful_counts
+from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess, near, solve, useful_counts
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, company, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.streams import Streamed, follow
@@ -23,6 +23,7 @@ CLOSE = 1.04  # plans of the search that are followed: the search's two numbers 
 ROUNDS = 12  # of improvement
 SAME = 1.001
 SPLITS = 64  # searches for a plan that fits, before what others keep is counted as the most that it can be
+Search = Callable[[Problem, float, Only], list[Found]]
 PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 
 
@@ -45,21 +46,24 @@ class Candidate:
         return self.streamed.seconds
 
 
-def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False) -> list[Candidate]:
+def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, staying: int = 0) -> list[Candidate]:
     """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
 
-    ``quick``: the best of all, of turns and of streams only, without every last composition.
+    ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
+    are looked for with the one that is best for turns, and with ``staying`` (a mask), such as that of the plan before.
     """
     found: dict[str, Candidate] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
     for arrangement in setting.arrangements():
         by_form.setdefault(arrangement.forms, []).append(arrangement)
-    for only, arrangements in itertools.product(_structures(setting, modes, quick), by_form.values()):
-        for candidate in _best(setting, arrangements, only):
+    for arrangements in by_form.values():
+        for candidate in _quick(setting, arrangements, modes, staying) if quick else _exact(setting, arrangements, modes):
             shape = candidate.placement.shape
             if shape not in found or candidate.seconds < found[shape].seconds:
                 found[shape] = candidate
-    return _distinct(sorted((improved(c) for c in found.values()), key=lambda c: (c.seconds, c.placement.shape)))
+    best = min((c.seconds for c in found.values()), default=0.0)
+    better = [improved(c) if not quick or c.seconds == best else c for c in found.values()]
+    return _distinct(sorted(better, key=lambda c: (c.seconds, c.placement.shape)))
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
@@ -76,25 +80,42 @@ def alike(a: Placement, b: Placement) -> bool:
     return a.mode == b.mode and all(replace(seat, chunks=1) == replace(b.seats[name], chunks=1) for name, seat in a.seats.items())
 
 
-def _structures(setting: Setting, modes: tuple[str, ...], quick: bool) -> Iterator[Only]:
+def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> Iterator[Candidate]:
+    for only in _structures(setting, modes):
+        # On devices of their own all stay.
+        yield from _best(setting, arrangements[:1] if only.kinds == (SPATIAL,) else arrangements, only)
+
+
+def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int) -> Iterator[Candidate]:
+    turns = _best(setting, arrangements, Only((TEMPORAL,)), guess) if TEMPORAL in modes else []
+    chosen = {c.placement.arrangement.staying for c in turns[-1:]} | {staying}
+    some = [a for a in arrangements if a.staying in chosen] or arrangements
+    yield from turns
+    if SPATIAL in modes and len(setting.units) > 1:
+        yield from _best(setting, arrangements[:1], Only((SPATIAL,)), guess)
+        if TEMPORAL in modes:
+            yield from _best(setting, some, Only(modes), guess)
+
+
+def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
     """Everything; turns only; streams only; and each last composition by itself."""
     yield Only(modes)
     if len(setting.units) == 1 or len(modes) == 1:
         return
     yield Only((TEMPORAL,))
     yield Only((SPATIAL,))
-    if len(setting.units) <= EVERY_CUT and not quick:
+    if len(setting.units) <= EVERY_CUT:
         problem = setting.problem(setting.arrangements()[0])
         for cut in Cuts(problem).of(problem.everyone):
             for kind in BOTH:
                 yield Only(BOTH, (kind, cut.before))
 
 
-def _best(setting: Setting, arrangements: list[Arrangement], only: Only) -> list[Candidate]:
+def _best(setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None) -> list[Candidate]:
     """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed."""
     best, searched = np.inf, []
     for arrangement in arrangements:
-        for used, plan in _fitting(setting, arrangement, best * CLOSE, only):
+        for used, plan in _fitting(setting, arrangement, best * CLOSE, only, search):
             best = min(best, plan.searched)
             searched.append((used, plan))
     return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
@@ -106,24 +127,24 @@ class _Plan:
     tree: Tree
 
 
-def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> list[tuple[Arrangement, _Plan]]:
+def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None) -> list[tuple[Arrangement, _Plan]]:
     """The search's best plan that really fits.
 
     The search counts what others keep on a device as if they had the most devices that they may have, so it finds the best plan or a better one that does
     not fit. Then their numbers are split in two, and both halves are searched, the more promising one first (branch and bound). Of several that stay it is
-    looked at both: all on the same devices, and each on devices of its own.
+    looked at both: all on the same devices, and each on devices of its own. ``search``: instead of an exact one.
     """
     waiting: list[tuple[float, int, Arrangement, Tree]] = []
     numbered = itertools.count()
 
     def look(used: Arrangement) -> None:
         problem = setting.problem(used)
-        plans = (near if _dense(problem) else solve)(problem, ceiling, only)
+        plans = (search or (near if _dense(problem) else solve))(problem, ceiling, only)
         if plans:
             heapq.heappush(waiting, (plans[0].seconds, next(numbered), used, plans[0].tree))
 
     look(arrangement)
-    if arrangement.staying.bit_count() > 1 and any(np.isfinite(setting.cap(k)) for k in setting.kinds):
+    if search is None and arrangement.staying.bit_count() > 1 and any(np.isfinite(setting.cap(k)) for k in setting.kinds):
         look(replace(arrangement, forms=replace(arrangement.forms, disjoint=True)))
     for _ in range(SPLITS):
         if not waiting:

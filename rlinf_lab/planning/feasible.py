@@ -8,19 +8,30 @@ from dataclasses import replace
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.given import MOST_DEVICES
 from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.reasons import shortage
+from rlinf_lab.planning.reasons import fewest_apart, shortage, why_no
 from rlinf_lab.planning.search.solver import BOTH
 from rlinf_lab.planning.setting import Setting
 
 MODES = ("temporal", "spatial", "hybrid")
 
 
-def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool) -> list[Candidate]:
+def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool, staying: int = 0) -> list[Candidate]:
     """The candidates among plans of these modes."""
     free = "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers)
-    found = candidates(setting, BOTH if free else (modes[0],), quick)
+    found = candidates(setting, BOTH if free else (modes[0],), quick, staying)
     return [c for c in found if c.placement.mode in (*modes, "alone")]
+
+
+def why_none(setting: Setting, modes: tuple[str, ...]) -> str:
+    """What stands against every plan of these modes, and what would help."""
+    short = shortage(setting)
+    if short.gib > min(map(setting.cap, setting.kinds)):
+        said = short.said
+    else:
+        said = " ".join(f"{mode}: {why_no(setting, mode)}" for mode in modes)
+    return said + nearest(setting, modes)
 
 
 def nearest(setting: Setting, modes: tuple[str, ...]) -> str:
@@ -29,10 +40,11 @@ def nearest(setting: Setting, modes: tuple[str, ...]) -> str:
     found = []
     if _possible(setting, setting.profile, setting.devices, MODES):
         found.append(f"modes={MODES}")
-    if _possible(setting, limited(setting.profile, gib), setting.devices, modes):
+    if gib > min(map(setting.cap, setting.kinds)) and _possible(setting, limited(setting.profile, gib), setting.devices, modes):
         found.append(f"memory_gib={gib}")
-    for times in (2, 4, 8):
-        more = {**setting.devices, kind: times * setting.devices[kind]}
+    counts = sorted(n for n in {fewest_apart(setting), *(t * setting.devices[kind] for t in (2, 4, 8))} if setting.devices[kind] < n <= MOST_DEVICES)
+    for count in counts:
+        more = {**setting.devices, kind: count}
         if _possible(setting, setting.profile, more, modes):
             found.append(f"devices={more if kind else more[kind]}")
             break

@@ -18,12 +18,12 @@ from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import SAME, Candidate, alike
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
-from rlinf_lab.planning.feasible import MODES, limited, nearest, of_modes
+from rlinf_lab.planning.feasible import MODES, limited, of_modes, why_none
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.reasons import reason, shortage, why_no
+from rlinf_lab.planning.reasons import reason, why_no
 from rlinf_lab.planning.scripts import Outage
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.timeline.timeline import Timeline
@@ -234,12 +234,13 @@ def plan(
 
 
 def searched(
-    setting: Setting, graph: WorkflowGraph, names: tuple[str, ...] = (), modes: tuple[str, ...] = MODES, simulate: bool = True, quick: bool = False
+    setting: Setting, graph: WorkflowGraph, names: tuple[str, ...] = (), modes: tuple[str, ...] = MODES, simulate: bool = True, quick: bool = False,
+    staying: int = 0,
 ) -> Plans:
-    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on."""
-    found = of_modes(setting, modes, quick)
+    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``staying``: of `candidates`."""
+    found = of_modes(setting, modes, quick, staying)
     if not found:
-        why = f"{shortage(setting).said}{nearest(setting, modes)}"
+        why = why_none(setting, modes)
         raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why}")
     return _ranked(setting, found, simulate, graph, names, modes)
 

@@ -111,6 +111,11 @@ def _most(setting: Setting, name: str) -> int:
     return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=1))
 
 
+def fewest_apart(setting: Setting) -> int:
+    """The fewest devices on which all could sit on devices of their own."""
+    return sum(_fewest(setting, i) for i in range(len(setting.units)))
+
+
 def _fewest(setting: Setting, unit: int) -> int:
     """Devices that a unit needs at least, in any of its forms, alone there."""
     forms = [TOGETHER, APART] if len(setting.units[unit].members) > 1 else [SINGLE]

@@ -136,7 +136,8 @@ def replan(
     now = _again(changed, setting, plan.candidate)
     if changed == profile:
         return Replan(drifts, profile, None, now, now, 0.0, count)
-    best = candidates(Setting.of(changed, setting.devices, setting.chunks, setting.rule, setting.staleness), quick=True)[0]
+    again = Setting.of(changed, setting.devices, setting.chunks, setting.rule, setting.staleness)
+    best = candidates(again, quick=True, staying=placement.arrangement.staying)[0]
     if best.seconds > now * (1 - WORTH):
         return Replan(drifts, changed, None, now, now, 0.0, count)
     reason = f"{100 * (now / best.seconds - 1):.0f} % faster with what was measured"

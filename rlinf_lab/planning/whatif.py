@@ -106,7 +106,8 @@ class Question:
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
-        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate)
+        staying = like.best.candidate.placement.arrangement.staying
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, staying=staying)
 
 
 def _longer(changed: Profile, base: Profile, generator: str) -> Profile:

@@ -80,7 +80,7 @@ def test_more_devices_for_who_stays_can_make_room() -> None:
     assert found.best.seconds == pytest.approx(17) and found.best.placement["a"]["devices"] == 8
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
     """Where memory depends on how many devices a worker has, the search is as good as trying every number for everybody by itself."""
     rng = np.random.default_rng(seed)
@@ -96,7 +96,7 @@ def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
 
     def best(one: Profile) -> float:
         try:
-            return min((c.searched for c in candidates(Setting.of(one, 4, chunks=2), quick=True)), default=math.inf)
+            return min((c.searched for c in candidates(Setting.of(one, 4, chunks=2))), default=math.inf)
         except PlanError:
             return math.inf
 

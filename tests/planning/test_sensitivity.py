@@ -73,7 +73,7 @@ def chain(**workers: WorkerProfile) -> Profile:
 
 
 def test_a_plan_with_its_numbers_stands_less_long_than_its_shape() -> None:
-    plans = plan(chain(a=FLAT, b=FLAT), 8, simulate=False)
+    plans = plan(chain(a=FLAT, b=FLAT), 12, simulate=False)
     shape, numbers, relaxed = (sensitivity(plans, of=of, tolerance=t) for of, t in (("shape", 0.0), ("plan", 0.0), ("plan", 0.05)))
     for worker in "ab":
         wide, narrow, middle = (next(r for r in s.ranges if r.worker == worker) for s in (shape, numbers, relaxed))

@@ -193,7 +193,7 @@ class GenerationModel:
         """Requests of a rank in a measurement."""
         return float(self._requests(np.array([sample.devices]), sample.items)[0])
 
-    def _requests(self, devices: np.ndarray, items: float) -> np.ndarray:
+    def _requests(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         """Of each rank. A service beside the plan's devices was measured on none, and is one rank whatever the plan."""
         beside = not any(s.devices for s in self.samples)
         ranks = np.ones(np.shape(devices)) if beside else np.maximum(np.asarray(devices, float) / self.devices_per_rank, 1e-9)

@@ -52,8 +52,8 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 
     ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below it.
     """
-    if problem.everyone.bit_count() > 1:
-        ceiling = min(ceiling, _first_guess(problem, ceiling, only))
+    if problem.everyone.bit_count() > 1 and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
+        ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
 
@@ -80,25 +80,26 @@ def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return codes[np.unique(np.clip(at, 0, None))] if len(codes) else codes
 
 
-def _first_guess(problem: Problem, ceiling: float, only: Only) -> float:
-    """Seconds of a good plan: a search over few device counts, then over counts nearer and nearer to those that it chose."""
+def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
+    """Good plans, fastest first: a search over few device counts, then over counts nearer and nearer to those that it chose."""
+    if problem.everyone.bit_count() == 1:
+        return solve(problem, ceiling, only)
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     if not all(len(codes) for codes in useful):
-        return ceiling
-    strides = [-(-len(codes) // FEW) for codes in useful]
+        return []
+    strides, found = [-(-len(codes) // FEW) for codes in useful], list[Found]()
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    while max(strides) > 1:
+    while True:
         plans = _Solver(_with_counts(problem, chosen), ceiling, only).plans()
-        if not plans:
-            break
-        best = min(plans, key=lambda f: f.seconds)
-        ceiling = min(ceiling, best.seconds)
+        found = sorted([*plans, *found], key=lambda f: f.seconds)
+        if not plans or max(strides) == 1:
+            return found
+        ceiling = min(ceiling, found[0].seconds)
         strides = [max(1, stride // CLOSER) for stride in strides]
         for v, codes in enumerate(useful):
-            at = int(np.searchsorted(codes, _code(problem, leaf_of(best.tree, v).devices)))
+            at = int(np.searchsorted(codes, _code(problem, leaf_of(found[0].tree, v).devices)))
             around = at + strides[v] * np.arange(-CLOSER, CLOSER + 1)
             chosen[v] = codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))]
-    return ceiling
 
 
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
