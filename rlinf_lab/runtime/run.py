@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, ConfigError, UnknownNameError, WorkflowError, shown
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.runtime.devices import devices_here
@@ -130,11 +130,17 @@ class Run(Observed):
 
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
         """An absent rank comes, also in the middle of an iteration; see `Session.join`."""
+        self._refuse_while_starting(f"join({worker!r}, {rank!r})")
         self._session.join(worker, rank, timeout)
 
     def leave(self, worker: str, rank: int) -> None:
         """A rank goes, also in the middle of an iteration; see `Session.leave`."""
+        self._refuse_while_starting(f"leave({worker!r}, {rank!r})")
         self._session.leave(worker, rank)
+
+    def _refuse_while_starting(self, what: str) -> None:
+        if self.state == "starting":
+            raise ExecutorError(f"{what}: the workers of {self!r} are still being set up. Next: call it when run.state is 'running', or give absent= to run().")
 
     @property
     def members(self) -> dict[str, tuple[int, ...]]:

@@ -16,10 +16,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.errors import PlanError, UnknownNameError, WorkerError, WorkflowError
+from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.run import Run, session
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -341,3 +341,15 @@ def test_who_comes_late_has_the_newest_weights(hosts: int) -> None:
         s.join("pullers", 1)
         pulled = dict(s.step())
         assert sorted(pulled) == [0, 1] and all(state["step"] >= 2 for state in pulled.values())  # that of the same iteration may be there already
+
+
+def test_a_run_that_is_not_there_yet_says_so() -> None:
+    flow, plan = grouped(Meets)
+    made = Run(LocalExecutor(flow, plan, absent={"workers": [1]}), 1)
+    with pytest.raises(ExecutorError, match=r"join\('workers', 1\).*still being set up"):
+        made.join("workers", 1)
+    made.start()
+    with pytest.raises(WorkerError, match="not all"):
+        made.wait(30)
+    with pytest.raises(ExecutorError, match="has ended"):
+        made.join("workers", 1)

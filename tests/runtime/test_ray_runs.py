@@ -25,7 +25,7 @@ from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Session
 from rlinf_lab.workflow.filler import Filler
-from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
@@ -153,3 +153,42 @@ def test_fillers_live_in_the_hosts_of_their_devices() -> None:
     tracks = {(t.worker, t.rank): t.host for t in started.timeline.tracks}
     assert (tracks["counts", 0], tracks["counts", 1]) == (tracks["source", 0], tracks["double", 0])
     assert all((told.result or 0) == told.steps and told.error is None for told in started.fillers)
+
+
+class Shares(Worker):
+    def produce(self, items: int, out: Outbox) -> None:
+        for i in range(items):
+            out.put(i)
+
+    def convert(self, inbox: Inbox, out: Outbox) -> int:
+        for batch in inbox:
+            out.put_all(batch)
+        return self.ranks
+
+
+def test_ranks_come_and_go_in_hosts_of_their_own() -> None:
+    flow = Workflow("elastic")
+    numbers, passed = flow.channels("numbers", "passed")
+    source, shares, sink = flow.worker(Shares, name="source"), flow.worker(Shares, name="shares"), flow.worker(Sorts, name="sink")
+
+    @flow.iteration
+    def iteration(items: int = 1) -> tuple:
+        source.produce(items, numbers)
+        return shares.convert(numbers, passed), sink.consume(passed)
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "shares": [0, 1], "sink": [0]}, chunk=1)
+    with session(flow, plan, executor="ray", absent={"shares": [1]}) as s:
+        assert s.step(20) == ([1], list(range(20)))
+        one = s.submit(300)
+        s.join("shares", 1, timeout=60)
+        assert one.wait(60)[1] == list(range(300))
+        assert s.step(20) == ([2, 2], list(range(20)))
+        one = s.submit(300)
+        s.leave("shares", 1)
+        assert one.wait(60)[1] == list(range(300))
+        assert s.step(20) == ([1], list(range(20)))
+
+
+class Sorts(Worker):
+    def consume(self, inbox: Inbox) -> list:
+        return sorted(item for batch in inbox for item in batch)
