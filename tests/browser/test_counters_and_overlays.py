@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from widget_samples import SampleRun
 
-from rlinf_lab.timeline import Recorder
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -75,3 +76,16 @@ def test_both_lanes_of_an_overlay_are_named(jupyterlab: Any, tmp_path: Path) -> 
     page.wait_for_function("() => window.drawn.has('chunk 4') && window.drawn.has('chunk 32')", timeout=15_000)
     page.wait_for_function("() => document.getElementById('timeline').dataset.counters == 8")
     page.screenshot(path=str(ARTIFACTS / "timeline-overlay-light.png"))
+
+
+def test_what_is_missing_and_how_far_a_clock_can_be_trusted_is_said(jupyterlab: Any, tmp_path: Path) -> None:
+    recorder, made = Recorder("far"), Timeline()
+    recorder.add(recorder.track("w", 0, ("node1/cpu:0",)), SpanKind.RUN, recorder.name("step"), 0, 1_000_000)
+    made.extend(replace(recorder.drain(), clock_error_ns=40_000, dropped=3))
+    page = jupyterlab.open_file(timeline_html(made, tmp_path / "far.html", "Far"), theme="light")
+    page.wait_for_function("() => document.getElementById('timeline').dataset.spans == 1", timeout=15_000)
+    assert page.locator(".rl-legend .rl-dropped").inner_text() == "3 spans dropped"
+    box, tip = page.locator("#timeline canvas").first.bounding_box(), page.locator(".rl-tip")
+    page.mouse.move(box["x"] + 600, box["y"] + 70)
+    tip.wait_for()
+    assert tip.inner_text().split("\n")[-1] == "by the clock of another node, aligned to ± 40.0 µs"
