@@ -581,7 +581,7 @@ class Engine:
             for other in self._residents[device]:
                 if self._memory is None or used + p.size <= self._memory:
                     break
-                if other not in victims and other is not p and other.offloadable and not other.granted:
+                if other.size and other not in victims and other is not p and other.offloadable and not other.granted:  # who takes nothing is not in the way
                     victims.append(other)
                     used -= other.size
         for victim in victims:

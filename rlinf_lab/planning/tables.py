@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,8 +168,7 @@ class Tables:
             found[good] = worker.calls * model.seconds(n, items * 2**g, cap=cap) / 2**g
         else:
             beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(company)]
-            shared = at_once if isinstance(model, GenerationModel) or self.setting.rule != "fitted" else whole_items(worker, n, at_once, model.divided())
-            found[good] = worker.calls * np.max([model.seconds(n, shared, b) for b in beside], axis=0)
+            found[good] = worker.calls * np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
         return found
 
     # --- streams ---------------------------------------------------------------------------------------------
@@ -255,14 +253,3 @@ def allowed(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
     """Which device counts the rank rule and a pin allow."""
     good = memory.valid(worker.ranks, devices)
     return good & (devices == worker.devices) if worker.devices is not None else good
-
-
-def whole_items(worker: WorkerProfile, devices: np.ndarray, items: float, divided: float) -> np.ndarray:
-    """Items as if every rank had as many as the fullest one, for which the others wait: an item is not divided. As they are where that was measured.
-
-    ``divided``: `costs.CostModel.divided`; what is not shared out costs no more when it cannot be shared out evenly.
-    """
-    ranks = np.maximum(devices // worker.ranks.devices_per_rank, 1)
-    measured = [s.devices for s in worker.samples if math.isclose(s.items, items)]
-    uneven = np.ceil(items / ranks - ROUNDING) * ranks / items
-    return items * np.where(np.isin(devices, measured), 1.0, uneven**divided)

@@ -27,11 +27,12 @@ from rlinf_lab.runtime.run import run
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER
-from rlinf_lab.workflow.worker import Context, Worker
+from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
 
 SMALLER = 4  # the second plan cuts an iteration into so many batches
 MEMORY_SECONDS = 0.01
+NOTHING_GIB = 1 / 256  # what an empty object seems to take: noise of the allocator
 SWITCHES = 2  # how often each worker leaves and comes
 
 
@@ -88,7 +89,7 @@ class _Measuring:
     def profile(self, items: int | None, generators: Mapping[str, float] | None, progress: bool) -> Profile:
         graph = self.flow.graph
         counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
-        probes = [w for w in graph.workers if _overrides(self.flow.declaration(w).cls)]
+        probes = list(graph.workers)
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
             plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
@@ -192,10 +193,6 @@ class Probed(NamedTuple):
     leaves: bool
 
 
-def _overrides(cls: type[Worker]) -> bool:
-    return cls.setup is not Worker.setup or cls.onload is not Worker.onload or cls.offload is not Worker.offload
-
-
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     """Sets the worker up and lets it leave and come a few times; the shortest seconds count."""
     before = _gib_used(device)
@@ -205,13 +202,14 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     instance.setup()
     resident = max(0.0, _gib_used(device) - before)
     leaves, off, on = instance.can_leave(), [], []
+    nothing = resident < NOTHING_GIB and not leaves  # there is nothing that would have to leave
     try:
         for _ in range(SWITCHES if leaves else 0):
             off.append(_timed(instance.offload, device))
             on.append(_timed(instance.onload, device))
     finally:
         instance.close()
-    return Probed(resident, min(on, default=0.0), min(off, default=0.0), leaves)
+    return Probed(0.0 if nothing else resident, min(on, default=0.0), min(off, default=0.0), leaves or nothing)
 
 
 def _timed(call: Callable[[], None], device: str) -> float:
@@ -228,13 +226,14 @@ def _synchronise(device: str) -> None:
         torch.cuda.synchronize(torch_device([device]))
 
 
-def _gib_used(device: str) -> float:
-    """GiB that this process holds: of a GPU what torch has allocated there, else resident memory."""
+def _gib_used(device: str, synchronised: bool = True) -> float:
+    """GiB that this process holds: of a GPU what torch has allocated there, else resident memory. ``synchronised``: after its work has ended."""
     name = torch_device([device])
     if name.startswith("cuda"):
         import torch
 
-        torch.cuda.synchronize(name)
+        if synchronised:
+            torch.cuda.synchronize(name)
         return float(torch.cuda.memory_allocated(name)) / 2**30
     import psutil
 
@@ -280,7 +279,7 @@ class _MemoryWatch:
     def _look(self) -> None:
         while not self._end.wait(MEMORY_SECONDS):
             most = _most_gib_used(self._device)
-            now = _gib_used(self._device)
+            now = _gib_used(self._device, synchronised=False)
             self._seen.append((time.monotonic_ns(), now, max(now, most)))
 
     def peaks(self, timeline: Timeline) -> dict[str, float]:

@@ -13,6 +13,7 @@ from random_profiles import random_profile
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.candidates import candidates
+from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
@@ -107,6 +108,22 @@ def test_no_pin_finds_a_faster_plan_of_turns(seed: int) -> None:
             one = one.with_worker(name, devices=count)
         pinned.append(best(one))
     assert best(profile) == pytest.approx(min(pinned))
+
+
+def test_who_stays_is_not_switched_out() -> None:
+    """It takes no turn, so it is in nobody's way."""
+    engine = Engine(1, memory=1)
+    stays, first, second = (engine.add_process([0], size=size) for size in (0, 1, 1))
+    orders = []
+    for process in (stays, first, stays, second, stays, first):
+        todo = engine.settle([(process, Event.START, 0, 1)])
+        while todo:
+            do, who, _, _ = todo.pop(0)
+            if do in (Do.OFFLOAD, Do.ONLOAD):
+                orders.append((Do(do).name, who))
+                todo += engine.settle([(who, Event.OFFLOADED if do == Do.OFFLOAD else Event.ONLOADED, -1, 0)])
+        engine.settle([(process, Event.DONE, -1, 0)])
+    assert orders == [("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first)]
 
 
 def test_random_plans_fit_as_executed() -> None:

@@ -81,6 +81,20 @@ def test_workers_are_measured() -> None:
     assert len(finished.wait(60)) == 2 and finished.plan == plans.best.execution
 
 
+class Heavy(Trainer):
+    def __init__(self) -> None:
+        self.weights = bytearray(200 << 20)
+        self.weights[::4096] = b"x" * len(self.weights[::4096])
+
+
+def test_what_a_constructor_makes_is_measured_and_cannot_leave() -> None:
+    workers = lab.profile(flow(Heavy), ["cpu:0"], iterations=1, progress=False).workers
+    assert 0.15 < workers["trainer"].memory.resident_gib < 0.4 and not workers["trainer"].offloadable
+    assert workers["sampler"].offloadable
+    light = lab.profile(flow(), ["cpu:0"], iterations=1, progress=False).workers["trainer"]
+    assert light.memory.resident_gib == 0 and light.offloadable, "there is nothing to leave"
+
+
 class Greedy(Trainer):
     def train(self, inbox: lab.Inbox) -> None:
         for batch in inbox:

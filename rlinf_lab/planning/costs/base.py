@@ -61,10 +61,6 @@ class CostModel(Protocol):
         """One number with its uncertainty."""
         ...
 
-    def divided(self) -> float:
-        """How far devices divide the work: 1 where twice as many halve it, 0 where more of them do not help."""
-        ...
-
     def reach(self) -> float:
         """Most items of one device and call that the model will speak about (infinite when it extrapolates)."""
         ...

@@ -37,9 +37,6 @@ class BatchModel:
         seconds = float(curve.seconds(np.array([float(devices)]), items)[0])
         return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
 
-    def divided(self) -> float:
-        return nearest_company(self.curves, NOBODY).exponent
-
     def reach(self) -> float:
         return float("inf")
 

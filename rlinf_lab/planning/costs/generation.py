@@ -110,9 +110,6 @@ class GenerationModel:
         value = float(self.seconds(np.array([devices]), items)[0])
         return estimated(value, self.samples, self.misfit, devices, items, guessed, f"load part from {self.identified}")
 
-    def divided(self) -> float:
-        return 1.0
-
     def reach(self) -> float:
         return float("inf")
 

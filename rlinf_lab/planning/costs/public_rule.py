@@ -35,9 +35,6 @@ class CapacityCliff:
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         return _estimate(self, devices, items)
 
-    def divided(self) -> float:
-        return 1.0
-
     def reach(self) -> float:
         return float("inf")
 
@@ -57,9 +54,6 @@ class DampedScaling:
 
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         return _estimate(self, devices, items)
-
-    def divided(self) -> float:
-        return 1.0
 
     def reach(self) -> float:
         return float("inf")

@@ -37,9 +37,6 @@ class SimulatorModel:
         far = abs(float(np.log2(each / (n[-1] if each > n[-1] else n[0]))))
         return self.misfit.around(value, EXTRAPOLATED, BEYOND * (1 + far), f"{each:g} environments on a device, measured at {n[0]:g} to {n[-1]:g}")
 
-    def divided(self) -> float:
-        return 1.0
-
     def reach(self) -> float:
         """The measured range: beyond it a simulator may run out of memory or turn steep, so no plan relies on it."""
         return float(self.points[0][-1])
