@@ -13,7 +13,7 @@ import numpy as np
 from rlinf_lab.planning.costs import GenerationModel, Stream
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts
-from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, leaf_of, nodes, numbers
+from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
 from rlinf_lab.planning.tables import Company
 
 FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's chunks
@@ -51,6 +51,9 @@ class _Follower:
         self.problem = self.setting.problem(placement.arrangement)
         self.cuts = Cuts(self.problem)
         self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
+        self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
+        self.each: dict[int, float] = {}  # seconds of a chunk by unit: asked for as often as there are turns
+        self.sources: dict[int, int | None] = {}
         self.left: dict[int, np.ndarray] = {}  # when each atom has left a unit
         self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
         self.begun: dict[int, float] = {}
@@ -102,8 +105,7 @@ class _Follower:
         if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
             return self._generate(leaf, arrived, ready)
         size = self.atoms >> leaf.grain
-        code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
-        seconds = float(self.problem.table(unit, self.placement.beside[unit])[leaf.grain, code])
+        seconds = self._seconds(leaf)
         calls = (stop - first) // size
         each = seconds * weights[first:stop].reshape(calls, size).mean(axis=1)
         there = arrived[first:stop].reshape(calls, size).max(axis=1)
@@ -113,6 +115,12 @@ class _Follower:
         self.left.setdefault(unit, np.full(self.atoms, np.inf))[first:stop] = np.repeat(ends, size)
         self.calls.setdefault(unit, []).append((ends - each, ends))
         return float(ends[-1])
+
+    def _seconds(self, leaf: Leaf) -> float:
+        if leaf.worker not in self.each:
+            code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
+            self.each[leaf.worker] = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
+        return self.each[leaf.worker]
 
     # --- streams ---------------------------------------------------------------------------------------------
     def _arrivals(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -129,7 +137,7 @@ class _Follower:
                 size = max(1, self.atoms >> self.setting.edges[producer, unit])
                 there = np.repeat(there.reshape(-1, size).max(axis=1), size)
             else:
-                stream = self._stream(leaf_of(self.placement.tree, source), edge.group)
+                stream = self._stream(self.leaves[source], edge.group)
                 assert stream is not None
                 # A group is complete when its last member is, wherever on the way it is asked for.
                 there = np.maximum(there, self.begun[source] + stream.times)
@@ -140,10 +148,13 @@ class _Follower:
 
     def _generator(self, unit: int) -> int | None:
         """The streaming unit from which a unit's items come, if there is one."""
-        if self.problem.once >> unit & 1:
-            return unit if self._stream(leaf_of(self.placement.tree, unit), 1) is not None else None
-        above = [p for p, c in self.problem.edges if c == unit]
-        return next((g for g in (self._generator(p) for p in above) if g is not None), None)
+        if unit not in self.sources:
+            if self.problem.once >> unit & 1:
+                self.sources[unit] = unit if self._stream(self.leaves[unit], 1) is not None else None
+            else:
+                above = [p for p, c in self.problem.edges if c == unit]
+                self.sources[unit] = next((g for g in (self._generator(p) for p in above) if g is not None), None)
+        return self.sources[unit]
 
     def _stream(self, leaf: Leaf, group: int) -> Stream | None:
         key = leaf.worker, group
