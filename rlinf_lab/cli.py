@@ -71,6 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
     except RlinfLabError as error:
         print(f"rlinf-lab: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # whoever reads the output has seen enough (`| head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there
+        return 141
     except KeyboardInterrupt:
         print("\nrlinf-lab: interrupted; everything was stopped.", file=sys.stderr)
         return 130

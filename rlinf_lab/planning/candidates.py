@@ -21,6 +21,7 @@ from rlinf_lab.planning.tables import APART, Forms
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
+QUICK_NEIGHBOURS = 24  # followed for a quick answer
 SAME = 1.001
 SPLITS = 64  # searches for a plan that fits, before what others keep is counted as the most that it can be
 Search = Callable[[Problem, float, Only], list[Found]]
@@ -62,7 +63,7 @@ def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = Fa
             if shape not in found or candidate.seconds < found[shape].seconds:
                 found[shape] = candidate
     best = min((c.seconds for c in found.values()), default=0.0)
-    better = [improved(c) if not quick or c.seconds == best else c for c in found.values()]
+    better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in found.values()]
     return _distinct(sorted(better, key=lambda c: (c.seconds, c.placement.shape)))
 
 
@@ -207,15 +208,18 @@ def _spread(tree: Tree, problem: Problem, beside: dict[int, int], room: int) -> 
 
 
 # --- improvement ------------------------------------------------------------------------------------------------
-def improved(candidate: Candidate) -> Candidate:
-    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact."""
+def improved(candidate: Candidate, most: int | None = None) -> Candidate:
+    """Moves devices between parts while the followed seconds fall: the search's model of a stream is not exact. ``most``: neighbours that are looked at."""
     setting, best = candidate.placement.setting, candidate
     problem = setting.problem(candidate.placement.arrangement)
     if not problem.once:
         return candidate  # nothing that the search approximates
+    looked = itertools.count()
     for _ in range(ROUNDS):
         better = best
         for tree in _neighbours(best.placement.tree, problem, best.placement.beside):
+            if most is not None and next(looked) >= most:
+                return better
             placement = Placement(setting, candidate.placement.arrangement, tree)
             streamed = follow(placement)
             if streamed.seconds < better.seconds * (1 - 1e-9) and not placement.misfit():

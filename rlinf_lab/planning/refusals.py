@@ -62,7 +62,20 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> str:
     further = further[np.all([allowed(setting.profile.workers[m], further) for m in names], axis=0)]
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
     nearest = f"devices={fitting[0]}, or " if len(fitting) else ""
-    return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={math.ceil(least)}."
+    enough = math.ceil(max(_enough(setting, unit) for unit in setting.units))
+    return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={enough}."
+
+
+def _enough(setting: Budget, unit: Unit) -> float:
+    """GiB with which the unit fits by itself on some number of devices, together or, a cell, apart."""
+    alone = []
+    for name in unit.members:
+        counts = _counts(setting, name)
+        if setting.profile.workers[name].resource != "host" and len(counts):
+            alone.append(float(_least_need(setting, (name,), counts).min()))
+    shared = [n for n in _counts(setting, unit.members[0]) if all(n in _counts(setting, m) for m in unit.members)]
+    together = float(_least_need(setting, unit.members, np.array(shared)).min()) if shared and len(alone) == len(unit.members) else math.inf
+    return min(max(alone, default=0.0), together) if len(unit.members) > 1 else max(alone, default=0.0)
 
 
 def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -106,9 +106,10 @@ class Setting(Budget):
         return sorted({must | s for s in some}, key=lambda s: (-s.bit_count(), s))
 
     def _costs_nothing(self, staying: int, forms: Forms) -> bool:
-        """Whether nobody is slower or short of memory beside all of them."""
+        """Whether nobody is slower or short of memory beside all of them, however few devices they have."""
+        careful = replace(forms, careful=True)
         return all(
-            np.array_equal(self.tables.of(i, staying & ~(1 << i), forms), self.tables.of(i, 0, forms)) for i in range(len(self.units))
+            np.array_equal(self.tables.of(i, staying & ~(1 << i), careful), self.tables.of(i, 0, forms)) for i in range(len(self.units))
         )  # fmt: skip
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -85,3 +86,10 @@ def torch_device(names: Sequence[str]) -> str:
     """torch's name of a rank's first device."""
     first = Device.parse(names[0]) if names else None
     return first.local if first and first.kind == "cuda" else "cpu"
+
+
+def finish_work(device: str) -> None:
+    """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be somebody else's."""
+    torch = sys.modules.get("torch")
+    if torch is not None and device.startswith("cuda"):
+        torch.cuda.synchronize(device)

@@ -18,6 +18,7 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import turnover, wire
+from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.fillers import keep_filling
@@ -137,7 +138,7 @@ class Host(Scheduler):
 
     def _begin_thread(self, process: Process) -> None:
         worker, rank = process.worker, process.rank
-        device = self._torch_device(self.layout.device_names(worker, rank))
+        device = process.device = self._torch_device(self.layout.device_names(worker, rank))
         context = HostContext(self, process, self.layout.ranks(worker), device, self.layout.plan.tokens(worker))
         thread = threading.Thread(target=self._main, args=(process, self._declarations[worker], context), name=process.label, daemon=True)
         thread.start()
@@ -300,6 +301,7 @@ class Host(Scheduler):
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
+            finish_work(process.device)
             for port in process.groups:
                 port.refuse_incomplete()
         except BaseException as raised:

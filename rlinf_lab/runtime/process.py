@@ -80,6 +80,7 @@ class Process:
     drives: bool = False  # it is the user's loop
     far: bool = False  # it lives on another host
     method: int = -1  # number of the name of its call, in the recorder
+    device: str = ""  # what torch calls its first device
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()

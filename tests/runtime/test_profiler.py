@@ -150,3 +150,29 @@ def test_what_cannot_be_measured_is_refused() -> None:
 def test_a_progress_bar(capsys: pytest.CaptureFixture) -> None:
     lab.profile(flow(), ["cpu:0"], iterations=1)
     assert "profile: 100%" in capsys.readouterr().err
+
+
+class OnGpu(lab.Worker):
+    """Weights of 256 MiB, and as much again for a moment in every call."""
+
+    def setup(self) -> None:
+        import torch
+
+        self.weights = torch.ones(64 << 20, device=self.device)
+
+    def train(self, inbox: lab.Inbox) -> None:
+        for _ in inbox:
+            for _ in range(50):
+                self.weights.mul_(1.0)
+            another = self.weights * 2
+            del another
+
+
+@pytest.mark.gpu
+def test_memory_and_seconds_of_a_gpu() -> None:
+    profile = lab.profile(flow(OnGpu), ["cuda:0"], iterations=2, progress=False)
+    trainer = profile.workers["trainer"]
+    assert profile.device_memory_gib > 1 and profile.fingerprint.devices
+    assert trainer.memory.resident_gib == pytest.approx(0.25, abs=0.02)
+    assert max(s.peak_gib for s in trainer.samples if s.peak_gib) == pytest.approx(0.5, abs=0.05)
+    assert all(s.seconds > 0 for s in trainer.samples)
