@@ -274,7 +274,9 @@ class Observed:
         waits, loop = self.waits(), self._executor.driver_host.loop
         waiting = {wait.who for wait in waits}
         calls = loop.open_calls() if loop is not None and not self._is_over() else []
-        return WaitGraph(tuple(waits), tuple(call for call in sorted(calls) if call.split(".")[0] not in waiting))
+        held_up = {on for wait in waits for on in wait.on}
+        filling = [f"{f.name}[{f.rank}].step" for f in self.fillers if f"{f.name}[{f.rank}]" in held_up]
+        return WaitGraph(tuple(waits), tuple(call for call in sorted([*calls, *filling]) if call.split(".")[0] not in waiting))
 
 
 def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:

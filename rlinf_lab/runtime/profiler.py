@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import threading
 import time
@@ -195,6 +196,7 @@ class Probed(NamedTuple):
 
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     """Sets the worker up and lets it leave and come a few times; the shortest seconds count."""
+    gc.collect()  # what is given back meanwhile would be counted against it
     before = _gib_used(device)
     context = Context()
     context.name, context.device = worker, torch_device([device])

@@ -167,9 +167,11 @@ class WaitGraph:
         on_cycle, awaited = {label for ring in cycles for label in ring}, {_worker(on) for wait in self.waits for on in wait.on}
         waits = [wait for wait in self.waits if _worker(wait.who) != DRIVER or DRIVER in awaited]
         texts = {label: f"computes {method}" for label, method in calls.items()} | {wait.who: wait.what for wait in waits}
+        # Ranks before workers: whoever waits for a worker waits for its ranks, where some are known.
+        for on in sorted({on for wait in waits for on in wait.on}, key=lambda on: "[" not in on):
+            if on not in _ranks_of(texts):
+                texts[on] = "in no call"
         called = _ranks_of(texts)
-        for on in (on for wait in waits for on in wait.on if on not in called):
-            called[on], texts[on] = [on], "in no call"
         groups: dict[Any, list[str]] = {}
         for label, text in texts.items():
             groups.setdefault(label if label in on_cycle else (_worker(label), text), []).append(label)

@@ -108,7 +108,7 @@ def test_asynchronous_plans_are_simulated_too() -> None:
 def test_nothing_beats_the_lower_bound() -> None:
     """Whatever seconds are shown: followed, simulated, with iterations that overlap. And they are the ranking."""
     checked = 0
-    for seed in (*range(24), 42, 43, 47, 52):
+    for seed in (*range(14), 42, 43, 47, 52):
         for staleness in (0, 2) if seed < 8 or seed > 40 else (0,):
             try:
                 profile = random_profile(seed)
@@ -120,7 +120,7 @@ def test_nothing_beats_the_lower_bound() -> None:
             assert shown == sorted(shown) and plans.bound.seconds <= shown[0] * (1 + 1e-9), (seed, staleness)
             assert all(plans.bound.seconds <= p.candidate.searched * (1 + 1e-9) for p in plans), (seed, staleness)
             assert lower_bound(Setting.of(profile, 8, 8, staleness=staleness)).seconds <= plans.bound.seconds * (1 + 1e-9)
-    assert checked > 25
+    assert checked > 15
 
 
 def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -72,7 +74,7 @@ def test_workers_are_measured() -> None:
     assert sampler.samples[0].outputs[-1][1] == 1.0 and len(sampler.samples[0].outputs) == 16
     assert {(s.devices, s.items) for s in trainer.samples} >= {(1, 4), (1, 16), (2, 16)}
     assert min(s.seconds for s in trainer.samples) >= 0.018
-    assert 0.03 < sampler.memory.resident_gib < 0.3 and sampler.onload_s >= 0.03 and sampler.offload_s >= 0.01
+    assert sampler.onload_s >= 0.03 and sampler.offload_s >= 0.01
     assert all(s.peak_gib is None or s.peak_gib >= sampler.memory.resident_gib for s in sampler.samples)
     assert CALLS == ["offload", "onload"] * 2
     assert sampler.ranks.most == 1 and trainer.ranks.most == 0
@@ -87,14 +89,6 @@ class Heavy(Trainer):
         self.weights[::4096] = b"x" * len(self.weights[::4096])
 
 
-def test_what_a_constructor_makes_is_measured_and_cannot_leave() -> None:
-    workers = lab.profile(flow(Heavy), ["cpu:0"], iterations=1, progress=False).workers
-    assert 0.15 < workers["trainer"].memory.resident_gib < 0.4 and not workers["trainer"].offloadable
-    assert workers["sampler"].offloadable
-    light = lab.profile(flow(), ["cpu:0"], iterations=1, progress=False).workers["trainer"]
-    assert light.memory.resident_gib == 0 and light.offloadable, "there is nothing to leave"
-
-
 class Greedy(Trainer):
     def train(self, inbox: lab.Inbox) -> None:
         for batch in inbox:
@@ -104,11 +98,32 @@ class Greedy(Trainer):
             del held
 
 
-def test_the_peak_of_a_call_is_measured() -> None:
-    """The baseline is what was there when the call began; a batch of 16 holds 256 MiB, one of 4 a quarter of that."""
-    profile = lab.profile(flow(Greedy), ["cpu:0"], iterations=2, progress=False)
-    peaks = {s.items: s.peak_gib for s in profile.workers["trainer"].samples}
-    assert 0.2 < peaks[16.0] < 0.5 and 0.03 < peaks[4.0] < 0.2
+MEMORY = """
+import json
+from test_profiler import Greedy, Heavy, flow
+import rlinf_lab as lab
+
+def measured(trainer):
+    workers = lab.profile(flow(trainer), ["cpu:0"], iterations=2, progress=False).workers
+    return {name: [w.memory.resident_gib, w.offloadable, {s.items: s.peak_gib for s in w.samples}] for name, w in workers.items()}
+
+print(json.dumps([measured(Greedy), measured(Heavy)]))
+"""
+
+
+def test_memory_is_measured() -> None:
+    """In a process of its own, because others in this one take and give back memory meanwhile.
+
+    The baseline of a peak is what was there when the call began; a batch of 16 holds 256 MiB, one of 4 a quarter of that.
+    """
+    ran = subprocess.run([sys.executable, "-c", MEMORY], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    greedy, heavy = json.loads(ran.stdout.splitlines()[-1])
+    resident, leaves, peaks = greedy["trainer"]
+    assert resident == 0 and leaves, "there is nothing to leave"
+    assert 0.2 < peaks["16.0"] < 0.5 and 0.03 < peaks["4.0"] < 0.2
+    assert 0.03 < greedy["sampler"][0] < 0.3 and greedy["sampler"][1]
+    assert 0.15 < heavy["trainer"][0] < 0.4 and not heavy["trainer"][1], "made by the constructor, and nobody could take it away"
 
 
 def test_cells_are_measured_with_half_batches() -> None:
@@ -170,6 +185,8 @@ class OnGpu(lab.Worker):
 
 @pytest.mark.gpu
 def test_memory_and_seconds_of_a_gpu() -> None:
+    if not lab.devices()[0].startswith("cuda"):
+        pytest.skip("needs a GPU")
     profile = lab.profile(flow(OnGpu), ["cuda:0"], iterations=2, progress=False)
     trainer = profile.workers["trainer"]
     assert profile.device_memory_gib > 1 and profile.fingerprint.devices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 from typing import Any
@@ -62,6 +63,23 @@ def test_a_ring_through_hundreds_of_ranks_is_found_and_drawn_in_a_few_boxes() ->
     assert [node["name"] for node in drawn["nodes"] if node["computes"]] == ["logger[0]"]
     fed = WaitGraph((Wait("driver[0]", "the value of a[0]", ("a[0]",)), Wait("a[0]", "items of channel 'x'", ("driver",), ("x",)))).drawn()
     assert [node["name"] for node in fed["nodes"]] == ["driver[0]", "a[0]"] and fed["cycles"] == [[0, 1]]
+
+
+def test_who_is_waited_for_by_its_name_and_by_its_rank_is_drawn_once() -> None:
+    """Also where it is in no call at all: the dashboard draws this while it learns that nothing moves."""
+    rollout = Wait("rollout[0]", "version 2 of the weights", ("learner[0]",), ("",))
+    logger = Wait("logger[0]", "items of channel 'stats'", ("learner",), ("stats",))
+    drawn = WaitGraph((rollout, logger)).drawn()
+    names = [node["name"] for node in drawn["nodes"]]
+    assert sorted(names) == ["learner[0]", "logger[0]", "rollout[0]"]
+    assert {(names[a], names[b]) for a, b, _ in drawn["edges"]} == {("rollout[0]", "learner[0]"), ("logger[0]", "learner[0]")}
+    for seed in range(300):
+        rng = random.Random(seed)
+        labels = [f"{w}[{r}]" for w in "abc" for r in range(3)]
+        waits = tuple(Wait(who, rng.choice("xy"), tuple(rng.sample([*labels, *"abcd"], 2)), ("",)) for who in rng.sample(labels, rng.randint(0, 6)))
+        graph = WaitGraph(waits, tuple(f"{label}.work" for label in labels if label not in {w.who for w in waits} and rng.random() < 0.3))
+        drawn = graph.drawn()
+        assert all(0 <= n < len(drawn["nodes"]) for a, b, _ in drawn["edges"] for n in (a, b)) and graph.lines() is not None
 
 
 class Slow(Worker):

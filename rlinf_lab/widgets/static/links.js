@@ -3,7 +3,7 @@ import { CAUSES, CAUSE_TEXT, KINDS, RUN, duration } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 
 const GET = 1, PUT = 2, LOCK = 3;
-const MOST = 200000; // spans of an iteration that are looked at for arrows
+const MOST = 4000000; // spans of an iteration that are looked at for arrows: a tenth of a second
 
 /** The stretch of time of an iteration; one without a mark yet reaches from the last mark to the end. */
 function windowOf(store, iteration) {
@@ -20,10 +20,10 @@ export function movements(store, iteration) {
   store.moves.set(iteration, (found = new Map()));
   const [from, to] = windowOf(store, iteration);
   let looked = 0;
-  for (const track of store.tracks) {
+  look: for (const track of store.tracks) {
     for (const lane of [...track.spans.lanes, ...track.points.lanes]) {
       const [first, last] = lane.range(from, to), c = lane.columns;
-      if ((looked += last - first) > MOST) return found;
+      if ((looked += last - first) > MOST) { console.warn(`rlinf_lab: iteration ${iteration} has more than ${MOST} spans; arrows of the further lanes are not drawn`); break look; }
       for (let i = first; i < last; i++) {
         if ((c.kind[i] !== GET && c.kind[i] !== PUT) || c.iteration[i] !== iteration || c.flow[i] < 0 || c.items[i] <= 0 || c.channel[i] < 0) continue;
         let entry = found.get(c.channel[i]);
