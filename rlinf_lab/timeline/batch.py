@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, said, shown
 from rlinf_lab.timeline.span import Track
 
 #: One span, 56 bytes, little-endian: times in ns, ``nbytes`` in bytes, ``track``/``name``/``channel`` are table numbers
@@ -122,11 +122,18 @@ class SpanBatch:
     @classmethod
     def from_bytes(cls, data: bytes) -> SpanBatch:
         """The inverse of `to_bytes`, exact. Raises `TimelineError` for anything else."""
+        step = "Next: hand over what SpanBatch.to_bytes() returned, whole."
+        if not isinstance(data, bytes | bytearray):
+            raise TimelineError(f"from_bytes({shown(data)}): the bytes of a span batch. {step}")
         if data[: len(_MAGIC)] != _MAGIC:
-            raise TimelineError(
-                f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}."
-                " Next: hand over what SpanBatch.to_bytes() returned, whole."
-            )
+            raise TimelineError(f"These {len(data)} bytes are no span batch: they start with {data[:5]!r}, not {_MAGIC!r}. {step}")
+        try:
+            return cls._parsed(data)
+        except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError, MemoryError, struct.error) as error:
+            raise TimelineError(f"These {len(data)} bytes are no whole span batch: {type(error).__name__}: {said(error)[:200]}. {step}") from error
+
+    @classmethod
+    def _parsed(cls, data: bytes | bytearray) -> SpanBatch:
         at = len(_MAGIC) + 4
         (size,) = struct.unpack_from("<I", data, len(_MAGIC))
         header = json.loads(data[at : at + size])

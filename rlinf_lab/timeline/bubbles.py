@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.accounting import CAUSES, Accounting
 from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.grouping import grouped_by
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -43,10 +43,7 @@ def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | 
     """
     import pandas as pd
 
-    keys = list(COLUMNS) if by is None else [by] if isinstance(by, str) else list(by)
-    for key in keys:
-        if key not in COLUMNS:
-            raise UnknownNameError.of("column to group bubbles by", key, COLUMNS)
+    keys = list(COLUMNS) if by is None else grouped_by("bubbles", "bubbles", by, COLUMNS)
     fields = {field for key in keys for field in _FIELDS[key]}
     rows = accounting.bubbles if by is None else accounting.columns("start", "end", *fields)
     ns = rows["end"] - rows["start"]

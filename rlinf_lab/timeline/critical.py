@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.grouping import grouped_by
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -50,10 +50,7 @@ def critical_path(store: SpanStore, by: str | Sequence[str] | None = ("worker", 
     """
     import pandas as pd
 
-    keys = list(COLUMNS) if by is None else [by] if isinstance(by, str) else list(by)
-    for key in keys:
-        if key not in COLUMNS:
-            raise UnknownNameError.of("column to group the critical path by", key, COLUMNS)
+    keys = list(COLUMNS) if by is None else grouped_by("critical_path", "the critical path", by, COLUMNS)
     track, kind, row, start, end = _steps(store)
     codes, labels = _coded(store, track, kind, row)
     frame = pd.DataFrame({key: codes[key] for key in keys})

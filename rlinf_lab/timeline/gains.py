@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import TimelineError, UnknownNameError, shown
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import SpanArray
 from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.grouping import grouped_by
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -48,10 +49,7 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
 
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
-    keys = [by] if isinstance(by, str) else list(by)
-    for key in keys:
-        if key not in COLUMNS:
-            raise UnknownNameError.of("column to group gains by", key, COLUMNS)
+    keys = grouped_by("gains", "gains", by, COLUMNS)
     spans, whole_ns = _last_iterations(store)
     groups = _groups(store, spans, keys)
     replay = _Replay(store, spans)

@@ -6,14 +6,17 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import MissingDependencyError, TimelineError
+from rlinf_lab.errors import MissingDependencyError, TimelineError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 def sql(frames: Mapping[str, Callable[[], pd.DataFrame]], query: str) -> pd.DataFrame:
-    """The answer to a query over tables, each made when the query names it."""
+    """The answer to a query over tables, each made when the query names it. Raises `TimelineError` for what is no query, or one that DuckDB refuses."""
+    ask = f"Next: ask the tables {', '.join(frames)}; their columns: timeline.sql('describe spans')."
+    if not isinstance(query, str) or not _encodes(query):
+        raise TimelineError(f"sql({shown(query)}): the text of a query. {ask}")
     try:
         import duckdb
     except ImportError as error:
@@ -23,6 +26,18 @@ def sql(frames: Mapping[str, Callable[[], pd.DataFrame]], query: str) -> pd.Data
             if re.search(rf"\b{name}\b", query, re.IGNORECASE):
                 connection.register(name, frame())
         try:
-            return connection.execute(query).df()
+            answer = connection.execute(query)
+            if answer is None:  # nothing but blanks, comments or semicolons
+                raise TimelineError(f"sql({shown(query)}): there is no query in this text. {ask}")
+            return answer.df()
         except duckdb.Error as error:
-            raise TimelineError(f"{error} Next: ask the tables {', '.join(frames)}; their columns: timeline.sql('describe spans').") from error
+            raise TimelineError(f"{error} {ask}") from error
+
+
+def _encodes(text: str) -> bool:
+    """Whether it is text for other programs, too: half of a character is not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -143,6 +143,8 @@ class SpanStore:
         """
         if self._is_snapshot:
             raise TimelineError("This is a snapshot, which does not grow. Next: extend the timeline it was taken from.")
+        if not isinstance(batch, SpanBatch) or isinstance(offset_ns, bool) or not isinstance(offset_ns, int | np.integer):
+            raise TimelineError(f"extend({shown(batch)}, offset_ns={shown(offset_ns)}): a SpanBatch, and whole ns. Next: extend(recorder.drain()).")
         if not batch:
             return
         with self._lock:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.accounting import Accounting, Ledger
-from rlinf_lab.timeline.files import path_of, reading, writing
+from rlinf_lab.timeline.files import holds, path_of, reading, writing
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
 
@@ -169,8 +169,8 @@ class Timeline(SpanStore):
         Raises `TimelineError` for a file that is not there, damaged, cut off, or of something else.
         """
         path = path_of("open", path)
-        if not path.exists():
-            raise TimelineError(f"There is no {str(path)!r}. Next: look at {str(path.parent)!r}.")
+        if not holds(path.exists):
+            raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
         if path.is_dir():
             return cls.from_spill(path)
         with reading("open", path), path.open("rb") as file:
@@ -229,6 +229,8 @@ class Timeline(SpanStore):
         """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.packed.pack_spans`."""
         from rlinf_lab.timeline import packed
 
+        if isinstance(since, bool) or not isinstance(since, int) or since < 0:
+            raise TimelineError(f"packed(since={shown(since)}): the number of a span, from 0. Next: packed(0), or the 'next' of the header before.")
         return packed.pack_spans(self.snapshot(), since)
 
     def packed_bubbles(self) -> tuple[dict[str, Any], bytes]:

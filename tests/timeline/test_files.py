@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfetto_reader import read
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
 
 
@@ -135,6 +135,55 @@ def test_other_arguments() -> None:
     for ask in (made.bubbles, made.critical_path, made.gains):
         with pytest.raises(LookupError, match="column to group"):
             ask(by=[3])  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1e300, "dur": 1}]', '[{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 9.3e15, "dur": 1}]',
+     '[{"ph": "C", "name": "a", "pid": 1, "ts": 1, "args": {"n": ' + "9" * 400 + "}}]", "[" * 200_000],
+    ids=["float", "ns", "counter", "deep"],
+)  # fmt: skip
+def test_numbers_and_depths_beyond_all_bounds(tmp_path: Path, text: str) -> None:
+    (tmp_path / "big.json").write_text(text)
+    with pytest.raises(TimelineError, match=r"big\.json.*Next: "):
+        Timeline.open(tmp_path / "big.json")
+
+
+@pytest.mark.parametrize(
+    ("ask", "says"),
+    [
+        (lambda made: Timeline.open("a" * 5000), "There is no 'aaa"), (lambda made: Timeline.open("a\0b"), r"open\('a\\x00b'\): a path has no null"),
+        (lambda made: Timeline.from_chrome("a" * 5000), r"from_chrome\('aaa"), (lambda made: made.to_chrome("a" * 5000), r"to_chrome\('aaa.*too long"),
+        (lambda made: made.bubbles([]), r"bubbles\(by=\[\]\): no name"), (lambda made: made.bubbles(["cause", "cause"]), "comes twice"),
+        (lambda made: made.bubbles(5), r"bubbles\(by=5\)"), (lambda made: made.bubbles(b"cause"), "b'cause'"),
+        (lambda made: made.critical_path([]), r"critical_path\(by=\[\]\)"), (lambda made: made.critical_path(["worker", "worker"]), "comes twice"),
+        (lambda made: made.critical_path(5), r"critical_path\(by=5\)"),
+        (lambda made: made.gains(by=5), r"gains\(by=5\)"), (lambda made: made.gains(by=[]), r"gains\(by=\[\]\)"),
+        (lambda made: made.gains(by=None), r"gains\(by=None\)"), (lambda made: made.gains(by=("rank", "rank")), "comes twice"),
+        (lambda made: made.packed("x"), r"packed\(since='x'\)"), (lambda made: made.packed(-1), r"since=-1"),
+        (lambda made: made.extend(5), r"extend\(5"), (lambda made: made.extend(None), r"extend\(None"),
+        (lambda made: made.extend(Recorder().drain(), 0.5), r"offset_ns=0\.5"),
+        (lambda made: SpanBatch.from_bytes(b"RLSB\x01"), "These 5 bytes are no whole"),
+        (lambda made: SpanBatch.from_bytes(b"RLSB\x01\x02\0\0\0{}"), "KeyError"),
+        (lambda made: SpanBatch.from_bytes(None), r"from_bytes\(None\)"), (lambda made: SpanBatch.from_bytes(b"hello"), "start with b'hello'"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_said(ask: Any, says: str) -> None:
+    made = timeline_of(WHOLE)
+    with pytest.raises(TimelineError, match=rf"(?s){says}.*Next: "):
+        ask(made)
+    assert len(made) == len(WHOLE)
+
+
+@given(st.integers(0, 400))
+def test_a_batch_that_was_cut_off_is_refused(size: int) -> None:
+    recorder = Recorder()
+    recorder.add(recorder.track("w", 0), SpanKind.RUN, recorder.name("m"), 1, 2)
+    recorder.counter("load", 1, 2.0)
+    whole = recorder.drain().to_bytes()
+    assert len(SpanBatch.from_bytes(whole)) == 1
+    with pytest.raises(TimelineError, match="Next: hand over"):
+        SpanBatch.from_bytes(whole[: min(size, len(whole) - 1)])
 
 
 def test_spans_in_files_that_somebody_removed_are_counted(tmp_path: Path) -> None:

@@ -57,3 +57,13 @@ def test_without_duckdb_the_error_says_what_to_install(timeline: Timeline, monke
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingDependencyError, match=r"pip install duckdb.*to_pandas"):
         timeline.sql(QUERY)
+
+
+@pytest.mark.parametrize("query", ["", ";", " ;\n", "-- nothing", None, ["select 1"], b"select 1", "select '\ud800'"])
+def test_what_is_no_query(timeline: Timeline, query: Any) -> None:
+    if importlib.util.find_spec("duckdb") is None and isinstance(query, str) and query.isascii():
+        with pytest.raises(MissingDependencyError, match="pip install duckdb"):
+            timeline.sql(query)
+        return
+    with pytest.raises(TimelineError, match=r"sql\(.*Next: ask the tables spans, bubbles"):
+        timeline.sql(query)
