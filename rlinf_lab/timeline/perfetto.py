@@ -30,7 +30,10 @@ OURS = "rlinf_lab "  # in the first packet, what begins so is no span's name: de
 
 
 def to_perfetto(store: SpanStore, path: str | Path) -> Path:
-    """Write a ``.pftrace``: lanes as in `to_chrome`, names interned, arrows as flows, counters. Returns the path."""
+    """Write a ``.pftrace``: lanes as in `to_chrome`, names interned, arrows as flows, counters. Returns the path.
+
+    Times are the timeline's own ns; where some are negative, which the format has no room for, ns since the earliest of them.
+    """
     path = Path(path)
     with path.open("wb") as file:
         for packet in _packets(store):
@@ -76,8 +79,9 @@ def _packet(body: bytes, flags: int = _NEEDED) -> bytes:
 
 
 def _packets(store: SpanStore) -> Iterator[bytes]:
-    tracks, names = store.tracks, store.names
-    yield _packet(_interned(names, {"devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors}) + _int(87, 1), _CLEARED | _NEEDED)
+    tracks, names, origin = store.tracks, store.names, _origin(store)
+    about = {"devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors, "origin_ns": origin}
+    yield _packet(_interned(names, about) + _int(87, 1), _CLEARED | _NEEDED)
     labels = list(dict.fromkeys(process_of(t) for t in tracks)) + [COUNTERS]
     for pid, label in enumerate(labels, 1):
         yield _packet(_bytes(60, _int(1, pid) + _bytes(3, _int(1, pid) + _bytes(6, label))))
@@ -90,8 +94,14 @@ def _packets(store: SpanStore) -> Iterator[bytes]:
         for number in range(count):
             thread = _int(1, pid) + _int(2, one + number) + _bytes(5, lane_name(track.worker, track.rank, number))
             yield _packet(_bytes(60, _int(1, one + number) + _int(5, pid) + _bytes(4, thread)))
-    yield from _slices(store, order, first[store.spans["track"][order]] + lane)
-    yield from _counters(store, first=1 + len(labels) + int(deep.sum()), parent=len(labels))
+    yield from _slices(store, origin, order, first[store.spans["track"][order]] + lane)
+    yield from _counters(store, origin, first=1 + len(labels) + int(deep.sum()), parent=len(labels))
+
+
+def _origin(store: SpanStore) -> int:
+    """What is taken from every time, ns: the earliest where that is negative, for a packet's timestamp has no sign; else 0."""
+    samples = store.counter_samples
+    return min(0, store.start_ns, int(samples["time"].min()) if len(samples) else 0)
 
 
 def _interned(names: list[str], about: dict[str, Any]) -> bytes:
@@ -105,7 +115,7 @@ def _interned(names: list[str], about: dict[str, Any]) -> bytes:
     return _bytes(12, b"".join(parts))
 
 
-def _slices(store: SpanStore, order: np.ndarray, lanes: np.ndarray) -> Iterator[bytes]:
+def _slices(store: SpanStore, origin: int, order: np.ndarray, lanes: np.ndarray) -> Iterator[bytes]:
     """Begin and end of every span, lane by lane, nested: what ends at an instant ends before the next one begins."""
     spans, names = store.spans, [*store.names, ""]
     out, into = _flow_fields(spans)
@@ -134,6 +144,7 @@ def _slices(store: SpanStore, order: np.ndarray, lanes: np.ndarray) -> Iterator[
     tail = b""
     for row, number, on in zip(spans[order].tolist(), order.tolist(), lanes.tolist(), strict=True):
         start, end, nbytes, flow, _, name, channel, iteration, items, kind = row
+        start, end = start - origin, end - origin
         while open_ends and (on != lane or open_ends[-1] <= start):
             yield _event(open_ends.pop(), tail)
         if on != lane:
@@ -165,9 +176,9 @@ def _event(time_ns: int, body: bytes) -> bytes:
     return _int(8, time_ns) + _bytes(11, body) + _PACKET_TAIL
 
 
-def _counters(store: SpanStore, first: int, parent: int) -> Iterator[bytes]:
+def _counters(store: SpanStore, origin: int, first: int, parent: int) -> Iterator[bytes]:
     samples, names = store.counter_samples, store.names
     for number in np.unique(samples["name"]).tolist():
         yield _packet(_bytes(60, _int(1, first + number) + _bytes(2, names[number]) + _int(5, parent) + _bytes(8, b"")))
     for number, time, value in samples.tolist():
-        yield _event(time, _int(9, _COUNTER) + _int(11, first + number) + _double(44, value))
+        yield _event(time - origin, _int(9, _COUNTER) + _int(11, first + number) + _double(44, value))

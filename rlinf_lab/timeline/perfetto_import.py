@@ -59,6 +59,7 @@ class _Reader:
     def __init__(self) -> None:
         self.devices: list[str] = []
         self.dropped, self.clock_errors = 0, dict[str, int]()
+        self._origin: int | None = None  # not said by older files
         self._processes: dict[int, str] = {}
         self._lanes: dict[int, int] = {}
         self._tracks: dict[Track, int] = {}
@@ -75,12 +76,16 @@ class _Reader:
         if 60 in found:
             self._describe(dict(fields(found[60])))
         if 11 in found:
-            self._event(found.get(8, 0), found[11])
+            self._event(self._time(found.get(8, 0)), found[11])
 
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
         self.devices, self.dropped = about["devices"], about["dropped"]
-        self.clock_errors = about.get("clock_errors", {})
+        self.clock_errors, self._origin = about.get("clock_errors", {}), about.get("origin_ns")
+
+    def _time(self, stamp: int) -> int:
+        """Older files hold negative times as two's complement."""
+        return _signed(stamp) if self._origin is None else stamp + self._origin
 
     def _describe(self, found: dict[int, Any]) -> None:
         if 3 in found:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfetto_reader import read
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, perfetto
 from rlinf_lab.widgets import timeline_html
 
 
@@ -41,6 +41,35 @@ def test_overlapping_spans_come_back_equal(tmp_path_factory: pytest.TempPathFact
         back = Timeline.open(path)
         assert made.diff(back) == "", path.name
         assert back.devices == made.devices and back.counters().astype({"name": str}).equals(made.counters().astype({"name": str})), path.name
+
+
+times = st.integers(-(10**15), 10**15)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, len(SpanKind) - 1), times, st.integers(0, 10**12)), max_size=12), st.lists(times, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_times_before_zero_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]], samples: list[int]) -> None:
+    made, folder = timeline_of(rows), tmp_path_factory.mktemp("before")
+    recorder = Recorder("other")
+    for time in samples:
+        recorder.counter("load", time, 1.5)
+    made.extend(recorder.drain())
+    for path in (made.to_perfetto(folder / "t.pftrace"), made.to_chrome(folder / "t.json"), made.to_parquet(folder / "t.parquet")):
+        back = Timeline.open(path)
+        assert made.diff(back) == "" and (back.start_ns, back.end_ns) == (made.start_ns, made.end_ns), path.name
+        assert back.counter_samples["time"].tolist() == made.counter_samples["time"].tolist(), path.name
+    shown = read(folder / "t.pftrace")  # as others see it: nothing centuries away
+    seen = [*(start for _, _, start, _ in shown.slices), *(end for _, _, _, end in shown.slices), *(time for _, time, _ in shown.counters)]
+    own = [*made.spans["start"].tolist(), *made.spans["end"].tolist(), *made.counter_samples["time"].tolist()]
+    assert sorted(seen) == sorted(time - min(0, *own) for time in own)
+
+
+def test_times_before_zero_of_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = timeline_of([(0, SpanKind.RUN, -10, 20), (1, SpanKind.GET, -5, 3)])
+    as_it_is = perfetto._interned
+    monkeypatch.setattr(perfetto, "_origin", lambda store: 0)
+    monkeypatch.setattr(perfetto, "_interned", lambda names, about: as_it_is(names, {k: about[k] for k in ("devices", "dropped", "clock_errors")}))
+    assert Timeline.open(made.to_perfetto(tmp_path / "old.pftrace")).diff(made) == ""
 
 
 @given(spans)
