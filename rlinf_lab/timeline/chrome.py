@@ -20,15 +20,21 @@ COUNTERS = "counters"  # the process that holds the counter tracks
 
 
 def process_of(track: Track) -> str:
-    """The label of the group of lanes that a track belongs to: its host and devices."""
+    """The label of the group of lanes that a track belongs to: its host and devices. For people: several may have the same."""
     return f"{track.host}: {', '.join(track.devices) or 'no device'}"
 
 
 def to_chrome(store: SpanStore, path: str | Path) -> Path:
-    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path."""
+    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path.
+
+    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane the number of its track.
+    """
     path = Path(path)
     with path.open("w", encoding="utf-8") as file:
-        other = {"start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors}
+        other = {
+            "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors,
+            "tracks": [track.as_json() for track in store.tracks],
+        }  # fmt: skip
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
         separator = ""
         for event in _events(store):
@@ -50,7 +56,7 @@ def _events(store: SpanStore) -> Iterator[str]:
     tids[order] += lanes * len(tracks)
     for tid in sorted({*range(1, len(tracks) + 1), *np.unique(tids).tolist()}):
         lane, number = divmod(tid - 1, len(tracks))
-        name = {"name": lane_name(tracks[number].worker, tracks[number].rank, lane)}
+        name = {"name": lane_name(tracks[number].worker, tracks[number].rank, lane), "track": number}
         yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[number], "tid": tid, "args": name})
     yield from _spans(store, pids, order, tids)
     yield from _arrows(store, pids, tids)

@@ -203,18 +203,24 @@ class _OwnReader(_Reader):
     def __init__(self, other: Event) -> None:
         super().__init__()
         self._other = other
+        self._said = [Track.from_json(said) for said in other.get("tracks", ())]  # older files have but the labels of lanes
 
     def _track(self, event: Event) -> int:
         key = (event.get("pid"), event.get("tid"))
         if key not in self._lanes:
-            track = track_of(self._threads[key], self._processes[key[0]])
-            self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
+            self._is_on(event, track_of(self._threads[key], self._processes[key[0]]))
         return self._lanes[key]
+
+    def _is_on(self, event: Event, track: Track) -> None:
+        self._lanes[event.get("pid"), event.get("tid")] = self._tracks.setdefault(track, len(self._tracks))
 
     def _describe(self, event: Event) -> None:
         super()._describe(event)
-        if event.get("name") == "thread_name":
-            self._track(event)  # those without spans, too, in their order
+        if event.get("name") == "thread_name":  # those without spans, too, in their order
+            if self._said:
+                self._is_on(event, self._said[event["args"]["track"]])
+            else:
+                self._track(event)
 
     def _add(self, event: Event) -> None:
         zero, args = self._other["start_ns"], event["args"]

@@ -26,7 +26,7 @@ _SEQUENCE = 1
 _CLEARED, _NEEDED = 1, 2  # sequence_flags: the tables of names start here; this packet uses them
 _BEGIN, _END, _COUNTER = 1, 2, 4
 ANNOTATIONS = ("call", "iteration", "items", "bytes", "channel", "flow")  # interned from 1 on
-OURS = "rlinf_lab "  # in the first packet, what begins so is no span's name: devices and what was dropped, for `Timeline.from_perfetto`
+OURS = "rlinf_lab "  # in the first packet, what begins so is no span's name: devices, tracks and what was dropped, for `Timeline.from_perfetto`
 
 
 def to_perfetto(store: SpanStore, path: str | Path) -> Path:
@@ -80,14 +80,17 @@ def _packet(body: bytes, flags: int = _NEEDED) -> bytes:
 
 def _packets(store: SpanStore) -> Iterator[bytes]:
     tracks, names, origin = store.tracks, store.names, _origin(store)
-    about = {"devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors, "origin_ns": origin}
+    order, lane = nested(store.spans)
+    deep = np.ones(len(tracks), np.intp)
+    np.maximum.at(deep, store.spans["track"][order], lane + 1)
+    about = {
+        "devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors, "origin_ns": origin,
+        "tracks": [[*track.as_json(), count] for track, count in zip(tracks, deep.tolist(), strict=True)],
+    }  # fmt: skip
     yield _packet(_interned(names, about) + _int(87, 1), _CLEARED | _NEEDED)
     labels = list(dict.fromkeys(process_of(t) for t in tracks)) + [COUNTERS]
     for pid, label in enumerate(labels, 1):
         yield _packet(_bytes(60, _int(1, pid) + _bytes(3, _int(1, pid) + _bytes(6, label))))
-    order, lane = nested(store.spans)
-    deep = np.ones(len(tracks), np.intp)
-    np.maximum.at(deep, store.spans["track"][order], lane + 1)
     first = 1 + len(labels) + np.cumsum(deep) - deep  # the id of each track's first lane
     for track, one, count in zip(tracks, first.tolist(), deep.tolist(), strict=True):
         pid = labels.index(process_of(track)) + 1

@@ -60,6 +60,7 @@ class _Reader:
         self.devices: list[str] = []
         self.dropped, self.clock_errors = 0, dict[str, int]()
         self._origin: int | None = None  # not said by older files
+        self._said: list[Track] = []  # of each lane, in order; older files have but the labels
         self._processes: dict[int, str] = {}
         self._lanes: dict[int, int] = {}
         self._tracks: dict[Track, int] = {}
@@ -82,6 +83,7 @@ class _Reader:
         about = json.loads(text.removeprefix(OURS))
         self.devices, self.dropped = about["devices"], about["dropped"]
         self.clock_errors, self._origin = about.get("clock_errors", {}), about.get("origin_ns")
+        self._said = [Track.from_json(said) for *said, lanes in about.get("tracks", ()) for _ in range(lanes)]
 
     def _time(self, stamp: int) -> int:
         """Older files hold negative times as two's complement."""
@@ -93,7 +95,7 @@ class _Reader:
             self._processes[process[1]] = str(process[6], "utf-8")
         elif 4 in found:
             thread = dict(fields(found[4]))
-            track = track_of(str(thread[5], "utf-8"), self._processes[thread[1]])
+            track = self._said[len(self._lanes)] if self._said else track_of(str(thread[5], "utf-8"), self._processes[thread[1]])
             self._lanes[found[1]] = self._tracks.setdefault(track, len(self._tracks))
         elif 8 in found:
             self._counters[found[1]] = str(found[2], "utf-8")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import Any
 
 
 class SpanKind(IntEnum):
@@ -48,6 +49,16 @@ class Track:
     rank: int
     devices: tuple[str, ...]
     host: str = "local"
+
+    def as_json(self) -> list[Any]:
+        """[worker, rank, [device, …], host]: what files say of it, exactly."""
+        return [self.worker, self.rank, list(self.devices), self.host]
+
+    @classmethod
+    def from_json(cls, said: list[Any]) -> Track:
+        """The inverse of `as_json`."""
+        worker, rank, devices, host = said
+        return cls(worker, rank, tuple(devices), host)
 
 
 @dataclass(frozen=True, slots=True)

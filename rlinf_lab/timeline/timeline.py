@@ -179,7 +179,8 @@ class Timeline(SpanStore):
             return cls.from_parquet(path)
         if begins == b"ARROW1":
             return cls.from_spill(path)
-        return cls.from_perfetto(path) if begins[:1] == b"\n" and b"{" not in begins and b"[" not in begins else cls.from_chrome(path)
+        # Perfetto: field 1, of 128 bytes and more (the names of all kinds), so a length that goes on. No text has such a second character.
+        return cls.from_perfetto(path) if begins[:1] == b"\n" and begins[1:2] >= b"\x80" else cls.from_chrome(path)
 
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:

@@ -72,6 +72,65 @@ def test_times_before_zero_of_older_files(tmp_path: Path, monkeypatch: pytest.Mo
     assert Timeline.open(made.to_perfetto(tmp_path / "old.pftrace")).diff(made) == ""
 
 
+odd = st.sampled_from(
+    ["cpu:0", "a, b", "a", "b", "no device", "", ", ", "x: y", ": ", "fe80: :1", "w[1] (2)", "w[1]", "counters", "0123456789abcdef01", "rlinf_lab ", "a\nb"]
+) | st.text(max_size=6)
+odd_tracks = st.lists(st.tuples(odd, st.integers(0, 9), st.lists(odd, max_size=3), odd), min_size=1, max_size=5)
+
+
+@given(odd_tracks, st.lists(st.tuples(st.integers(0, 4), times, st.integers(0, 10**12)), max_size=8), st.lists(odd, max_size=2))
+@settings(max_examples=120, deadline=None)
+def test_any_names_come_back_equal(
+    tmp_path_factory: pytest.TempPathFactory, tracks: list[tuple[str, int, list[str], str]], rows: list[tuple[int, int, int]], devices: list[str]
+) -> None:
+    made, folder = Timeline(devices), tmp_path_factory.mktemp("odd")
+    for number, (worker, rank, on, host) in enumerate(tracks):
+        recorder = Recorder(host)
+        track = recorder.track(worker, rank, tuple(on))
+        for which, start, duration in rows:
+            if which % len(tracks) == number:
+                recorder.add(track, SpanKind.RUN, recorder.name("step"), start, start + duration)
+        made.extend(recorder.drain())
+    for path in (made.to_perfetto(folder / "t.pftrace"), made.to_chrome(folder / "t.json"), made.to_parquet(folder / "t.parquet")):
+        back = Timeline.open(path)
+        assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
+    read(folder / "t.pftrace")  # well-formed for others, too
+
+
+def test_a_trace_of_another_tool_comes_back_equal(tmp_path: Path) -> None:
+    named = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in enumerate(["python, main: x", "no device"])]
+    events = [*named, *({"ph": "X", "name": "f", "pid": pid, "tid": 1, "ts": pid, "dur": 5} for pid in range(2))]
+    (tmp_path / "foreign.json").write_text(json.dumps(events))
+    made = Timeline.open(tmp_path / "foreign.json")
+    assert made.devices == ["no device", "python, main: x"]
+    for path in (made.to_perfetto(tmp_path / "t.pftrace"), made.to_chrome(tmp_path / "t.json")):
+        back = Timeline.open(path)
+        assert made.diff(back) == "" and back.devices == made.devices and back.busy().equals(made.busy()), path.name
+
+
+def test_older_files_have_but_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = timeline_of(WHOLE)
+    trace = json.loads(made.to_chrome(tmp_path / "old.json").read_text())
+    del trace["otherData"]["tracks"]
+    for event in trace["traceEvents"]:
+        if event["name"] == "thread_name":
+            del event["args"]["track"]
+    (tmp_path / "old.json").write_text(json.dumps(trace))
+    as_it_is = perfetto._interned
+    monkeypatch.setattr(perfetto, "_interned", lambda names, about: as_it_is(names, {k: about[k] for k in ("devices", "dropped", "clock_errors")}))
+    for path in (made.to_perfetto(tmp_path / "old.pftrace"), tmp_path / "old.json"):
+        back = Timeline.open(path)
+        assert made.diff(back) == "" and (back.tracks, back.devices) == (made.tracks, made.devices), path.name
+
+
+def test_tables_of_any_length_are_told_from_json(tmp_path: Path) -> None:
+    for length in range(10_000, 13_000, 100):  # bytes of the length of the first packet are those of "[" and "{", among others
+        recorder, made = Recorder(), Timeline()
+        recorder.add(recorder.track("w", 0), SpanKind.RUN, recorder.name("n" * length), 1, 2)
+        made.extend(recorder.drain())
+        assert Timeline.open(made.to_perfetto(tmp_path / "t.pftrace")).diff(made) == ""
+
+
 @given(spans)
 @settings(max_examples=80, deadline=None)
 def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int, int]]) -> None:
