@@ -47,7 +47,7 @@ def drags(name: str) -> list[float]:
 
             def answer(question: Question = question) -> None:
                 try:
-                    made = question.answer(plans.profile)
+                    made = question.answer(plans.profile, like=plans)  # as the explorer asks
                 except PlanError:  # says what would help: an answer as well
                     return
                 described(made)

@@ -21,7 +21,7 @@ from rlinf_lab.planning.tables import APART, Forms
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
-QUICK_NEIGHBOURS = 24  # followed for a quick answer
+QUICK_NEIGHBOURS = 12  # followed for a quick answer
 SAME = 1.001
 SPLITS = 64  # searches for a plan that fits, before what others keep is counted as the most that it can be
 Search = Callable[[Problem, float, Only], list[Found]]
@@ -87,15 +87,25 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
         yield from _best(setting, arrangements[:1] if only.kinds == (SPATIAL,) else arrangements, only)
 
 
-def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int) -> Iterator[Candidate]:
-    turns = _best(setting, arrangements, Only((TEMPORAL,)), guess) if TEMPORAL in modes else []
-    chosen = {c.placement.arrangement.staying for c in turns[-1:]} | {staying}
-    some = [a for a in arrangements if a.staying in chosen] or arrangements
-    yield from turns
+def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int) -> list[Candidate]:
+    in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
+    some = [a for a in arrangements if a is in_turns[0] or a.staying == staying]
+    found = _best(setting, [*some, *(a for a in in_turns[1:2] if a not in some)], Only((TEMPORAL,)), guess) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
-        yield from _best(setting, arrangements[:1], Only((SPATIAL,)), guess)
+        found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess)
         if TEMPORAL in modes:
-            yield from _best(setting, some, Only(modes), guess)
+            found += _best(setting, some, Only(modes), guess, min((c.searched for c in found), default=np.inf))
+    return found
+
+
+def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
+    """Of everybody one after another, each on the devices that suit it best, and of the switches of those who leave: roughly, which set may stay."""
+    total = 0.0
+    for i, unit in enumerate(setting.units):
+        total += float(setting.tables.of(i, arrangement.staying & ~(1 << i), arrangement.forms)[0].min())
+        if not arrangement.staying >> i & 1:
+            total += max(setting.profile.workers[m].onload_s + setting.profile.workers[m].offload_s for m in unit.members)
+    return total
 
 
 def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
@@ -112,9 +122,9 @@ def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
                 yield Only(BOTH, (kind, cut.before))
 
 
-def _best(setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None) -> list[Candidate]:
-    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed."""
-    best, searched = np.inf, []
+def _best(setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None, best: float = np.inf) -> list[Candidate]:
+    """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed. ``best``: seconds known so far."""
+    searched = []
     for arrangement in arrangements:
         for used, plan in _fitting(setting, arrangement, best * CLOSE, only, search):
             best = min(best, plan.searched)
@@ -260,4 +270,3 @@ def _resized(tree: Tree, counts: dict[int, int]) -> Tree:
     before, after = (_resized(part, counts) for part in tree.parts())
     n = max(before.devices[0], after.devices[0]) if tree.kind == TEMPORAL else before.devices[0] + after.devices[0]
     return Composed(tree.kind, before, after, (n,), tree.grain)
-
