@@ -29,10 +29,10 @@ def profile_from_run(
         raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
     if items is not None:
         whole("profile_from_run: items", items, 1, 10**9)
-    seen = {w: plan.ranks(w) for w in flow.graph.workers}
-    ranks = ", ".join(f"{w} {n}" for w, n in seen.items())
+    observed = Observed.of(flow.graph, plan, timeline)
+    ranks = ", ".join(f"{w} {plan.ranks(w)}" for w in flow.graph.workers)
     note = f"Fitted to one run: plans give every worker the ranks that it had ({ranks}). Change profile.workers.NAME.ranks to allow more."
-    return fitted([Observed.of(flow.graph, plan, timeline)], items, f"{flow.name}, run under {plan.name}", fingerprint=fingerprint, notes=(note,))
+    return fitted([observed], items, f"{flow.name}, run under {plan.name}", fingerprint=fingerprint, notes=(note,))
 
 
 def fitted(
