@@ -93,7 +93,7 @@ CLOCK_SECONDS = 0.25  # between messages that tell the time and the load, when n
 
 
 class _Feeder:
-    """Sends what is new or has changed since the last time; called from the background of the run, ten times a second."""
+    """Sends what is new or has changed since the last time; called from the background of the run, up to ten times a second."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         from PIL import Image

@@ -216,7 +216,7 @@ class Observed:
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background about ten times a second, and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background up to ten times a second (`rest_after`), and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """

@@ -107,7 +107,7 @@ class Recorder:
         channel: int = -1,
         flow: int = -1,
     ) -> None:
-        """Write one span (half-open, ns). The hot path: about a third of a microsecond.
+        """Write one span (half-open, ns). The hot path: 0.4 microseconds.
 
         Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `IndexError` for a
         kind beyond 15.

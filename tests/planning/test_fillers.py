@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from driving import recorded
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
@@ -66,9 +67,7 @@ def execute(made: Scenario, delays: int) -> Timeline:
         session.finish()
     finally:
         assert executor.stop() == Ended()
-    timeline = Timeline(made.plan.devices)
-    for batch in executor.drain():
-        timeline.extend(batch)
+    timeline = recorded(made.plan, executor)
     told = {f.rank: f.steps for f in executor.fillers()}
     assert told == {r: sum(s.track.rank == r for s in steps(timeline)) for r in told}
     return timeline

@@ -15,17 +15,19 @@ from rlinf_lab.planning import memory
 from rlinf_lab.planning.candidates import candidates
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.planner import Planned, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.setting import Setting
+
+NO_MEMORY, ANY_RANKS = Memory(), RankRule()
 
 
 def two(a: WorkerProfile, b: WorkerProfile, gib: float | None) -> Profile:
     return Profile(64, {"a": a, "b": b}, (EdgeProfile("a", "b"),), device_memory_gib=gib)
 
 
-def worker(**more: object) -> WorkerProfile:
-    return WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0, **more)  # type: ignore[arg-type]
+def worker(memory: Memory = NO_MEMORY, ranks: RankRule = ANY_RANKS) -> WorkerProfile:
+    return WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0, memory=memory, ranks=ranks)
 
 
 @pytest.mark.parametrize(("gib", "leaves"), [(64.0, True), (99.0, True), (100.0, False), (None, False)])
@@ -141,8 +143,8 @@ def test_random_plans_fit_as_executed() -> None:
     assert checked > 30
 
 
-def _most_at_once(profile: Profile, planned: object) -> float:
-    execution, seats = planned.execution, planned.candidate.placement.seats  # type: ignore[attr-defined]
+def _most_at_once(profile: Profile, planned: Planned) -> float:
+    execution, seats = planned.execution, planned.candidate.placement.seats
     most = 0.0
     for device in range(len(execution.devices)):
         here = [w for w, ranks in execution.placements.items() if any(device in r for r in ranks)]

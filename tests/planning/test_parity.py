@@ -6,22 +6,18 @@ Parity alone would miss a mistake that both drivers make, so the contract of the
 from __future__ import annotations
 
 import itertools
-import random
 import sys
-import threading
-import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from driving import hold_up_threads, recorded
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import Scenario, scenario
 
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.timeline.timeline import Timeline
@@ -40,10 +36,7 @@ def execute(made: Scenario) -> Timeline:
         assert session.iteration == ITERATIONS
     finally:
         assert executor.stop() == Ended()
-    timeline = Timeline(made.plan.devices)
-    for batch in executor.drain():
-        timeline.extend(batch)
-    return timeline
+    return recorded(made.plan, executor)
 
 
 def simulate(made: Scenario) -> Timeline:
@@ -98,16 +91,7 @@ def assert_overlap(made: Scenario, timeline: Timeline) -> None:
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads are held up at random places: the order in which they happen to run must have no influence."""
-    rng, guard, original = random.Random(7), threading.Lock(), Host._post
-
-    def delayed(self: Host, *args: Any, **kwargs: Any) -> Any:
-        with guard:
-            pause = rng.random() < 0.05
-        if pause:
-            time.sleep(0.0001)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(Host, "_post", delayed)
+    hold_up_threads(monkeypatch, 7, 0.05, 0.0001)
 
 
 def assert_all_equal(seeds: range) -> None:

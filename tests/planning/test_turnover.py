@@ -6,12 +6,12 @@ import heapq
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from driving import hold_up_threads, recorded
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
@@ -30,16 +30,7 @@ ITERATIONS = 3
 
 @pytest.fixture
 def held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng, guard, original = random.Random(11), threading.Lock(), Host._post
-
-    def delayed(self: Host, *args: Any, **kwargs: Any) -> Any:
-        with guard:
-            pause = rng.random() < 0.1
-        if pause:
-            time.sleep(0.0002)
-        return original(self, *args, **kwargs)
-
-    monkeypatch.setattr(Host, "_post", delayed)
+    hold_up_threads(monkeypatch, 11, 0.1, 0.0002)
 
 
 def movable(made: Scenario) -> list[tuple[str, int]]:
@@ -78,7 +69,9 @@ def turn_over(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random) 
             absent.setdefault(worker, []).append(rank)
     executor = LocalExecutor(made.flow, made.plan, MockClock(), absent=absent)
     executor.start()
-    session, over, changes, failures = Session(executor), threading.Event(), [], []  # type: ignore[var-annotated]
+    session, over = Session(executor), threading.Event()
+    changes: list[Any] = []
+    failures: list[BaseException] = []
 
     def change() -> None:
         try:
@@ -100,9 +93,7 @@ def turn_over(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random) 
         over.set()
         thread.join(30)
         assert executor.stop() == Ended() and not failures, failures
-    timeline = Timeline(made.plan.devices)
-    for batch in executor.drain():
-        timeline.extend(batch)
+    timeline = recorded(made.plan, executor)
     assert timeline.bubble_sum_error_ns() == 0
     return len(changes)
 
@@ -179,7 +170,8 @@ def test_simulated_and_executed_turnover_are_equal() -> None:
 def drawn(made: Scenario, ranks: list[tuple[str, int]], rng: random.Random) -> tuple[list[Turnover], dict[str, list[int]]]:
     """Each rank comes or goes once, or does neither."""
     length = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), ITERATIONS).elapsed_ns // MS
-    changes, absent = [], {}  # type: ignore[var-annotated]
+    changes: list[Any] = []
+    absent: dict[str, Any] = {}
     for worker, rank in ranks:
         what = rng.choice(("comes", "goes", "stays"))
         if what == "comes":
@@ -209,10 +201,7 @@ def execute(made: Scenario, changes: list[Turnover], absent: dict[str, list[int]
         session.finish()
     finally:
         assert executor.stop() == Ended()
-    timeline = Timeline(made.plan.devices)
-    for batch in executor.drain():
-        timeline.extend(batch)
-    return timeline
+    return recorded(made.plan, executor)
 
 
 def test_what_cannot_turn_over_is_refused_when_its_time_has_come() -> None:

@@ -167,7 +167,8 @@ class Lives(Worker):
 
 def open_flow() -> tuple[Workflow, ExecutionPlan, list[Callable[[], bool]]]:
     """Its iterations stay under way until what is in the list says that they may end."""
-    flow, until = Workflow("open"), []  # type: ignore[var-annotated]
+    flow = Workflow("open")
+    until: list[Any] = []
     a, b = flow.worker(Lives, name="a"), flow.worker(Lives, name="b")
 
     @flow.iteration

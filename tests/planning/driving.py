@@ -1,0 +1,37 @@
+"""What tests share that run random flows with held up threads on the local executor."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.timeline.timeline import Timeline
+
+
+def hold_up_threads(monkeypatch: pytest.MonkeyPatch, seed: int, share: float, seconds: float) -> None:
+    """At random places: the order in which they happen to run must have no influence."""
+    rng, guard, original = random.Random(seed), threading.Lock(), Host._post
+
+    def delayed(self: Host, *args: Any, **kwargs: Any) -> Any:
+        with guard:
+            pause = rng.random() < share
+        if pause:
+            time.sleep(seconds)
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(Host, "_post", delayed)
+
+
+def recorded(plan: ExecutionPlan, executor: LocalExecutor) -> Timeline:
+    """What a stopped executor has recorded."""
+    timeline = Timeline(plan.devices)
+    for batch in executor.drain():
+        timeline.extend(batch)
+    return timeline
