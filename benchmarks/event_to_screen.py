@@ -1,6 +1,7 @@
 """From the end of a span to its pixels, in JupyterLab in Chromium, while the cell that runs keeps the kernel busy.
 
-A thread records 200 spans a second and has what is new pushed ten times a second, as often as a run's pump does at most (it rests longer where a look costs more). The page notes when the timeline
+A thread records 200 spans a second and has what is new pushed ten times a second, as often as a run's pump does at most (it rests longer
+where a look costs more). The page notes when the timeline
 has drawn how many spans; both ends read the same clock. A span waits 50 ms on average for its tick; that is part of the figure.
 """
 
