@@ -307,6 +307,7 @@ class Host(Scheduler):
         except BaseException as raised:
             error = wire.described(process, call, raised)
         self._spans.end_run(process)
+        self.flush()  # see `get`
         with self._mutex:
             self._finishing[process] = (call, value, error)
             process.bound_ns = 0
@@ -515,6 +516,7 @@ class Host(Scheduler):
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
+        self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
         self._spans.resumed(process, SpanKind.GET, start, sum(hi - lo for _, lo, hi in pieces))

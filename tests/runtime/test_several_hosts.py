@@ -432,3 +432,47 @@ def test_what_is_written_after_put_has_returned_does_not_travel(capacity: int | 
     executor.start()
     assert step_within(Session(executor)) == 0
     assert executor.stop() == Ended()
+
+
+class Asks(Worker):
+    def ask(self, answers: Inbox, questions: Outbox) -> None:
+        for _ in range(100):
+            questions.put_all(iter(range(3)))  # one by one: the first leaves at once, the others may wait for company
+            answers.get(3)
+
+
+class Answers(Worker):
+    def answer(self, questions: Inbox, answers: Outbox) -> None:
+        for batch in questions:
+            answers.put_all(batch)
+
+
+def test_what_a_rank_has_put_is_sent_before_it_lets_go_of_its_device() -> None:
+    """Who gets the device may keep the sender from its core, for as long as a step of a simulator."""
+    flow = Workflow("asking")
+    forth, back = flow.channel("forth"), flow.channel("back")
+    asks, answers = flow.worker(Asks, name="asks"), flow.worker(Answers, name="answers")
+
+    @flow.iteration
+    def iteration() -> None:
+        asks.ask(back, forth)
+        answers.answer(forth, back)
+
+    executor = MeshExecutor(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"asks": [0], "answers": [1]}, chunk=1), slow_sending=0.0005)
+    held: dict[str, list[bool]] = {}
+    for name, host in executor.hosts.items():
+
+        def watched(to: str, message: tuple, host: Any = host, name: str = name, send: Callable[..., None] = host._send) -> None:
+            if message[0] == "put":
+                held.setdefault(name, []).append(any(p.machine.holding for p in host.ranks))
+            send(to, message)
+
+        host._send = watched
+    executor.start()
+    session = Session(executor)
+    try:
+        step_within(session)
+    finally:
+        executor.stop()
+    assert sum(map(len, held.values())) == 600
+    assert all(all(sent) for sent in held.values())
