@@ -11,6 +11,7 @@ from pathlib import Path
 from harness import Case
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.costs import fit_worker
 from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import Plans, plan
@@ -40,6 +41,7 @@ def quantile(values: list[float], q: float) -> float:
 def drags(name: str) -> list[float]:
     """CPU ms of every position of every slider."""
     plans, found = plans_of(name), list[float]()
+    fit_worker.cache_clear()  # as if nothing had been asked before
     asked = Question.of(plans)
     for slider in sliders(plans.profile, asked):
         for value in slider.values:
@@ -91,7 +93,7 @@ def cases(smoke: bool) -> list[Case]:
     return [
         Case("explorer_drag", "ms, 95th percentile", lambda: max(quantile(drags(n), 0.95) for n in names), target="<= 200", target_of="value", runs=runs,
              curve=lambda: [[q, max(quantile(drags(n), q) for n in names)] for q in (0.5, 0.75, 0.95)],
-             note=f"one question of a moving slider, all positions of all sliders, those of devices too; {some}, which hold no memory; curve: quantile, ms"),
+             note=f"one question of a moving slider, all positions of all sliders; {some}, one of which has memory and switching; curve: quantile, ms"),
         Case("explorer_rest", "ms", lambda: max(rest(n) for n in names), runs=runs,
              note=f"every plan searched, six of them simulated for two iterations; {some}"),
         Case("simulation_64x10", "ms", lambda: max(simulation(n) for n in names), target="<= 400", target_of="value", runs=runs,

@@ -26,7 +26,7 @@ def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
     return whole / np.maximum(devices, 1) if worker.memory.sharded else np.full(np.shape(devices), whole, float)
 
 
-def needed(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
+def needed(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
     """GiB on each device while a call of so many items runs. A generator runs fewer at once when memory is short, but one it must hold.
 
     Where peaks were measured it is never less than they say; what a generator with ``per_item_gib`` peaked at is what it was given.
@@ -62,13 +62,13 @@ def limits(worker: WorkerProfile) -> bool:
     return bool(worker.memory.resident_gib or worker.memory.per_item_gib or any(s.peak_gib for s in worker.samples))
 
 
-def _held(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
+def _held(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
     """Items on each device: a rank holds whole ones, spread over its devices."""
     ranks = np.maximum(devices // worker.ranks.devices_per_rank, 1)
     return np.ceil(items / ranks - ROUNDING) / worker.ranks.devices_per_rank
 
 
-def kept(worker: WorkerProfile, devices: np.ndarray, items: float) -> np.ndarray:
+def kept(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
     """GiB on each device while others work there. Environments keep their scenes; batches and caches are gone between calls."""
     scenes = worker.memory.per_item_gib * _held(worker, devices, items) if worker.kind == "simulator" else 0.0
     return resident(worker, devices) + scenes

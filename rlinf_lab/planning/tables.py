@@ -75,7 +75,7 @@ class Tables:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
         key = unit, staying, forms.seen_by(unit, staying)
         if key not in self._known:
-            made = np.array([self._row(unit, g, staying, forms) for g in range(self.setting.granularities)])
+            made = self._rows(unit, staying, forms)
             fewest, most = forms.window(unit)
             made[:, (self.setting.totals < fewest) | (self.setting.totals > most)] = np.inf
             # Company never makes a worker faster, whatever a lone sample says.
@@ -100,22 +100,21 @@ class Tables:
         """How a cell whose members sit apart shares devices."""
         key = unit, g, staying, forms
         if key not in self._apart:
-            items = self.setting.profile.items / 2**g
             seconds = {
-                k: [self._worker(m, items, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
-                for k in self.setting.cell(unit).sub_batches if items >= k
+                k: [self.member(m, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
+                for k in self.setting.cell(unit).sub_batches if self.setting.profile.items / 2**g >= k
             }  # fmt: skip
             self._apart[key] = apart(seconds, len(self.setting.units[unit].members), self.setting.shape, self.setting.cell_model(unit))
         return self._apart[key]
 
     def member(self, name: str, sub_batches: int, g: int, company: Company) -> np.ndarray:
         """Seconds of one member of a cell for one sub-batch of a chunk, all its calls; by code."""
-        return self._worker(name, self.setting.profile.items / 2**g, sub_batches, g, company)
+        return self._worker(name, np.array([g]), sub_batches, company)[0]
 
-    def free(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray:
-        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off."""
+    def free(self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, company: Company) -> np.ndarray:
+        """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off. Shape of devices and ``items`` together."""
         workers = self.setting.profile.workers
-        left = np.full(len(devices), self.setting.cap(kind), float)
+        left = np.full(np.broadcast_shapes(devices.shape, np.shape(items)), self.setting.cap(kind), float)
         for mate in company.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
@@ -131,44 +130,49 @@ class Tables:
         return None if worker.resource == "host" else memory.slots(worker, devices, self.free(name, kind, devices, items, company))
 
     # --- rows ------------------------------------------------------------------------------------------------
-    def _row(self, unit: int, g: int, staying: int, forms: Forms) -> np.ndarray:
-        names, items = self.setting.units[unit].members, self.setting.profile.items / 2**g
+    def _rows(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
+        """Shape (granularities, codes)."""
+        names, grains = self.setting.units[unit].members, np.arange(self.setting.granularities)
         if forms[unit] == APART:
-            return self.split(unit, g, staying, forms).seconds
-        rows = [self._worker(m, items, 1, g, Company(staying, forms, names)) for m in names]
+            return np.array([self.split(unit, int(g), staying, forms).seconds for g in grains])
+        rows = [self._worker(m, grains, 1, Company(staying, forms, names)) for m in names]
         return self.setting.cell_model(unit).together(rows) if len(names) > 1 else rows[0]
 
-    def _worker(self, name: str, items: float, sub_batches: int, g: int, company: Company) -> np.ndarray:
-        """Seconds of all calls of a worker for one of the sub-batches of ``items``, by code."""
+    def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+        """Seconds of all calls of a worker for one of the sub-batches of a chunk, shape (grains, codes)."""
         setting, worker = self.setting, self.setting.profile.workers[name]
+        items = setting.profile.items / 2.0 ** grains[:, None] / sub_batches
         if worker.resource == "host":
             # On processors of its own: as fast on no device as on any.
-            seconds = setting.models[name, setting.kinds[0]].seconds(np.array([0]), items / sub_batches)
-            return np.full(int(np.prod(setting.shape)), worker.calls * float(seconds[0]))
-        row = np.full(setting.shape, np.inf)
+            seconds = worker.calls * setting.models[name, setting.kinds[0]].seconds(np.array([0]), items)
+            return np.repeat(seconds, int(np.prod(setting.shape)), axis=1)
+        row = np.full((len(grains), *setting.shape), np.inf)
         for axis, kind in enumerate(setting.kinds):
             devices = np.arange(1, setting.counts[axis] + 1)
             only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
-            row[only] = self._seconds(name, kind, devices, items, sub_batches, g, company)
-        return row.ravel()
+            row[(slice(None), *only)] = self._seconds(name, kind, devices, grains, sub_batches, company)
+        return row.reshape(len(grains), -1)
 
-    def _seconds(self, name: str, kind: str, devices: np.ndarray, items: float, sub_batches: int, g: int, company: Company) -> np.ndarray:
+    def _seconds(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+        """Shape (grains, devices)."""
         worker, model = self.setting.profile.workers[name], self.setting.models[name, kind]
+        items = self.setting.profile.items / 2.0 ** grains[:, None]
         at_once = items / sub_batches
         held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
         free = self.free(name, kind, devices, items, company)
         fits = memory.needed(worker, devices, held) <= free + ROUNDING
         good = allowed(worker, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
-        found = np.full(len(devices), np.inf)
-        if not good.any():
+        found = np.full(good.shape, np.inf)
+        some = np.flatnonzero(good.any(axis=0))
+        if not len(some):
             return found
-        n = devices[good]
+        n = devices[some]
         if isinstance(model, GenerationModel) and company.mates == (name,):
-            cap = memory.slots(worker, n, free[good])
-            found[good] = worker.calls * model.seconds(n, items * 2**g, cap=cap) / 2**g
+            seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
         else:
             beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(company)]
-            found[good] = worker.calls * np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
+            seconds = np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
+        found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
 
     # --- streams ---------------------------------------------------------------------------------------------

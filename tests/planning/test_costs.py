@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.costs import BatchModel, CapacityCliff, CellModel, DampedScaling, GenerationModel, SimulatorModel, fit
+from rlinf_lab.planning.costs import BatchModel, CapacityCliff, CellModel, DampedScaling, GenerationModel, SimulatorModel, fit, fit_worker
 from rlinf_lab.planning.costs.lengths import QUANTILES
-from rlinf_lab.planning.profile import Lengths, ModelShape, Profile, Sample
+from rlinf_lab.planning.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 SHAPE = ModelShape(28, 4, 128, 15.2)
 
@@ -182,3 +184,17 @@ def test_fit_picks_a_model_for_each_kind() -> None:
         fit(profile, "rlinf")
     with pytest.raises(UnknownNameError, match="Did you mean 'rlinf'"):
         fit(profile, "rlinff")
+
+
+def test_equal_workers_share_a_model_that_keeps_no_more_than_it_should(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slider asks about the same workers again and again."""
+    lengths = Lengths(1000.0, mean_tokens=400.0)
+    worker = WorkerProfile(samples((8, 512, 50)), "generation", lengths=lengths, exponent=0.5)
+    model = fit_worker(worker)
+    assert fit_worker(dataclasses.replace(worker, onload_s=0.0)) is model and fit_worker(dataclasses.replace(worker, exponent=0.4)) is not model
+    assert isinstance(model, GenerationModel)
+    fresh = GenerationModel(worker.samples, lengths, exponent=0.5)
+    monkeypatch.setattr("rlinf_lab.planning.costs.generation.KEPT", 3)
+    caps = [np.array([float(cap)]) for cap in (4, 8, 16, 24, 4)]
+    assert [fresh.seconds(np.array([8]), 512, cap=c)[0] for c in caps] == [model.seconds(np.array([8]), 512, cap=c)[0] for c in caps]
+    assert len(fresh._schedules) <= 3

@@ -10,7 +10,7 @@ from brute_force import best, random_problem
 
 from rlinf_lab.planning.search.fronts import Front, pareto
 from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, near, solve
+from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, evaluate, leaf_of, mode, nodes, shape
 
 
@@ -106,6 +106,29 @@ def test_asynchronous_iterations_hide_the_fill() -> None:
     behind = chain([[8, 8, 8, 8]] * 2, edges={(0, 1): 0}, staleness=1)
     found = solve(behind)[0]
     assert found.seconds == 8 and mode(found.tree) == "spatial"
+
+
+def test_turns_are_taken_once_each_in_as_many_calls_as_suit_it() -> None:
+    """In turns alone no chunks go to and fro, whatever switching costs; and all device counts are looked at, not some."""
+    small_calls = np.full((4, 65), np.inf)
+    small_calls[3, 1:] = 1.0  # an eighth at once is the most that fits
+    smooth = np.array([[np.inf, *(64.0 / np.minimum(np.arange(1, 65), 37) / 2**g)] for g in range(4)])
+    problem = chain([[1.0] * 64] * 2, onload=(1.0, 1.0))
+    for cost in (0.0, 1.0):
+        asked = dataclasses.replace(problem, table=lambda v, _: (small_calls, smooth)[v], onload=(cost, cost))
+        (found,) = guess(asked, only=Only((TEMPORAL,)))
+        assert isinstance(found.tree, Composed) and found.tree.grain == 0 and found.seconds == pytest.approx(8 + 64 / 37 + 2 * cost)
+        assert leaf_of(found.tree, 0).grain == 3 and leaf_of(found.tree, 1).devices >= (37,)
+
+
+def test_a_quick_search_has_who_needs_no_devices_work_beside_the_others() -> None:
+    tables = [np.array([[np.inf, *(work / np.arange(1, 17) / 2**g)] for g in range(4)]) for work in (16.0, 48.0)]
+    host = np.array([[1.0 / 2**g] * 17 for g in range(4)])
+    problem = dataclasses.replace(chain([[1.0] * 16] * 3), table=lambda v, _: (tables[0], host, tables[1])[v])
+    found = guess(problem)
+    turns = [n for f in found for n in nodes(f.tree) if isinstance(n, Composed) and n.kind == TEMPORAL]
+    assert turns and all(part.leaves != 0b010 for n in turns for part in n.parts())
+    assert found[0].seconds == solve(problem)[0].seconds and mode(guess(problem, only=Only((TEMPORAL,)))[0].tree) == "temporal"
 
 
 def test_switching_costs_both_ways_and_only_who_leaves() -> None:

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
@@ -28,8 +29,12 @@ def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
     return {name: fit_worker(w) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}
 
 
+@lru_cache(maxsize=64)
 def fit_worker(worker: WorkerProfile) -> CostModel:
-    """The model that the worker's kind asks for. On the host a worker is as fast whatever devices the plan has: its samples are of none."""
+    """The model that the worker's kind asks for, the same one for an equal worker: most questions change one worker or none.
+
+    On the host a worker is as fast whatever devices the plan has: its samples are of none.
+    """
     if worker.resource == "host":
         worker = replace(worker, samples=tuple(replace(s, devices=0) for s in worker.samples))
     if worker.kind == "generation":

@@ -29,6 +29,7 @@ from rlinf_lab.planning.costs.lengths import QUANTILES, issue_order, quantiles
 from rlinf_lab.planning.costs.unroll import lengths_from_completion
 from rlinf_lab.planning.profile import Lengths, ModelShape, Sample
 
+KEPT = 512  # schedules of a model, 8 KiB each: a model answers many questions
 DRAWN = 32  # slots of a long queue that are looked at
 ROUNDING = 1e-9
 
@@ -213,13 +214,17 @@ class GenerationModel:
         """Requests in issue order on ``slots`` slots; a freed slot takes the next. ``measured``: of the lengths that were measured. ``rounds``: how often
         all of them pass, one of so many being looked at."""
         key = (slots, group, measured, rounds)
-        if key not in self._schedules:
+        found = self._schedules.get(key)
+        if found is None:
             tokens = (self.tokens if measured else self.asked)[issue_order(group, self.lengths.group_correlation)]
             starts, round_ = _starts(tokens, slots), float(tokens.sum()) / slots
             if rounds > 1:
                 starts = _in_rounds(starts, tokens, group, rounds, round_)
-            self._schedules[key] = _schedule(starts, tokens, self.lengths.prompt_tokens, self.model is not None, round_)
-        return self._schedules[key]
+            found = _schedule(starts, tokens, self.lengths.prompt_tokens, self.model is not None, round_)
+            if len(self._schedules) >= KEPT:
+                self._schedules.clear()
+            self._schedules[key] = found
+        return found
 
 
 def _starts(tokens: np.ndarray, slots: int) -> np.ndarray:

@@ -95,6 +95,11 @@ def below(least: np.ndarray, shape: Counts) -> np.ndarray:
 
 def drops(values: np.ndarray, shape: Counts) -> np.ndarray:
     """Codes at which a value is lower than on any fewer devices."""
+    if len(shape) == 1:
+        lower = np.empty(len(values), bool)
+        lower[0] = values[0] < np.inf
+        np.less(values[1:], np.minimum.accumulate(values)[:-1], out=lower[1:])
+        return np.asarray(lower.nonzero()[0])
     return np.flatnonzero(values < below(within(values, shape), shape))
 
 

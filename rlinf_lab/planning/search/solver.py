@@ -52,7 +52,7 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 
     ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below it.
     """
-    if problem.everyone.bit_count() > 1 and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
+    if SPATIAL in only.kinds and problem.everyone.bit_count() > 1 and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
         ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
@@ -82,15 +82,17 @@ def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
     """Good plans, fastest first: a search over few device counts, then over counts nearer and nearer to those that it chose."""
-    if problem.everyone.bit_count() == 1:
-        return solve(problem, ceiling, only)
+    if problem.everyone.bit_count() == 1 or SPATIAL not in only.kinds:
+        return solve(problem, ceiling, only)  # quick enough: on the same devices numbers of devices do not add up
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
     if not all(len(codes) for codes in useful):
         return []
+    # Who needs no devices works beside the others: to have it take turns with somebody is hardly ever better, and twice the work.
+    aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
     strides, found = [-(-len(codes) // FEW) for codes in useful], list[Found]()
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
     while True:
-        plans = _Solver(_with_counts(problem, chosen), ceiling, only).plans()
+        plans = _Solver(_with_counts(problem, chosen), ceiling, only, aside).plans()
         found = sorted([*plans, *found], key=lambda f: f.seconds)
         if not plans or max(strides) == 1:
             return found
@@ -133,14 +135,17 @@ def _code(problem: Problem, devices: Counts) -> int:
 class _Solver:
     """Fronts by (set, context), for all granularities at once."""
 
-    def __init__(self, problem: Problem, ceiling: float, only: Only) -> None:
+    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
+        """``aside``: leaves that take no turns, unless ``only`` asks for it."""
         self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
+        self._aside = 0 if only != Only() else aside
         self.cuts = Cuts(problem)
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int], list[Front]] = {}
         self._least: dict[tuple[int, int, int], np.ndarray] = {}
         self._options: list[tuple[str, Cut]] = []
         self._option_numbers: dict[tuple[str, int, int], int] = {}
+        self._beside: dict[int, tuple[int, float]] = {}
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
 
@@ -156,7 +161,7 @@ class _Solver:
         found = []
         for cut in self.cuts.of(everyone):
             for kind in self.kinds:
-                if self.last is not None and self.last != (kind, cut.before):
+                if (self.last is not None and self.last != (kind, cut.before)) or (kind == TEMPORAL and self._is_aside(cut)):
                     continue
                 best: tuple[float, int, int, int] | None = None
                 for g in range(self._finest(kind, cut) + 1):
@@ -243,11 +248,13 @@ class _Solver:
     def _made(self, leaves: int, context: int, g: int, finer: Front) -> Front:
         options = []
         for cut in self.cuts.of(leaves):
-            if TEMPORAL in self.kinds and g <= self._finest(TEMPORAL, cut):
+            if TEMPORAL in self.kinds and g <= self._finest(TEMPORAL, cut) and not self._is_aside(cut):
                 options.append(self._temporal(leaves, cut, context, g))
             if SPATIAL in self.kinds and g <= self._finest(SPATIAL, cut) and (cut.linked or cut.before < cut.after):
                 options += self._spatial(leaves, cut, context, g)
-        options = [o for o in [*options, _lifted(finer)] if len(o)]  # coarse ones first: of equal points the first is kept
+        if len(finer):
+            options.append(_lifted(finer))
+        options = [o for o in options if len(o)]  # coarse ones first: of equal points the first is kept
         if not options:
             return EMPTY
         front = Front.joined(options)
@@ -255,6 +262,8 @@ class _Solver:
         return pareto(front, self.problem.shape) if len(front) else EMPTY
 
     def _temporal(self, leaves: int, cut: Cut, context: int, g: int) -> Front:
+        if not all(map(len, self._parts(TEMPORAL, cut, context, g))):
+            return EMPTY
         before, after = self._contexts(TEMPORAL, cut, context)
         least = self._least_fill(cut.before, before, g) + self._least_fill(cut.after, after, g)
         there, back = self._switches(cut)
@@ -265,8 +274,10 @@ class _Solver:
 
     def _spatial(self, leaves: int, cut: Cut, context: int, g: int) -> list[Front]:
         before, after = self._parts(SPATIAL, cut, context, g)
-        option, found = self._option(SPATIAL, cut), []
-        for i, j in self._pairs(before, after, self._limit(leaves)):
+        if not len(before) or not len(after):
+            return []
+        option, found = self._option(SPATIAL, cut), list[Front]()
+        for i, j in self._pairs(before, after, self._others(leaves)[0]):
             fill, period = _side_by_side(before, after, i, j, cut.linked)
             code = before.code[i] + after.code[j]
             kept = self._useful(leaves, g, code, fill, period)
@@ -302,23 +313,24 @@ class _Solver:
     # --- what is worth keeping -----------------------------------------------------------------------------
     def _useful(self, leaves: int, g: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Points that may be part of a plan as good as the best so far."""
-        if np.isinf(self.ceiling):
+        if self.ceiling == np.inf:
             return np.arange(len(code))
         problem = self.problem
-        in_time = problem.at_least(g, fill, period) <= self.ceiling
+        limit, elsewhere = self._others(leaves)
+        working = 2.0**g * np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code]
-        devices = np.where(devices <= self._limit(leaves), devices, problem.totals[-1])
-        held = devices * (2.0**g * np.minimum(fill, period))
-        return np.flatnonzero(in_time & (held + self._elsewhere(leaves) <= problem.totals[-1] * self.ceiling))
+        devices = np.where(devices <= limit, devices, problem.totals[-1])
+        good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
+        good &= problem.at_least(g, fill, period) <= self.ceiling
+        return np.asarray(good.nonzero()[0])
 
-    def _elsewhere(self, leaves: int) -> float:
-        """Fewest device seconds of everybody else."""
-        return sum(a for v, a in enumerate(self._areas) if not leaves >> v & 1)
-
-    def _limit(self, leaves: int) -> int:
-        """Most devices that a part can have without having all: then somebody else has devices of its own beside it."""
-        return int(self.problem.totals[-1] - min(n for v, n in enumerate(self._fewest) if not leaves >> v & 1))
+    def _others(self, leaves: int) -> tuple[int, float]:
+        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
+        if leaves not in self._beside:
+            others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
+            self._beside[leaves] = int(self.problem.totals[-1] - min(self._fewest[v] for v in others)), sum(self._areas[v] for v in others)
+        return self._beside[leaves]
 
     def _area(self, leaf: int) -> float:
         """Fewest device seconds of a leaf in an iteration that is as short as the best so far."""
@@ -337,8 +349,13 @@ class _Solver:
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, kind: str, cut: Cut) -> int:
-        """Leaves that are called once an iteration take turns as a whole only."""
-        return 0 if kind == TEMPORAL and (cut.before | cut.after) & self.problem.once else cut.finest
+        """Leaves that are called once an iteration take turns as a whole only; so does everybody where nobody streams: each in as many calls as suit it,
+        and the switches once."""
+        whole = SPATIAL not in self.kinds or (cut.before | cut.after) & self.problem.once
+        return 0 if kind == TEMPORAL and whole else cut.finest
+
+    def _is_aside(self, cut: Cut) -> bool:
+        return not cut.before & ~self._aside or not cut.after & ~self._aside
 
     def _parts(self, kind: str, cut: Cut, context: int, g: int) -> tuple[Front, Front]:
         before, after = self._contexts(kind, cut, context)
