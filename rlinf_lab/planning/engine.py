@@ -140,6 +140,15 @@ class Engine:
                 self._offloaded(p)
         return self._flush()
 
+    def put_at_once(self, process: int, channel: int, n: int) -> int:
+        """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from it. -1: `settle` it."""
+        p, queue = self.processes[process], self.channels[channel]
+        first = queue.tail
+        if p.state != "run" or queue.putters or queue.getters or first - queue.head + n > queue.capacity or p.weights is not None or queue.weights is not None:
+            return -1
+        queue.tail = first + n
+        return first
+
     # --- fillers -----------------------------------------------------------------------------------------
     def begin(self, iteration: int) -> None:
         """An iteration begins: from now on fillers may take steps, until `over`."""

@@ -19,7 +19,8 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.fillers import news_of
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Address, Link, Listener
+from rlinf_lab.runtime.links import Address, Link
+from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
@@ -49,7 +50,7 @@ class DeviceHost:
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
         ip = "127.0.0.1" if one_node else self._ip()
-        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all)
+        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all, self.host.open_lookout())
         self._stop = threading.Event()
         self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows
         self._pusher: threading.Thread | None = None
@@ -175,8 +176,9 @@ class DeviceHost:
 
     def _sent(self) -> None:
         for link in self.links.values():
-            with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
-                link.flush()
+            if link.has_gathered():
+                with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
+                    link.flush()
 
     def _broken(self, peer: str) -> None:
         if peer == "driver":  # nobody is left to work for

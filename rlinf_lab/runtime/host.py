@@ -545,8 +545,10 @@ class Host(Scheduler):
         if queue.stub:  # the items came with the answer
             return
         queue.taken += hi - lo
-        credit: dict[str, int] = {}
         process.pieces = queue.take(hi - lo)
+        if queue.share is None:
+            return
+        credit: dict[str, int] = {}
         for parcel, first, last in process.pieces:
             if parcel.origin != self.name:
                 credit[parcel.origin] = credit.get(parcel.origin, 0) + last - first
@@ -677,7 +679,9 @@ class Host(Scheduler):
     def receive(self, message: tuple) -> None:
         """A message from another host; see `wire`. The caller flushes."""
         with self._mutex:
-            wire.HANDLERS[message[0]](self, *message[1:])
-            self._fill()
-            if message[0] not in wire.UNCOUNTED:
+            kind, *rest = message
+            wire.HANDLERS[kind](self, *rest)
+            if self._has_fillers:
+                self._fill()
+            if kind not in wire.UNCOUNTED:
                 self._heard += 1

@@ -26,7 +26,8 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.device_host import pack
 from rlinf_lab.runtime.fillers import declarations_of, opened
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.node_clocks import NodeClocks
 from rlinf_lab.runtime.process import Filled, Frame
 from rlinf_lab.runtime.session import Ended

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlinf_lab.runtime.pickling import Packed
@@ -25,9 +25,10 @@ class Parcel:
 
     def open(self, lo: int, hi: int) -> list[Any]:
         """Its items [lo, hi), each asked for once. Raises whatever their classes raise when they are rebuilt."""
-        if self._packed is None and hi - lo == self.count:
-            assert self._items is not None
-            return self._items
+        if hi - lo == self.count:  # nobody else asks for any of them
+            items: list[Any] | None = self._items if self._packed is None else self._packed.open()
+            assert items is not None
+            return items
         with self._lock:
             if self._items is None:
                 assert self._packed is not None
@@ -88,6 +89,9 @@ class Ordered:
         self._heap.clear()
 
 
-def opened(pieces: Iterable[Piece]) -> list[Any]:
+def opened(pieces: Sequence[Piece]) -> list[Any]:
     """The items themselves."""
+    if len(pieces) == 1:
+        parcel, lo, hi = pieces[0]
+        return parcel.open(lo, hi)
     return [item for parcel, lo, hi in pieces for item in parcel.open(lo, hi)]

@@ -13,6 +13,7 @@ import numpy as np
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Process as EngineProcess
+from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.parcels import Piece
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.timeline.span import SpanKind
@@ -55,6 +56,7 @@ class Process:
     calls: deque[CallSpec] = field(default_factory=deque)
     gate: threading.Lock = field(default_factory=threading.Lock)
     parked: bool = False  # the thread waits at its gate
+    lookout: Lookout | None = None  # or here: it listens to the links meanwhile
     waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
     counts: int = 1  # in the scheduler's count of running threads: not those of fillers, while time is real
     order: str = ""  # "onload" or "offload", to be carried out by this very thread while it waits
@@ -104,7 +106,9 @@ class Process:
         at ``parked`` again after passing).
         """
         self.parked = False
-        if self.gate.locked():
+        if self.lookout is not None:
+            self.lookout.ring()
+        elif self.gate.locked():
             self.gate.release()
 
     @property

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.spans import SpanWriter
@@ -56,6 +57,7 @@ class Scheduler:
         self._batch = 0
         self._has_fillers = False
         self._filled_at = -1
+        self._lookout: Lookout | None = None
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
     def _store(self, process: Process, first: int) -> None:
@@ -109,6 +111,11 @@ class Scheduler:
     def flush_soon(self) -> None:
         raise NotImplementedError
 
+    def open_lookout(self) -> Lookout:
+        """From now on a rank that waits may hear messages by itself."""
+        self._lookout = self._lookout or Lookout()
+        return self._lookout
+
     # --- posting and waiting -----------------------------------------------------------------------------
     def _post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event and wait until the engine lets the thread go on."""
@@ -119,7 +126,11 @@ class Scheduler:
             process.lock_from = self.clock.now_ns()
             if process.leaving and kind == _GET and self._takes_nothing_more(process):
                 n = 0
-            self._block(process, "engine", what, (process.index, kind, channel, n))
+            if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
+                process.lock_waited, process.woken = False, True
+                self._store(process, first)
+            else:
+                self._block(process, "engine", what, (process.index, kind, channel, n))
             if process.queue is not None and process.queue.stub:
                 if kind == _GET and n:
                     self._ask(process, process.queue, n)
@@ -185,6 +196,8 @@ class Scheduler:
                 continue
             if not process.parked:
                 return
+            if self._lookout is not None and timeout is None and self._listen(process, self._lookout):
+                continue
             try:
                 if process.gate.acquire(timeout=-1 if timeout is None else timeout):
                     continue
@@ -197,6 +210,18 @@ class Scheduler:
                         process.gate.acquire()
                 self.flush()
                 raise
+
+    def _listen(self, process: Process, lookout: Lookout) -> bool:
+        """Wait where messages come in; False when it has to be at its gate, for another rank listens or a reading thread is at work."""
+        if not lookout.take_place():
+            return False
+        process.lookout = lookout
+        try:
+            lookout.listen(lambda: not process.parked or bool(process.order))
+        finally:
+            process.lookout = None
+            lookout.leave_place()
+        return not process.parked or bool(process.order)  # whoever let it go until now has not opened the gate
 
     def _wake(self, process: Process, timer: bool = False) -> None:
         """Under the mutex. A thread that carries out an order hears of it when it has finished that."""

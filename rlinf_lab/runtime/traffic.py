@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rlinf_lab.runtime.routing import QueueId
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
+
+_TRANSFER = int(SpanKind.TRANSFER)
 
 
 class Transit(NamedTuple):
@@ -20,14 +22,19 @@ class Transit(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Stretch:
-    """Messages of one edge that were heard in one go."""
+class _Edge:
+    """A channel, as it comes from one host in one iteration: how it is named in the recorder, and messages that were heard in one go."""
 
-    start_ns: int
-    end_ns: int
-    transport: str
+    track: int
+    number: int
+    iteration: int
+    is_open: bool = False
+    start_ns: int = 0
+    end_ns: int = 0
+    transport: str = ""
     items: int = 0
     nbytes: int = 0
+    counts: dict[str, list[int]] = field(default_factory=dict)  # by transport: messages, items, bytes
 
 
 class Traffic:
@@ -36,34 +43,54 @@ class Traffic:
     def __init__(self, host: str, recorder: Recorder, clock: Clock) -> None:
         self._host, self._recorder, self._clock = host, recorder, clock
         self._counts: dict[tuple[str, str, str], list[int]] = {}  # (channel, origin, transport): messages, items, bytes
-        self._open: dict[tuple[str, str, int], _Stretch] = {}  # (channel, origin, iteration)
+        self._edges: dict[tuple[str, str], _Edge] = {}  # (channel, origin)
+        self._open: list[_Edge] = []
 
     def within(self, channel: str, items: int) -> None:
         """Items were handed over by reference."""
-        self._count(channel, self._host, "reference", items, 0)
+        counts = self._counts_of(channel, self._host, "reference")
+        counts[0] += 1
+        counts[1] += items
 
     def arrived(self, queue: QueueId, origin: str, items: int, transit: Transit) -> None:
-        self._count(queue.channel, origin, transit.transport, items, transit.nbytes)
-        now = self._clock.now_ns()
-        stretch = self._open.setdefault((queue.channel, origin, queue.iteration), _Stretch(min(now, transit.sent_ns), now, transit.transport))
-        if transit.transport != stretch.transport:  # a part in memory, a part in the stream
-            stretch.transport = "shared memory"
-        stretch.end_ns, stretch.items, stretch.nbytes = now, stretch.items + items, stretch.nbytes + transit.nbytes
-
-    def _count(self, channel: str, origin: str, transport: str, items: int, nbytes: int) -> None:
-        counts = self._counts.get((channel, origin, transport))
+        transport, sent_ns, nbytes = transit
+        edge = self._edges.get((queue.channel, origin))
+        if edge is None or edge.iteration != queue.iteration:
+            edge = self._new_edge(queue.channel, origin, queue.iteration)
+        counts = edge.counts.get(transport)
         if counts is None:
-            counts = self._counts[channel, origin, transport] = [0, 0, 0]
+            counts = edge.counts[transport] = self._counts_of(queue.channel, origin, transport)
         counts[0] += 1
         counts[1] += items
         counts[2] += nbytes
+        edge.end_ns = now = self._clock.now_ns()
+        if not edge.is_open:
+            edge.is_open, edge.start_ns, edge.transport = True, min(now, sent_ns), transport
+            edge.items, edge.nbytes = items, nbytes
+            self._open.append(edge)
+            return
+        if transport != edge.transport:  # a part in memory, a part in the stream
+            edge.transport = "shared memory"
+        edge.items += items
+        edge.nbytes += nbytes
+
+    def _new_edge(self, channel: str, origin: str, iteration: int) -> _Edge:
+        track = self._recorder.track(f"{origin} → {self._host}", 0)
+        edge = self._edges[channel, origin] = _Edge(track, self._recorder.channel(channel), iteration)
+        return edge
+
+    def _counts_of(self, channel: str, origin: str, transport: str) -> list[int]:
+        counts = self._counts.get((channel, origin, transport))
+        if counts is None:
+            counts = self._counts[channel, origin, transport] = [0, 0, 0]
+        return counts
 
     def write_down(self) -> None:
         """All that had arrived was heard: one span for each edge, on a lane of the pair of hosts."""
-        for (channel, origin, iteration), s in self._open.items():
-            track = self._recorder.track(f"{origin} → {self._host}", 0)
-            name, number = self._recorder.name(s.transport), self._recorder.channel(channel)
-            self._recorder.add(track, SpanKind.TRANSFER, name, s.start_ns, s.end_ns, iteration, s.items, s.nbytes, number)
+        recorder = self._recorder
+        for e in self._open:
+            e.is_open = False
+            recorder.add(e.track, _TRANSFER, recorder.name(e.transport), e.start_ns, e.end_ns, e.iteration, e.items, e.nbytes, e.number)
         self._open.clear()
 
     def rows(self) -> list[dict[str, Any]]:

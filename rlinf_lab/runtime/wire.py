@@ -101,10 +101,12 @@ def give_credit(host: Host, queue: Queue, taken: dict[str, int]) -> None:
     if queue.share is None:
         return
     for origin, n in taken.items():
-        owed = min(n, queue.debt[origin])
-        queue.debt[origin] -= owed
-        queue.saved[origin] += n - owed
-        if queue.saved[origin] and (origin in queue.stalled or 2 * queue.saved[origin] >= queue.share):
+        if owes := queue.debt.get(origin):
+            owed = min(n, owes)
+            queue.debt[origin] -= owed
+            n -= owed
+        saved = queue.saved[origin] = queue.saved.get(origin, 0) + n
+        if saved and (2 * saved >= queue.share or origin in queue.stalled):
             _grant(host, queue, origin, queue.saved.pop(origin))
     if queue.stalled:
         host._apply(host._engine.remote_stall(queue.index))

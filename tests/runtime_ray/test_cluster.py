@@ -15,7 +15,8 @@ import pytest
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.observer import device_loads
 from rlinf_lab.runtime.reservation import SOMETHING, Reservation
 from rlinf_lab.runtime.run import run

@@ -19,7 +19,8 @@ import pytest
 import torch
 
 from rlinf_lab.runtime import slots
-from rlinf_lab.runtime.links import Link, Listener
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.pickling import pickled
 
 

@@ -1,0 +1,184 @@
+"""Messages as bytes, at the end that hears them: frames of a stream; see `links` for what one looks like.
+
+A frame is read by whoever has the connection's lock. A thread that has nothing else to do reads on until the frame is there; a rank that listens
+while it waits (`lookout`) takes only what has arrived: the beginning of a frame stays in the buffer, and large frames are left to the thread.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import struct
+import time
+from typing import Any
+
+from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.slots import REFERENCE, InSlot, SlotViews
+from rlinf_lab.runtime.traffic import Transit
+
+FAREWELL = 0xFFFFFFFF
+PARCEL = 1 << 31  # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
+IN_SLOT = 1 << 63  # beside the length of a buffer that lies in a slot
+HEADERS = 1024  # how many headers are remembered
+READ_BYTES = 1 << 18
+COUNT = struct.Struct("<I")
+SMALL = struct.Struct("<IQQQQ")  # what begins the usual frame, a packet without buffers: PACKET, bytes of header and packet, items, time
+PACKET = PARCEL | 2
+
+
+class NotYetThere(Exception):
+    """The rest of a frame has not arrived, and nobody shall wait for it here."""
+
+
+class Stream:
+    """The bytes that arrive on a socket. Only the thread that may wait for more of them leaves ``waits`` True."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._buffer = bytearray(READ_BYTES)
+        self._view = memoryview(self._buffer)
+        self._at = self._end = 0
+        self.waits = True
+
+    def has_more(self) -> bool:
+        """Whether something has arrived that was not read yet."""
+        return self._at < self._end
+
+    def mark(self) -> int:
+        """Where it is: for `back`, as long as nothing waits or fetches."""
+        return self._at
+
+    def back(self, mark: int) -> None:
+        self._at = mark
+
+    def fetch(self, most: int = READ_BYTES) -> bool:
+        """Take in what has arrived, up to ``most`` bytes, without waiting; whether that was less than might be there. `EOFError` at the end."""
+        self._to_the_front()
+        room = min(most, READ_BYTES - self._end)
+        if not room:
+            return False
+        try:
+            got = self._connection.recv_into(self._view[self._end :], room, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        if not got:
+            raise EOFError("the stream ended")
+        self._end += got
+        return got < room
+
+    def small(self) -> tuple[bytes, bytes, int, int] | None:
+        """The usual frame, if that is what is there, and all of it: its header, its packet, how many items, and when they were sent."""
+        at, view = self._at + SMALL.size, self._view
+        if at > self._end:
+            return None
+        kind, header, data, items, sent = SMALL.unpack_from(view, self._at)
+        middle = at + header
+        end = middle + data
+        if kind != PACKET or end > self._end:
+            return None
+        self._at = end
+        return bytes(view[at:middle]), bytes(view[middle:end]), items, sent
+
+    def read(self, size: int) -> bytes:
+        """Exactly so many bytes. `EOFError` when the stream ends before; `NotYetThere` for who does not wait."""
+        while self._end - self._at < size:
+            if not self.waits:
+                raise NotYetThere
+            if size > READ_BYTES:
+                return bytes(self.read_in_place(size))
+            self._to_the_front()
+            self._more(self._view[self._end :])
+        start = self._at
+        self._at = start + size
+        return bytes(self._view[start : start + size])
+
+    def read_in_place(self, size: int) -> bytearray:
+        """The same, read into place: arrays are built upon it."""
+        done = min(size, self._end - self._at)
+        if done < size and not self.waits:
+            raise NotYetThere
+        data = bytearray(size)
+        data[:done] = self._view[self._at : self._at + done]
+        self._at += done
+        view = memoryview(data)
+        while done < size:
+            got = self._connection.recv_into(view[done:])
+            if not got:
+                raise EOFError("the stream ended")
+            done += got
+        return data
+
+    def _more(self, room: memoryview) -> None:
+        got = self._connection.recv_into(room)
+        if not got:
+            raise EOFError("the stream ended")
+        self._end += got
+
+    def _to_the_front(self) -> None:
+        """What is left: it makes room."""
+        if self._at:
+            self._buffer[: self._end - self._at] = self._buffer[self._at : self._end]
+            self._at, self._end = 0, self._end - self._at
+
+
+class FrameReader:
+    """Messages of a stream."""
+
+    def __init__(self, stream: Stream, slots: SlotViews, transport: str) -> None:
+        self._stream, self._slots = stream, slots
+        self._headers: dict[bytes, tuple] = {}
+        self._parts: list[Any] = []
+        self._items = -1
+        self._transport = transport
+        self._transit = Transit(transport, 0, 0)
+
+    def next(self) -> bool:
+        """Read a frame; False after a farewell. `EOFError` when the stream ends without one."""
+        stream = self._stream
+        if (small := stream.small()) is not None:
+            header, data, self._items, sent = small
+            self._parts = [header, data]
+            self._transit = Transit(self._transport, time.monotonic_ns() if self._transport == "tcp" else sent, len(data))
+            return True
+        count = COUNT.unpack(stream.read(4))[0]
+        if count == FAREWELL:
+            return False
+        self._items = -1
+        if count & PARCEL:
+            count -= PARCEL
+            sizes = list(struct.unpack(f"<{count + 2}Q", stream.read(8 * count + 16)))
+            sent = sizes.pop()
+            if self._transport == "tcp":  # another node has another clock
+                sent = time.monotonic_ns()
+            self._items = sizes.pop()
+            slots = any(size & IN_SLOT for size in sizes)
+            self._transit = Transit("shared memory" if slots else self._transport, sent, sum(size & ~IN_SLOT for size in sizes[1:]))
+        else:
+            sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
+        first = 1 if self._items < 0 else 2
+        self._parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
+        return True
+
+    def _buffer(self, size: int) -> Any:
+        return InSlot(self._stream.read(REFERENCE.size), size - IN_SLOT) if size & IN_SLOT else self._stream.read_in_place(size)
+
+    def message(self) -> tuple:
+        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files."""
+        if self._items < 0:
+            data, *parts = self._parts
+            message: tuple = pickle.loads(data, buffers=self._viewed(parts))
+            return message
+        header, data, *parts = self._parts
+        known = self._headers.get(header)
+        if known is None:
+            if len(self._headers) >= HEADERS:
+                self._headers.clear()
+            known = self._headers[header] = pickle.loads(header)
+        name, origin, tags = known
+        return "put", name, self._items, Packed(data, self._viewed(parts) if parts else ()), origin, tags, self._transit
+
+    def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
+        return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
+
+    def forget(self) -> None:
+        self._parts = []

@@ -1,0 +1,78 @@
+"""Where a rank that waits listens to the links of its host itself: what it waits for then wakes one thread instead of two.
+
+There is one place; who finds it taken waits at its gate, and the reading threads of the links do the rest as ever. Nothing is handed
+over between them: a connection is watched by the lookout first and by its own thread behind it, both exclusively, so the kernel wakes the
+rank if there is one that listens, and else the thread. What a rank leaves unread it has the thread roused for.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+IN_TURN = select.EPOLLIN | getattr(select, "EPOLLEXCLUSIVE", 0)
+
+
+class Heard(Protocol):
+    """A connection that can be listened to."""
+
+    def fileno(self) -> int: ...
+
+    def hear_what_is_there(self) -> bool:
+        """Without waiting; False: its own thread has to do it, and so much may take a while."""
+
+
+class Lookout:
+    """Of one host."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._bell, select.EPOLLIN)
+        self._place = threading.Lock()
+        self._thread = 0
+        self._heard: dict[int, Heard] = {}
+
+    def watch(self, connection: Heard) -> None:
+        """Before its own thread watches it. `OSError` when that cannot be."""
+        number = connection.fileno()
+        self._heard[number] = connection
+        self._poll.register(number, IN_TURN)
+
+    def forget(self, connection: Heard) -> None:
+        """It is about to be closed."""
+        number = connection.fileno()
+        if self._heard.pop(number, None) is not None:
+            self._poll.unregister(number)
+
+    def take_place(self) -> bool:
+        """Whether the calling thread may listen; it leaves the place when it has done."""
+        taken = self._place.acquire(blocking=False)
+        if taken:
+            self._thread = threading.get_ident()
+        return taken
+
+    def leave_place(self) -> None:
+        self._thread = 0
+        self._place.release()
+
+    def ring(self) -> None:
+        """Whoever listens looks whether it still has to wait. By any thread."""
+        if self._thread != threading.get_ident():
+            os.eventfd_write(self._bell, 1)
+
+    def listen(self, until: Callable[[], bool]) -> bool:
+        """Hear messages until that is true; False when it is better to wait elsewhere: a reading thread is at work."""
+        while not until():
+            helped = True
+            for number, _ in self._poll.poll(-1, len(self._heard) + 1):
+                if number == self._bell:
+                    os.eventfd_read(self._bell)
+                elif (connection := self._heard.get(number)) is not None:
+                    helped = connection.hear_what_is_there() and helped
+            if not helped:
+                return False
+        return True

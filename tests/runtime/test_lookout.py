@@ -1,0 +1,171 @@
+"""Ranks that wait hear messages themselves: by whom, exactly once, in order, and never held up by what has not arrived."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.lookout import Lookout
+
+SIZES = (0, 10, 3_000, 20_000, 300_000)  # also more than a rank takes in at once, and more than any buffer
+
+
+class Host:
+    """Hears from several others; notes which thread heard what."""
+
+    def __init__(self, peers: int) -> None:
+        self.heard: dict[str, list[int]] = defaultdict(list)
+        self.by: list[int] = []
+        self.broken: list[str] = []
+        self.changed = threading.Condition()
+        self.lookout = Lookout()
+        self.listener = Listener("me", self._on_message, self._on_broken, lambda host, error: self.broken.append(repr(error)), lookout=self.lookout)
+        self.links = [Link(self.listener.address, f"peer{i}") for i in range(peers)]
+
+    def _on_message(self, message: tuple) -> None:
+        with self.changed:
+            self.heard[message[0]].append(message[1])
+            self.by.append(threading.get_ident())
+            self.changed.notify_all()
+
+    def _on_broken(self, peer: str) -> None:
+        with self.changed:
+            self.broken.append(peer)
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 30), (self.heard, self.broken)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+        self.listener.close()
+
+
+class Rank(threading.Thread):
+    """Listens whenever it finds the place, until it is told to end."""
+
+    def __init__(self, host: Host, until: Callable[[], bool]) -> None:
+        super().__init__(daemon=True)
+        self.host, self.until = host, until
+        self.returned = 0
+
+    def run(self) -> None:
+        lookout = self.host.lookout
+        while not self.until():
+            if lookout.take_place():
+                try:
+                    lookout.listen(self.until)
+                finally:
+                    lookout.leave_place()
+                self.returned += 1
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    made = Host(3)
+    yield made
+    made.close()
+
+
+def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
+    rank = Rank(host, lambda: len(host.heard["a"]) == 300)
+    rank.start()
+    for i in range(300):
+        host.links[0].send(("a", i))
+        host.wait_for(lambda i=i: len(host.heard["a"]) > i)
+    rank.join(30)
+    assert not rank.is_alive() and host.heard["a"] == list(range(300))
+    assert host.by.count(rank.ident or 0) > 150
+
+
+def test_nobody_needs_to_listen(host: Host) -> None:
+    for i in range(50):
+        host.links[i % 3].send((f"a{i % 3}", i))
+    host.wait_for(lambda: sum(map(len, host.heard.values())) == 50)
+    assert threading.get_ident() not in host.by
+
+
+def test_a_bell_ends_a_wait_in_which_nothing_comes(host: Host) -> None:
+    enough = threading.Event()
+    rank = Rank(host, enough.is_set)
+    rank.start()
+    enough.set()
+    host.lookout.ring()
+    rank.join(30)
+    assert not rank.is_alive()
+
+
+def test_there_is_one_place(host: Host) -> None:
+    assert host.lookout.take_place() and not host.lookout.take_place()
+    host.lookout.leave_place()
+    assert host.lookout.take_place()
+    host.lookout.leave_place()
+
+
+def test_the_beginning_of_a_frame_holds_nobody_up(host: Host) -> None:
+    """A peer that stops in the middle of a frame: whoever listens goes when its own message has come, and the rest is heard when it is there."""
+    slow, other, _ = host.links
+    frame = b"".join(slow._framed([b""], [], []))  # its head is sent alone
+    rank = Rank(host, lambda: bool(host.heard["other"]))
+    rank.start()
+    slow._socket.sendall(frame[:5])
+    other.send(("other", 1))
+    rank.join(30)
+    assert not rank.is_alive()
+    slow._socket.sendall(frame[5:])
+    slow.send(("slow", 2))
+    host.wait_for(lambda: host.heard["slow"] == [2])
+    assert len(host.broken) == 1 and "EOFError" in host.broken[0]  # a message of no bytes is no message
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_everything_is_heard_once_and_in_order_whoever_hears_it(seed: int) -> None:
+    host, rng, total = Host(3), random.Random(seed), 120
+    sent = [[rng.choice(SIZES) for _ in range(total)] for _ in host.links]
+
+    def all_heard() -> bool:
+        return all(len(host.heard[f"peer{i}"]) == total for i in range(3))
+
+    # Turns of their own: each listens for a few messages, then leaves the place to the other or to nobody.
+    ranks = [Rank(host, all_heard) for _ in range(2)]
+
+    def say(i: int) -> None:
+        for n, size in enumerate(sent[i]):
+            host.links[i].send((f"peer{i}", n, bytes(size)))
+            if rng.random() < 0.2:
+                host.lookout.ring()
+
+    saying = [threading.Thread(target=say, args=(i,), daemon=True) for i in range(3)]
+    for thread in [*ranks, *saying]:
+        thread.start()
+    host.wait_for(all_heard)
+    host.lookout.ring()  # one of them may wait for what has been heard by a reading thread
+    for rank in ranks:
+        rank.join(30)
+        host.lookout.ring()
+    assert not any(rank.is_alive() for rank in ranks)
+    assert [host.heard[f"peer{i}"] for i in range(3)] == [list(range(total))] * 3
+    for link in host.links:
+        link.close()
+    assert host.listener.wait_for_farewells({"peer0", "peer1", "peer2"}, 30) and not host.broken
+    host.listener.close()
+
+
+def test_a_peer_that_breaks_off_while_a_rank_listens_is_told(host: Host) -> None:
+    rank = Rank(host, lambda: bool(host.broken))
+    rank.start()
+    host.links[0].send(("a", 1))
+    host.wait_for(lambda: host.heard["a"] == [1])
+    host.links[0]._socket.close()
+    host.wait_for(lambda: host.broken == ["peer0"])
+    host.lookout.ring()
+    rank.join(30)
+    assert not rank.is_alive()
