@@ -3,8 +3,8 @@
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
 frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
 node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers. Items of channels are packed already when they come here
-(`parcels`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which the reading thread leaves closed.
-A stream that ends without a farewell means that its sender died.
+(`parcels`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which whoever hears it leaves closed.
+A stream that ends without a farewell means that its sender died. How messages are heard: `listener`, `lookout`.
 
 Sending never blocks: what the socket does not take at once is sent by a thread of the link. Hosts answer from their reading
 threads; if those waited for room, two hosts with full sockets would wait for each other for ever. How much can pile up is
