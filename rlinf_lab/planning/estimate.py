@@ -26,6 +26,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.consumed import learn
 from rlinf_lab.planning.consuming import Consumption
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.flights import seen_messages
 from rlinf_lab.planning.hops import Hops
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
@@ -46,8 +47,8 @@ SIMULATED = 4  # iterations of a prediction: recorded calls of different length 
 class Estimate:
     """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why.
 
-    ``messages``: what messages between processes cost (`Profile.messages`); plans are then predicted for an executor of processes. ``in_processes``:
-    whether the measured run was one.
+    ``messages``: what messages between processes cost (`Profile.messages`), with the flights that the measured run had; plans are then predicted for an
+    executor of processes. ``in_processes``: whether the measured run was one.
     """
 
     graph: WorkflowGraph
@@ -253,7 +254,8 @@ def estimate(
     """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up. ``messages``: what messages
-    between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for predicting plans that an executor of processes will run.
+    between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for predicting plans that an executor of processes will run. How long they
+    fly is read off the run where cells sent any; without ``messages`` they then cost no computing.
 
     Raises `PlanError` naming the call whose record cannot be understood.
     """
@@ -276,9 +278,8 @@ def estimate(
     seconds = timeline.iterations().set_index("iteration")["seconds"]
     warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
     in_processes = any(row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows())
-    return Estimate(
-        graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()), tuple(messages), in_processes
-    )
+    costs = seen_messages(graph, timeline, warm, messages)
+    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()), costs, in_processes)
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:

@@ -2,12 +2,13 @@
 
     put ── busy ──> · · · flight · · · ──> busy ── get
 
-A get in a cell waits for its item's flight, step after step, and so does one that asks another host for its items. Elsewhere items fly while
-both ends work, which costs nobody anything. A flight that is waited for is shown as work of the reader.
+Who gets an item waits for what is left of its flight; who asks another host for items waits for the way there and back, too. A flight that is waited
+for is shown as work of the reader.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,13 +16,13 @@ from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.hosts import homes_of, place_hosts
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.profile import Message
-from rlinf_lab.planning.scripts import GET, PUT, Script, Turn, run
+from rlinf_lab.planning.scripts import GET, PUT, RUN, Script, Turn, run
 
 NONE = Message("unix", 0.0, 0.0)
 
 
 class Taking(NamedTuple):
-    """Seconds of a get: ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` of each get."""
+    """Seconds of a get: ``busy`` computing for each item, ``asking`` computing for each get, ``flight`` there and back of each get."""
 
     busy: float = 0.0
     asking: float = 0.0
@@ -34,6 +35,7 @@ class Hops:
     def __init__(self, layout: Layout, messages: Sequence[Message]) -> None:
         self._layout, self._place = layout, place_hosts(layout)
         self._messages = tuple(messages)
+        self._arriving: dict[tuple[int, str, int, int], deque[int]] = {}  # of one simulation: when the items of a queue come, or came
         self._nodes = {host: Device.node_of(names) for host in set(self._place.values()) if (names := self._device_names(host))}
 
     def sending(self, worker: str, rank: int, channel: str, key: int = -1) -> float:
@@ -48,10 +50,11 @@ class Hops:
             return Taking(0.0, 2 * one.busy_s, 2 * one.latency_s)
         producers = [(p, r) for p in self._layout.graph.producers(channel) for r in range(self._layout.ranks(p)) if self._reaches(channel, r, rank)]
         ways = [self._between(self._place[p, r], here) for p, r in producers]
-        cells = self._layout.graph.cells
-        waited = any(worker in cell and p in cell for cell in cells for p, _ in producers)
-        share = 1.0 / max(1, len(ways))
-        return Taking(share * sum(w.busy_s for w in ways), 0.0, share * sum(w.latency_s for w in ways) if waited else 0.0)
+        return Taking(sum(w.busy_s for w in ways) / max(1, len(ways)))
+
+    def flight(self, worker: str, rank: int, channel: str, key: int = -1) -> float:
+        """Seconds from the put of an item to its arrival at the queue."""
+        return self._between(self._place[worker, rank], self._home(channel, rank, key)).latency_s
 
     def _reaches(self, channel: str, producer: int, consumer: int) -> bool:
         return not self._layout.sharded(channel) or producer == consumer
@@ -75,43 +78,64 @@ class Hops:
 
     # --- scripts -----------------------------------------------------------------------------------------------
     def carried(self, worker: str, script: Callable[[Turn], Script], before: Hops | None = None) -> Callable[[Turn], Script]:
-        """A call's script with its messages. ``before``: those of the run that the durations were read off; their computing is in the durations."""
+        """A call's script with its messages. ``before``: those of the run that the durations were read off; their computing is in the durations.
 
-        puts: dict[tuple[int, str, int], float] = {}
+        What a message of that run cost that this plan does not send is taken off the runs that follow it.
+        """
+
+        puts: dict[tuple[int, str, int], tuple[float, int]] = {}
         gets: dict[tuple[int, str], tuple[float, float]] = {}
 
         def with_messages(turn: Turn) -> Script:
             inner, rank = script(turn), turn.rank
             got: int | None = None
+            spare = 0  # nanoseconds
             while True:
                 try:
                     op = next(inner) if got is None else inner.send(got)
                 except StopIteration:
                     return
                 kind, channel, n, key = op
-                if kind == PUT and n:
+                seconds = 0.0
+                if kind == RUN and spare:
+                    spare, op = max(0, spare - n), run(max(0, n - spare))
+                elif kind == PUT and n:
                     if (rank, channel, key) not in puts:
-                        puts[rank, channel, key] = self._put_seconds(before, worker, rank, channel, key)
-                    yield from _spend(n * puts[rank, channel, key])
+                        puts[rank, channel, key] = self._put_seconds(before, worker, rank, channel, key), round(1e9 * self.flight(worker, rank, channel, key))
+                    each, flight = puts[rank, channel, key]
+                    seconds = n * each
+                    yield from _spend(seconds)
+                    self._comings(turn, channel, key).extend([turn.now() + flight] * n)
                 got = yield op
                 if kind == GET and got:
                     if (rank, channel) not in gets:
                         gets[rank, channel] = self._get_seconds(before, worker, rank, channel)
                     each, once = gets[rank, channel]
-                    yield from _spend(got * each + once)
+                    seconds = got * each + once
+                    yield from _spend(seconds + self._left(turn, channel, key, got))
+                spare += round(max(0.0, -seconds) * 1e9)
 
         return with_messages
 
+    def _comings(self, turn: Turn, channel: str, key: int) -> deque[int]:
+        return self._arriving.setdefault((turn.iteration, channel, self._layout.shard(channel, turn.rank), key), deque())
+
+    def _left(self, turn: Turn, channel: str, key: int, n: int) -> float:
+        """Seconds until the last of the next n items of a queue is there."""
+        coming = self._comings(turn, channel, key)
+        latest = max((coming.popleft() for _ in range(min(n, len(coming)))), default=0)
+        return max(0, latest - turn.now()) / 1e9
+
     def _put_seconds(self, before: Hops | None, worker: str, rank: int, channel: str, key: int) -> float:
-        """Of an item, beyond what the recorded durations have in them."""
+        """Of an item, beyond what the recorded durations have in them; below zero where they have more."""
         had = before.sending(worker, before._like(worker, rank), channel, key) if before is not None else 0.0
-        return max(0.0, self.sending(worker, rank, channel, key) - had)
+        return self.sending(worker, rank, channel, key) - had
 
     def _get_seconds(self, before: Hops | None, worker: str, rank: int, channel: str) -> tuple[float, float]:
         """Of each item, and of the get itself."""
         now = self.taking(worker, rank, channel)
         had = before.taking(worker, before._like(worker, rank), channel) if before is not None else Taking()
-        return max(0.0, now.busy - had.busy), max(0.0, now.asking - had.asking) + now.flight
+        return now.busy - had.busy, now.asking - had.asking + now.flight
 
     def _like(self, worker: str, rank: int) -> int:
         """The rank of this plan that stands for one of another plan."""

@@ -11,7 +11,7 @@ A script stands for a worker's method. It yields what the method would do and re
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.errors import PlanError, WorkflowError, shown
@@ -70,12 +70,16 @@ def wait(number: int, part: bool = False) -> Op:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration."""
+    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration.
+
+    ``now()``: nanoseconds of virtual time.
+    """
 
     rank: int
     iteration: int
     position: int
     count: int
+    now: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
 
     def share(self, items: int) -> int:
         """This rank's part of ``items`` that are divided evenly among those who take part."""

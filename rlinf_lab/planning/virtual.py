@@ -174,6 +174,9 @@ class VirtualHost:
             raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
         return self.rows.batch(c.name for c in self.layout.graph.channels if not c.is_fifo)
 
+    def _clock(self) -> int:
+        return self.now
+
     # --- the driver ----------------------------------------------------------------------------------------
     def _drive(self, iterations: int) -> Generator[tuple[int, Any, int, int], Any, None]:
         """The user's loop: its own script, once for each iteration; when there are too many of them, it waits for the oldest."""
@@ -189,7 +192,7 @@ class VirtualHost:
         self._open[iteration], self._made, self._sealed = made, [], set()
         self._engine.begin(iteration)
         yield (_BEGIN, None, 0, 0)
-        script, got = self.loop(Turn(0, iteration, 0, 1)), None
+        script, got = self.loop(Turn(0, iteration, 0, 1, self._clock)), None
         while (op := _next(script, got)) is not None:
             got = None
             kind, channel, number, rank = op
@@ -240,7 +243,7 @@ class VirtualHost:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members))))
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock)))
             if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
@@ -609,7 +612,7 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers))))
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock)))
         if p.doing == _IDLE and len(p.calls) == 1:
             self._wake(p)
 

@@ -9,16 +9,20 @@ import pytest
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.planning.flights import seen_messages
 from rlinf_lab.planning.hops import Hops, message_of
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)
 TOKENS, STEPS = 2, 5
+MS = 1_000_000
 
 
 class Sim(lab.Worker):
@@ -102,7 +106,8 @@ def test_who_asks_another_host_for_items_pays_a_message_there_and_one_back() -> 
     hops = Hops(checked_layout(flow, plan), (UNIX,))
     near, far = hops.taking("policy", 0, "obs"), hops.taking("policy", 1, "obs")
     assert far == (0.0, 2 * UNIX.busy_s, 2 * UNIX.latency_s)
-    assert near == pytest.approx((UNIX.busy_s / 2, 0.0, UNIX.latency_s / 2))  # half of the simulator's ranks are on the other host
+    assert near == pytest.approx((UNIX.busy_s / 2, 0.0, 0.0))  # half of the simulator's ranks are on the other host
+    assert [hops.flight("sim", r, "obs") for r in (0, 1)] == [0.0, UNIX.latency_s]
     assert [hops.sending("policy", r, "act", key) for r, key in ((0, 0), (0, 1), (1, 1))] == [0.0, UNIX.busy_s, 0.0]
 
 
@@ -115,6 +120,44 @@ def test_what_the_measured_run_had_is_not_added_again() -> None:
     added = known._simulated(apart(flow), 1, True).elapsed_ns - in_processes._simulated(apart(flow), 1, True).elapsed_ns
     assert added == STEPS * 4 * UNIX.busy_s * 1e9
     assert in_processes.iteration_seconds(apart(flow)) == pytest.approx(in_processes.measured_seconds)
+
+
+def test_a_flight_that_ends_before_its_item_is_wanted_costs_nobody_anything() -> None:
+    """Two tokens take turns: what one's step takes, the other's answer flies."""
+    flow = cell()
+    timeline = measured(flow, one(flow, 2))
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"sim": [0], "policy": [1]}, sub_batches={"sim": 2}, chunks={"obs": 1})
+    without, flying = (estimate(flow, one(flow, 2), timeline, messages=m) for m in ((), (Message("unix", 0.003),)))
+    found = flying.iteration_seconds(plan) - without.iteration_seconds(plan)
+    # The policy (20 ms an answer) is busy all the time, but for the first observation's flight and the last answer's.
+    assert found == pytest.approx(2 * 0.003)
+
+
+def test_computing_for_messages_that_a_plan_does_not_send_is_taken_off() -> None:
+    flow = cell()
+    known = dataclasses.replace(estimate(flow, apart(flow), measured(flow, apart(flow)), messages=(UNIX,)), in_processes=True)
+    here, there = (known._simulated(plan, 1, True).elapsed_ns for plan in (one(flow), apart(flow)))
+    all_but_one = (4 * STEPS - 1) * UNIX.busy_s  # after its last answer the policy does nothing that could be shorter
+    assert there - here == pytest.approx(1e9 * (STEPS * 2 * UNIX.latency_s + all_but_one))
+
+
+def test_flights_are_read_off_the_run() -> None:
+    """10 and 30 ms on their way, and the reader of each goes on 1 ms later."""
+    flow = cell()
+    timeline = Timeline(["cpu:0", "cpu:1"])
+    recorder = Recorder("host1")
+    lane = recorder.track("host0 → host1", 0)
+    reader = recorder.track("policy", 0, ("cpu:1",))
+    name, obs = recorder.name("unix"), recorder.channel("obs")
+    for number, took in enumerate((10, 30)):
+        start = (10 + number) * 10**9
+        recorder.add(lane, SpanKind.TRANSFER, name, start, start + took * MS, 1, 1, 0, obs)
+        recorder.add(reader, SpanKind.GET, recorder.name("act"), start - MS, start + (took + 1) * MS, 1, 1, 0, obs)
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    assert seen_messages(flow.graph, timeline, {1}, ()) == (Message("unix", pytest.approx(0.021)),)
+    assert seen_messages(flow.graph, timeline, {1}, (UNIX, TCP)) == (Message("unix", pytest.approx(0.021), UNIX.busy_s), TCP)
+    assert seen_messages(flow.graph, timeline, {0}, (UNIX,)) == (UNIX,), "none in that iteration"
 
 
 def profile(messages: tuple[Message, ...]) -> Profile:
