@@ -1,6 +1,7 @@
 """Temporal, spatial and hybrid on a real embodied job (PPO on Meta-World, two cores, processes): is the predicted order the measured one, and how far off?
 
-One run on a single core is measured; the three modes are predicted from it and then run, one after another, round after round.
+One run on a single core is measured, and what messages cost and how much two busy cores slow each other down; the three modes are predicted from it and
+then run, one after another, round after round.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Rounds:
             first, modes = plans(flow)
             n = 1 if self._smoke else ITERATIONS
             for _ in range(1 if self._smoke else ROUNDS):
-                estimate = lab.estimate(flow, first, executed(flow, first, n + 1, "ray")[0])
+                timeline, _ = executed(flow, first, n + 1, "ray")
+                estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs("ray"), crowding=lab.crowding("ray", devices(2)))
                 predicted = {name: estimate.iteration_seconds(plan) for name, plan in modes.items()}
                 self._found.append((predicted, {name: executed(flow, plan, n, "ray")[1] for name, plan in modes.items()}))
             shutdown()

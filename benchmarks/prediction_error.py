@@ -196,7 +196,9 @@ def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iter
     """The first plan is measured and the estimate made from it; the others are predicted and run."""
     first = next(plans)
     timeline, _ = executed(flow, first, iterations, executor, **options)
-    estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs(executor))  # none in the threads of the local executor
+    real = executor != "local"  # in its threads nothing travels, and timed workers crowd nobody
+    crowding = lab.crowding(executor, devices(2)) if real else ()
+    estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs(executor), crowding=crowding)
     points = []
     for plan in plans:
         predicted = estimate.iteration_seconds(plan)

@@ -25,6 +25,7 @@ from functools import cached_property
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.consumed import learn
 from rlinf_lab.planning.consuming import Consumption
+from rlinf_lab.planning.crowding import checked_factors, stretched
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.flights import seen_messages
 from rlinf_lab.planning.hops import Hops
@@ -48,7 +49,7 @@ class Estimate:
     """What the calls of a workflow cost, from a run under ``measured``. ``notes``: where a number is a guess, and why.
 
     ``messages``: what messages between processes cost (`Profile.messages`), with the flights that the measured run had; plans are then predicted for an
-    executor of processes. ``in_processes``: whether the measured run was one.
+    executor of processes. ``in_processes``: whether the measured run was one. ``crowding``: see `stretched`.
     """
 
     graph: WorkflowGraph
@@ -60,6 +61,7 @@ class Estimate:
     measured_seconds: float
     messages: tuple[Message, ...] = ()
     in_processes: bool = False
+    crowding: tuple[float, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -77,7 +79,7 @@ class Estimate:
             before = Hops(checked_layout(self.graph, self.measured), self.messages) if self.in_processes else None
             calls = [replace(c, script=hops.carried(c.worker, c.script, before)) for c in calls]
             loop = hops.carried(DRIVER, loop, before)
-        return Simulator(self.graph, plan, self._switch_ns(plan)).simulate(calls, iterations, loop)
+        return stretched(Simulator(self.graph, plan, self._switch_ns(plan)).simulate(calls, iterations, loop), self.crowding)
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
         """Predicted seconds of one iteration under ``plan``.
@@ -249,13 +251,14 @@ def _gets(step: LoopStep, items: Sequence[int]) -> Script:
 
 def estimate(
     flow: Workflow | WorkflowGraph, plan: ExecutionPlan | None = None, timeline: Timeline | None = None, iterations: Collection[int] | None = None,
-    messages: Sequence[Message] = (),
+    messages: Sequence[Message] = (), crowding: Sequence[float] = (),
 ) -> Estimate:  # fmt: skip
     """Read the cost of every call of a workflow off a timeline that was recorded under ``plan``.
 
     ``iterations``: which to look at (None: all), for a run that sometimes did something else; the first of them warms up. ``messages``: what messages
     between processes cost (``profile.messages``, or `rlinf_lab.message_costs`), for predicting plans that an executor of processes will run. How long they
-    fly is read off the run where cells sent any; without ``messages`` they then cost no computing.
+    fly is read off the run where cells sent any; without ``messages`` they then cost no computing. ``crowding``: how many times longer
+    work takes when 1, 2, ... cores are busy (`rlinf_lab.crowding`), for machines whose cores slow each other down.
 
     Raises `PlanError` naming the call whose record cannot be understood.
     """
@@ -278,8 +281,8 @@ def estimate(
     seconds = timeline.iterations().set_index("iteration")["seconds"]
     warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
     in_processes = any(row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows())
-    costs = seen_messages(graph, timeline, warm, messages)
-    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, float(seconds.loc[warm].median()), costs, in_processes)
+    costs, median = seen_messages(graph, timeline, warm, messages), float(seconds.loc[warm].median())
+    return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, median, costs, in_processes, checked_factors(crowding))
 
 
 def _one_token(recorded: Recorded, tokens: int, k: int) -> list[Operation]:

@@ -1,0 +1,100 @@
+"""Cores that work at the same time slow each other down: a predicted timeline is stretched where several of a machine work."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, cast
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.crowding import checked_factors, stretched
+from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+FACTORS = (1.0, 1.5, 2.0)
+Made = list[tuple[tuple[str, ...], int, int]]
+
+
+def timeline_of(runs: Made) -> Timeline:
+    """One rank for each run: its devices, start and end in ns."""
+    recorder, timeline = Recorder("simulated"), Timeline()
+    for number, (devices, start, end) in enumerate(runs):
+        recorder.add(recorder.track("w", number, devices), SpanKind.RUN, recorder.name("work"), start, end, 0)
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    return timeline
+
+
+def bare(runs: Made, time: int) -> float:
+    """Where ``time`` comes to lie, nanosecond by nanosecond."""
+    total = 0.0
+    for moment in range(time):
+        used = {d for devices, start, end in runs if start <= moment < end for d in devices if "cpu" in d}
+        machines = [d.rpartition("/")[0] for d in used]
+        crowd = max((machines.count(m) for m in machines), default=0)
+        total += FACTORS[min(max(crowd, 1), len(FACTORS)) - 1]
+    return total
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_moment_counts_as_often_as_the_cores_that_work_in_it_make_it(seed: int) -> None:
+    rng = random.Random(seed)
+    names = ["cpu:0", "cpu:1", "cpu:2", "cpu:3", "node1/cpu:0", "node1/cpu:1", "cuda:0"]
+    runs: Made = []
+    for _ in range(rng.randint(1, 8)):
+        start = rng.randint(0, 60)
+        runs.append((tuple(rng.sample(names, rng.randint(0, 2))), start, start + rng.randint(0, 40)))
+    runs.append((("cpu:0",), 0, 1))
+    before, after = timeline_of(runs), stretched(timeline_of(runs), FACTORS)
+    assert len(after) == len(before) and after.devices == before.devices and after.tracks == before.tracks
+    for old, new in zip(before.rows(), after.rows(), strict=True):
+        assert (new.start_ns, new.end_ns) == pytest.approx((bare(runs, old.start_ns), bare(runs, old.end_ns)), abs=0.5)
+
+
+def test_work_on_one_core_or_without_factors_takes_as_long_as_before() -> None:
+    alone = [(("cpu:0",), 0, 10), (("cpu:0",), 5, 20), (("cuda:0",), 0, 20)]
+    assert not stretched(timeline_of(alone), FACTORS).diff(timeline_of(alone))
+    both = timeline_of([(("cpu:0",), 0, 10), (("cpu:1",), 0, 10)])
+    assert stretched(both, ()) is both and stretched(both, (1.0,)) is both
+    assert stretched(both, FACTORS).elapsed_ns == 15
+
+
+class Works(lab.Worker):
+    def work(self) -> None:
+        self.compute(0.01)
+
+
+def test_an_estimate_made_on_one_core_knows_that_two_slow_each_other_down() -> None:
+    flow = lab.Workflow("two")
+    first, second = flow.worker(Works, name="first"), flow.worker(Works, name="second")
+
+    @flow.iteration
+    def iteration() -> None:
+        first.work()
+        second.work()
+
+    one = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
+    two = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"first": [0], "second": [1]})
+    run = lab.run(flow, one, 4)
+    run.wait()
+    plain, crowded = (estimate(flow, one, run.timeline, crowding=c) for c in ((), (1.0, 1.4)))
+    assert crowded.iteration_seconds(one) == plain.iteration_seconds(one)
+    assert crowded.iteration_seconds(two) == pytest.approx(1.4 * plain.iteration_seconds(two), rel=0.05)
+
+
+@pytest.mark.parametrize("bad", [(2.0,), (1.0, 0.9), (1.0, float("nan")), (1.0, "x"), 3, (1.0, 2.0, 1.5)])
+def test_factors_that_cannot_be_are_refused(bad: object) -> None:
+    with pytest.raises(PlanError, match="how many times longer work takes when 1, 2, 3"):
+        checked_factors(cast(Any, bad))
+
+
+def test_crowding_is_measured() -> None:
+    factors = lab.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
+    assert len(factors) == 2 and checked_factors(factors) == factors
+    assert lab.crowding("processes", ["cpu:0"]) == (1.0,)
+    with pytest.raises(PlanError, match="at least one device"):
+        lab.crowding(devices=[])
