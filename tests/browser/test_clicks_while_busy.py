@@ -77,6 +77,10 @@ class Hand:
     def press(self, key: str) -> None:
         self.canvas.press(key)
 
+    def show_everything(self) -> None:
+        self.press("f")
+        self.lab.wait_until(lambda: self.shown()[0] == 0 and self.shown()[1] > 150 * MS, "everything")
+
     def drag(self, start: tuple[float, float], end: tuple[float, float]) -> None:
         self.move(*start)
         self.page.mouse.down()
@@ -100,7 +104,7 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
         lab.wait_kernel("busy")
         hand = Hand(lab)
         hand.canvas.scroll_into_view_if_needed()
-        hand.press("f")
+        hand.show_everything()
         a_bubble_says_its_cause_and_what_it_cost(hand, theme)
         arrows_of_the_chosen_span(hand, theme)
         both_timelines_can_be_chosen(hand)
@@ -153,7 +157,6 @@ def both_timelines_can_be_chosen(hand: Hand) -> None:
 
 def keys_zoom_and_pan(hand: Hand) -> None:
     hand.press("Escape")
-    width = lambda: hand.shown()[1] - hand.shown()[0]  # noqa: E731
     for key, holds in (
         ("w", lambda old, new: new[1] - new[0] < old[1] - old[0]), ("d", lambda old, new: new[0] > old[0] and new[1] > old[1]),
         ("a", lambda old, new: new[0] < old[0] and new[1] < old[1]), ("s", lambda old, new: new[1] - new[0] > old[1] - old[0]),
@@ -161,8 +164,7 @@ def keys_zoom_and_pan(hand: Hand) -> None:
         before = hand.shown()
         hand.press(key)
         hand.lab.wait_until(lambda before=before, holds=holds: holds(before, hand.shown()), key)
-    hand.press("f")
-    hand.lab.wait_until(lambda: hand.shown()[0] == 0 and width() > 150 * MS, "everything")
+    hand.show_everything()
     for key, button, other in (("c", "Colour: worker", "Colour: kind"), ("g", "Lanes: device", "Lanes: worker")):
         before, there = pixels(hand.page, f"{ROOT} canvas"), hand.page.get_by_role("button", name=button)
         hand.press(key)
@@ -179,7 +181,7 @@ def outliers_lead_to_the_slow_step(hand: Hand) -> None:
     hand.says("simulator 0 · step")
     start, end = hand.shown()
     assert start <= 106 * MS and end >= 146 * MS and (start + end) / 2 == pytest.approx(126 * MS, abs=MS), "it is brought into sight"
-    hand.press("f")
+    hand.show_everything()
 
 
 def a_range_has_statistics(hand: Hand) -> None:
