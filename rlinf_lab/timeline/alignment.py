@@ -78,7 +78,7 @@ class AlignedClock:
         for rows, fields in ((spans, ("start", "end")), (counters, ("time",))):
             for field in fields:
                 rows[field] = self._ours(rows[field])
-        return replace(batch, spans=spans, counters=counters, clock_error_ns=self.error_ns)
+        return replace(batch, spans=spans, counters=counters, clock_error_ns=self.error_ns, clock_jumps=self.offset.jumps)
 
     def _learn(self, earliest: int, latest: int, now_ns: int) -> None:
         """The offset at the latest time that has come: the estimate of now, reached with half the speed of time at most."""

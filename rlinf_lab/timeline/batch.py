@@ -71,8 +71,9 @@ class SpanBatch:
 
     ``source`` is unique to the recorder, ``seq`` counts its batches from 0 without a gap; ``tracks`` and ``names`` are
     those that are new since the batch before, numbered on from there; ``dropped`` is how many
-    spans were lost since then because nobody drained in time; ``clock_error_ns``: how far the times may be from those of the
-    reader's clock, after `AlignedClock.aligned` (0: they are of that clock). False when there is nothing to ship.
+    spans were lost since then because nobody drained in time, ``dropped_samples`` how many samples of counters; ``clock_error_ns``: how
+    far the times may be from those of the reader's clock, after `AlignedClock.aligned` (0: they are of that clock); ``clock_jumps``: how
+    often, so far, that host's clock was set or stood still. False when there is nothing to ship.
     """
 
     host: str
@@ -84,12 +85,14 @@ class SpanBatch:
     counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))
     dropped: int = 0
     clock_error_ns: int = 0
+    dropped_samples: int = 0
+    clock_jumps: int = 0
 
     def __len__(self) -> int:
         return len(self.spans)
 
     def __bool__(self) -> bool:
-        return bool(len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped)
+        return bool(len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped or self.dropped_samples)
 
     def __repr__(self) -> str:
         return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
@@ -110,6 +113,8 @@ class SpanBatch:
             "seq": self.seq,
             "dropped": self.dropped,
             "clock_error_ns": self.clock_error_ns,
+            "dropped_samples": self.dropped_samples,
+            "clock_jumps": self.clock_jumps,
             "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in self.tracks],
             "names": self.names,
             "spans": len(self.spans),
@@ -157,6 +162,8 @@ class SpanBatch:
             counters=np.frombuffer(data, COUNTER_DTYPE, header["counters"], at),
             dropped=header["dropped"],
             clock_error_ns=header["clock_error_ns"],
+            dropped_samples=header["dropped_samples"],
+            clock_jumps=header["clock_jumps"],
         )
 
 

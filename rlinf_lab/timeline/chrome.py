@@ -33,6 +33,7 @@ def to_chrome(store: SpanStore, path: str | Path) -> Path:
     with path.open("w", encoding="utf-8") as file:
         other = {
             "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors,
+            "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
             "tracks": [track.as_json() for track in store.tracks],
         }  # fmt: skip
         file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')

@@ -21,7 +21,7 @@ import numpy as np
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.perfetto_import import track_of
-from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.timeline.span import SpanKind, Track, writable
 from rlinf_lab.timeline.store import ITERATION
 
 Event = dict[str, Any]
@@ -130,10 +130,10 @@ class _Reader:
             key = ("gpu", args.get("device", pid), args.get("stream", tid))
         if key not in self._lanes:
             if stream:
-                track = Track("stream", _number(key[2]), (f"cuda:{key[1]}",))
+                track = Track("stream", _number(key[2]), (_text(f"cuda:{key[1]}"),))
             else:
-                process = self._processes.get(pid) or f"process {pid}"
-                thread = f"{category} (async)" if joined else self._threads.get((pid, tid)) or f"thread {tid}"
+                process = self._processes.get(pid) or _text(f"process {pid}")
+                thread = _text(f"{category} (async)") if joined else self._threads.get((pid, tid)) or _text(f"thread {tid}")
                 worker = thread if len(self._processes) < 2 else f"{process}: {thread}"
                 track = Track(worker, self._ranks[worker], (process,))
                 self._ranks[worker] += 1
@@ -159,7 +159,7 @@ class _Reader:
         values = {k: v for k, v in (event.get("args") or {}).items() if isinstance(v, int | float)}
         for key, value in values.items():
             text = _text(event.get("name", ""))
-            self._samples.append((self._name(text if len(values) == 1 else f"{text} {key}"), _ns(event["ts"]), float(value)))
+            self._samples.append((self._name(text if len(values) == 1 else f"{text} {_text(key)}"), _ns(event["ts"]), float(value)))
 
     def _complete(self, events: list[Event]) -> Iterator[Event]:
         """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
@@ -239,7 +239,8 @@ class _OwnReader(_Reader):
         return list(self._other["devices"])
 
     def content(self) -> dict[str, Any]:
-        return super().content() | {"dropped": self._other.get("dropped_spans", 0), "clock_errors": self._other.get("clock_errors")}
+        told = {"dropped": "dropped_spans", "dropped_samples": "dropped_samples", "clock_errors": "clock_errors", "clock_jumps": "clock_jumps"}
+        return super().content() | {mine: self._other[theirs] for mine, theirs in told.items() if theirs in self._other}
 
 
 def _ns(us: float) -> int:
@@ -250,7 +251,7 @@ def _ns(us: float) -> int:
 
 def _text(value: Any) -> str:
     """Half of a character (JSON can write one, no file of text can hold it) as an escape."""
-    return str(value).encode("utf-8", "backslashreplace").decode()
+    return writable(str(value))
 
 
 def _number(value: Any) -> int:

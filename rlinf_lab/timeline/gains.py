@@ -43,14 +43,15 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
     """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
 
     Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these spans were ``times`` as fast),
-    share of the elapsed time. ``attrs["replayed_spans"]`` says how many spans the answer rests on.
+    share of the elapsed time. ``attrs``: ``replayed_spans``, how many spans the answer rests on, ``spans``, how many there are, and ``note``, which
+    says so in words where they are not the same ("" else): the gain of a part is taken for the whole in proportion to their times.
     """
     import pandas as pd
 
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
     keys = grouped_by("gains", "gains", by, COLUMNS)
-    spans, whole_ns = _last_iterations(store)
+    spans, whole_ns, count = _last_iterations(store)
     groups = _groups(store, spans, keys)
     replay = _Replay(store, spans)
     elapsed = replay.finish()
@@ -64,22 +65,26 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
             rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
     frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
     frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
-    frame.attrs["replayed_spans"] = len(spans)
+    frame.attrs |= {"replayed_spans": len(spans), "spans": count, "note": ""}
+    if len(spans) < count:
+        part = f"the last {len(spans):,} of {count:,} spans, {elapsed / 1e9:.3g} of {whole_ns / 1e9:.3g} s"
+        frame.attrs["note"] = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
     return frame
 
 
-def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
-    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how long all of them took, ns."""
+def _last_iterations(store: SpanStore) -> tuple[SpanArray, int, int]:
+    """Spans that count, by what can cause what; of a long timeline those of the last iterations. How long all of them took, ns, and how many there are."""
     spans = store.spans
     spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
     whole_ns = int(spans["end"].max() - spans["start"].min()) if len(spans) else 0
-    if len(spans) > REPLAYED:
+    count = len(spans)
+    if count > REPLAYED:
         starts = np.sort(spans["start"])
         low = starts[-REPLAYED]
         begins = store.marks()["start"]
         later = begins[begins >= low]
         spans = spans[spans["start"] >= (later.min() if later.size else low)]
-    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))], whole_ns
+    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))], whole_ns, count
 
 
 def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tuple, NDArray[np.bool_]]:

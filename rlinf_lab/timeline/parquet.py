@@ -35,6 +35,8 @@ def to_parquet(store: SpanStore, path: str | Path) -> Path:
         "names": store.names,
         "dropped": store.dropped,
         "clock_errors": store.clock_errors,
+        "dropped_samples": store.dropped_samples,
+        "clock_jumps": store.clock_jumps,
         "counters": base64.b64encode(zlib.compress(store.counter_samples.tobytes())).decode(),
     }
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(extra).encode()})
@@ -60,6 +62,8 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
         "counters": np.frombuffer(zlib.decompress(base64.b64decode(extra["counters"])), COUNTER_DTYPE),
         "dropped": extra["dropped"],
         "clock_errors": extra.get("clock_errors"),
+        "dropped_samples": extra.get("dropped_samples", 0),
+        "clock_jumps": extra.get("clock_jumps"),
     }
 
 

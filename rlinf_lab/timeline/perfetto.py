@@ -85,6 +85,7 @@ def _packets(store: SpanStore) -> Iterator[bytes]:
     np.maximum.at(deep, store.spans["track"][order], lane + 1)
     about = {
         "devices": store.devices, "dropped": store.dropped, "clock_errors": store.clock_errors, "origin_ns": origin,
+        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
         "tracks": [[*track.as_json(), count] for track, count in zip(tracks, deep.tolist(), strict=True)],
     }  # fmt: skip
     yield _packet(_interned(names, about) + _int(87, 1), _CLEARED | _NEEDED)

@@ -58,7 +58,7 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
 class _Reader:
     def __init__(self) -> None:
         self.devices: list[str] = []
-        self.dropped, self.clock_errors = 0, dict[str, int]()
+        self._told: dict[str, Any] = {}
         self._origin: int | None = None  # not said by older files
         self._said: list[Track] = []  # of each lane, in order; older files have but the labels
         self._processes: dict[int, str] = {}
@@ -81,8 +81,8 @@ class _Reader:
 
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
-        self.devices, self.dropped = about["devices"], about["dropped"]
-        self.clock_errors, self._origin = about.get("clock_errors", {}), about.get("origin_ns")
+        self.devices, self._origin = about["devices"], about.get("origin_ns")
+        self._told = {key: about[key] for key in ("dropped", "dropped_samples", "clock_errors", "clock_jumps") if key in about}
         self._said = [Track.from_json(said) for *said, lanes in about.get("tracks", ()) for _ in range(lanes)]
 
     def _time(self, stamp: int) -> int:
@@ -128,7 +128,7 @@ class _Reader:
             raise ValueError("spans begin that do not end")
         return {
             "spans": np.array([tuple(row) for row in self._rows], SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._texts),
-            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": self.dropped, "clock_errors": self.clock_errors,
+            "counters": np.array(self._samples, COUNTER_DTYPE), **self._told,
         }  # fmt: skip
 
 

@@ -4,7 +4,8 @@
 and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
 a span that was added is drained exactly once.
 
-A process that is forked begins with an empty recorder of its own: what waited, and the files on disk, are its parent's.
+A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch what it
+adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a recorder there.
 
 Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where later
 drains fetch it. Only what comes while even that falls behind is lost, and counted.
@@ -13,18 +14,22 @@ drains fetch it. Only what comes while even that falls behind is lost, and count
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
 import struct
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, SpanArray, SpanBatch, widened
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
-from rlinf_lab.timeline.span import Track
+from rlinf_lab.timeline.span import Track, writable
 from rlinf_lab.timeline.spill import Spill
 
 NAME_CHARACTERS = 200
@@ -33,6 +38,7 @@ _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_CHILDREN = 512  # forked processes at a time that count without getting into each other's way
 
 
 class Recorder:
@@ -41,14 +47,23 @@ class Recorder:
     ``limit`` is how many spans may wait in memory (32 bytes each). When half of them wait, a background thread writes
     them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with the
     process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept: ``dropped`` says
-    how many, the next batch carries the number and the `Timeline` shows it.
+    how many, the next batch carries the number and the `Timeline` shows it. As many samples of counters may wait, in memory only;
+    those beyond are ``dropped_samples``.
     """
 
     def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None) -> None:
-        self.host = host
+        if not isinstance(host, str):
+            raise TimelineError(f"Recorder({shown(host)}): the name of this host. Next: Recorder('local').")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise TimelineError(f"Recorder(limit={shown(limit)}): how many spans may wait, at least 1. Next: leave it out.")
+        self.host = writable(host)
         self.clock: Clock = clock or MonotonicClock()
         self.limit = limit
         self._full_bytes, self._half_bytes = limit * _ROW, max(limit // 2, 1) * _ROW
+        self._counter_bytes = limit * _COUNTER.size
+        self._elsewhere: NDArray[np.int64] | None = None  # what forked processes added, (spans, samples) in a place of each
+        self._known_elsewhere = (0, 0)
+        self._is_forked = False
         self._pack = NARROW_STRUCT.pack
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
@@ -58,23 +73,41 @@ class Recorder:
 
     def _begin(self) -> None:
         """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay what they are."""
-        self.dropped = 0
+        self.dropped = self.dropped_samples = 0
         self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
         self._buffer = bytearray()
         self._extend = self._buffer.extend
         self._wide = bytearray()  # the few spans that are no narrow rows
         self._counters = bytearray()
         self._lock = threading.Lock()
-        self._sent = [0, 0, 0]  # tracks, names, dropped spans that earlier batches have carried
+        self._sent = (0, 0, 0, 0)  # tracks, names, dropped spans and samples that earlier batches have carried
         self._seq = itertools.count()
         self._draining = threading.Lock()  # one at a time takes from the buffers: a drain, or the spilling thread
         self._spill = Spill(self.source, self._folder)
         self._spilling = False
 
+    def _before_fork(self) -> None:
+        """From the first fork on there is a page of memory that all forked processes share."""
+        if self._elsewhere is None:
+            self._elsewhere = np.frombuffer(mmap.mmap(-1, _CHILDREN * 16), np.int64).reshape(_CHILDREN, 2)
+
+    def _after_fork(self) -> None:
+        """In the new process: whatever is added here is counted and not kept."""
+        self._spill.leave()
+        self._begin()
+        self._is_forked, self._half_bytes, self._counter_bytes = True, 0, 0
+
     # --- tables: numbers for what would be long in every row ------------------------------------------
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
-        """The number of this worker rank's lane; the same arguments give the same number."""
-        key = Track(worker, rank, tuple(devices), self.host)
+        """The number of this worker rank's lane; the same arguments give the same number.
+
+        Raises `TimelineError` for anything but a name, a number and names of devices.
+        """
+        named = not isinstance(devices, str) and all(isinstance(device, str) for device in devices)
+        if not (named and isinstance(worker, str) and isinstance(rank, Integral)):
+            said = f"track({shown(worker)}, {shown(rank)}, {shown(devices)})"
+            raise TimelineError(f"{said}: a worker's name, its rank, names of devices. Next: recorder.track('actor', 0, ('cuda:0',)).")
+        key = Track(writable(worker), int(rank), tuple(map(writable, devices)), self.host)
         with self._lock:
             return self._tracks.setdefault(key, len(self._tracks))
 
@@ -86,7 +119,7 @@ class Recorder:
         number = self._names.get(text)
         if number is None:
             kept = text if len(text) <= NAME_CHARACTERS else f"{text[:NAME_CHARACTERS]}…"
-            kept = kept.encode("utf-8", "backslashreplace").decode()
+            kept = writable(kept)
             with self._lock:
                 number = self._names.setdefault(kept, len(self._names))
         return number
@@ -124,19 +157,31 @@ class Recorder:
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
         """Write one sample of a quantity over time (utilisation, channel depth, reward)."""
-        if len(self._counters) >= self.limit * _COUNTER.size:
-            self._drop()
+        if len(self._counters) >= self._counter_bytes:
+            self._drop(0, 1)
             return
         self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
 
-    def _drop(self) -> None:
+    def _drop(self, spans: int, samples: int) -> None:
         with self._lock:  # rare; += on an attribute is not atomic
-            self.dropped += 1
+            self.dropped += spans
+            self.dropped_samples += samples
+            if self._is_forked and self._elsewhere is not None:
+                self._elsewhere[os.getpid() % _CHILDREN] += (spans, samples)
+
+    def _count_forked(self) -> None:
+        """What was added in forked processes is lost, and its number known here."""
+        if self._elsewhere is not None and not self._is_forked:
+            spans, samples = self._elsewhere.sum(axis=0).tolist()
+            known, self._known_elsewhere = self._known_elsewhere, (spans, samples)
+            with self._lock:
+                self.dropped += spans - known[0]
+                self.dropped_samples += samples - known[1]
 
     def _is_full(self) -> bool:
         """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
-        if len(self._buffer) + len(self._wide) >= self._full_bytes:
-            self._drop()
+        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
+            self._drop(1, 0)
             return True
         if not self._spilling and not self._spill.problem:
             with self._lock:
@@ -166,15 +211,16 @@ class Recorder:
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
             spans = self._fetch() if self._spill else self._cut()
+            self._count_forked()
             with self._lock:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
                 del self._counters[: samples.nbytes]
-                first_track, first_name, dropped = self._sent
+                first_track, first_name, dropped, dropped_samples = self._sent
                 tracks = tuple(itertools.islice(self._tracks, first_track, None)) if len(self._tracks) > first_track else ()
                 names = tuple(itertools.islice(self._names, first_name, None)) if len(self._names) > first_name else ()
-                lost = self.dropped - dropped
-                news = bool(len(spans) or len(samples) or tracks or names or lost)
-                self._sent = [first_track + len(tracks), first_name + len(names), self.dropped]
+                lost, lost_samples = self.dropped - dropped, self.dropped_samples - dropped_samples
+                news = bool(len(spans) or len(samples) or tracks or names or lost or lost_samples)
+                self._sent = (first_track + len(tracks), first_name + len(names), self.dropped, self.dropped_samples)
                 return SpanBatch(
                     host=self.host,
                     source=self.source,
@@ -184,6 +230,7 @@ class Recorder:
                     names=names,
                     counters=samples,
                     dropped=lost,
+                    dropped_samples=lost_samples,
                 )
 
     def batches(self) -> Iterator[SpanBatch]:
@@ -206,8 +253,9 @@ class Recorder:
 
     def _has_news(self) -> bool:
         """Whether a drain would bring anything."""
-        here = (len(self._tracks), len(self._names), self.dropped)
-        return bool(self._buffer or self._wide or self._counters or self._spill) or here != tuple(self._sent)
+        self._count_forked()
+        here = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
+        return bool(self._buffer or self._wide or self._counters or self._spill) or here != self._sent
 
     def _cut(self) -> SpanArray:
         """Take what waits in memory."""
@@ -230,17 +278,20 @@ class Recorder:
         return len(self._buffer) // _ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
 
     def __repr__(self) -> str:
-        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){self._spill.problem and ': ' + self._spill.problem}" if self.dropped else ""
+        why = self._spill.problem or self._spill.unread
+        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){why and ': ' + why}" if self.dropped else ""
+        lost += f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else ""
         disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
         return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"
 
 
-def _forked() -> None:
-    """In a new process: what is to be told here, its parent tells; a thread that held a lock there is not here."""
-    for recorder in list(_RECORDERS):
-        recorder._spill.leave()
-        recorder._begin()
+def _each(method: str) -> Callable[[], None]:
+    def call() -> None:
+        for recorder in list(_RECORDERS):
+            getattr(recorder, method)()
+
+    return call
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_each("_before_fork"), after_in_child=_each("_after_fork"))

@@ -75,3 +75,8 @@ class Span:
     nbytes: int = 0
     channel: str = ""
     flow: int = -1
+
+
+def writable(text: str) -> str:
+    """What no file can hold (half of a character, as file names may have) as an escape: ``\\udcff``."""
+    return text.encode("utf-8", "backslashreplace").decode()

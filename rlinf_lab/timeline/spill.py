@@ -28,11 +28,11 @@ class Spill:
     """The files of one recorder, first in, first out. False when there are none. Not thread-safe.
 
     ``folder`` None: one under the system's temporary folder, made when needed and removed with the process (unless it is
-    killed). ``problem``: why nothing more can be written, "" while it can.
+    killed). ``problem``: why nothing more can be written, "" while it can. ``unread``: what became of a file that could not be read.
     """
 
     def __init__(self, source: str, folder: str | Path | None = None) -> None:
-        self.problem = ""
+        self.problem = self.unread = ""
         self._source = source
         self._folder = None if folder is None else Path(folder)
         self._files: deque[tuple[Path, int]] = deque()
@@ -49,7 +49,7 @@ class Spill:
             self._folder.mkdir(parents=True, exist_ok=True)
             path = self._folder / f"{self._source.replace('/', '-')}-{self._written:06}.arrow"
             write_arrow(path, spans, self._source, tracks, names)
-        except OSError as error:
+        except Exception as error:  # whatever it is: what waits stays in memory, and what comes beyond the limit is counted
             self.problem = f"cannot write spans to {str(self._folder)!r}: {error}"
             return False
         self._files.append((path, len(spans)))
@@ -63,7 +63,7 @@ class Spill:
             spans, _ = read_arrow(path)
         except (OSError, TimelineError) as error:
             self.lost += count
-            self.problem = f"{count:,} spans that waited in {str(path)!r} are lost: {error}"
+            self.unread = f"{count:,} spans that waited in {str(path)!r} are lost: {error}"
             return np.empty(0, SPAN_DTYPE)
         with contextlib.suppress(OSError):
             path.unlink()

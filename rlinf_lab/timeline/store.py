@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE, SpanArray, SpanBatch
-from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.timeline.span import SpanKind, Track, writable
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
 #: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
@@ -121,7 +121,7 @@ class SpanStore:
         if isinstance(devices, str) or not isinstance(devices, Sequence) or not all(isinstance(d, str) for d in devices):
             raise TimelineError(f"Timeline({shown(devices)}): names of devices. Next: Timeline(['cpu:0', 'cpu:1']), or Timeline().")
         self._lock = threading.Lock()
-        self._devices: dict[str, None] = dict.fromkeys(devices)
+        self._devices: dict[str, None] = dict.fromkeys(map(writable, devices))
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
         self._sources: dict[str, _Source] = {}
@@ -131,8 +131,9 @@ class SpanStore:
         self._bounds: tuple[int, int] | None = None
         self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
         self._is_snapshot = False
-        self.dropped = 0
+        self.dropped = self.dropped_samples = 0  # spans and samples of counters that a recorder could not keep
         self.clock_errors: dict[str, int] = {}  # hosts with a clock of their own: how far their times may be from the others', ns
+        self.clock_jumps: dict[str, int] = {}  # those of them whose clock was set or stood still meanwhile: how often
 
     # --- writing ----------------------------------------------------------------------------------------
     def extend(self, batch: SpanBatch, offset_ns: int = 0) -> None:
@@ -159,8 +160,11 @@ class SpanStore:
             for track in batch.tracks:
                 self._devices.update(dict.fromkeys(track.devices))
             self.dropped += batch.dropped
+            self.dropped_samples += batch.dropped_samples
             if batch.clock_error_ns:
                 self.clock_errors[batch.host] = max(batch.clock_error_ns, self.clock_errors.get(batch.host, 0))
+            if batch.clock_jumps:
+                self.clock_jumps[batch.host] = batch.clock_jumps
             if len(batch.counters):
                 self._add_counters(batch.counters, source, offset_ns)
             if len(batch.spans):
@@ -227,10 +231,11 @@ class SpanStore:
         self._counters.append(ours)
 
     def _restore(
-        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int, clock_errors: Mapping[str, int] | None = None
-    ) -> None:
+        self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int, clock_errors: Mapping[str, int] | None = None,
+        dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         """Fill an empty store with what another one held."""
-        self.clock_errors = dict(clock_errors or {})
+        self.clock_errors, self.clock_jumps, self.dropped_samples = dict(clock_errors or {}), dict(clock_jumps or {}), dropped_samples
         for track in tracks:
             self._tracks[track] = len(self._tracks)
             self._devices.update(dict.fromkeys(track.devices))
@@ -253,7 +258,8 @@ class SpanStore:
             self._now = copy = object.__new__(type(self))  # taken many times a second: nothing is made that a snapshot does not need
             copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
             copy._spans, copy._marks, copy._counters = self._spans.frozen(), self._marks.frozen(), self._counters.frozen()
-            copy._bounds, copy.dropped, copy.clock_errors, copy._is_snapshot = self._bounds, self.dropped, dict(self.clock_errors), True
+            copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = self._bounds, self.dropped, self.dropped_samples, True
+            copy.clock_errors, copy.clock_jumps = dict(self.clock_errors), dict(self.clock_jumps)
             return copy
 
     # --- reading ----------------------------------------------------------------------------------------

@@ -34,9 +34,13 @@ class Summary:
     gains: pd.DataFrame
 
     def to_dict(self) -> dict[str, Any]:
-        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all devices: bubbles)."""
+        """``about`` and a list of rows for each table; times in ns and seconds, shares of the elapsed time (of all devices: bubbles).
+
+        ``notes``: by table, what has to be known of its numbers: that they rest on a part of the timeline, say.
+        """
         frames = {"lanes": self.lanes, "devices": self.devices, "bubbles": self.bubbles, "critical_path": self.critical_path, "gains": self.gains}
-        return self.about | {name: frame.to_dict("records") for name, frame in frames.items()}
+        notes = {name: frame.attrs["note"] for name, frame in frames.items() if frame.attrs.get("note")}
+        return self.about | {name: frame.to_dict("records") for name, frame in frames.items()} | {"notes": notes}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, default=str)
@@ -46,14 +50,17 @@ class Summary:
         lines = [f"{a['spans']:,} spans of {a['lanes_count']} lanes on {a['devices_count']} devices, {a['seconds']:.4g} s, {a['iterations']} iterations"]
         if a["dropped"]:
             lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
+        if a["dropped_samples"]:
+            lines.append(f"{a['dropped_samples']:,} samples of counters were DROPPED while recording")
         lines += [f"clock of {host}: aligned to ± {error / 1e3:,.0f} µs" for host, error in a["clock_errors_ns"].items()]
+        lines += [f"clock of {host}: was set or stood still {jumps} times; times around that are not comparable" for host, jumps in a["clock_jumps"].items()]
         for title, frame, columns in (
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
             ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
             ("Gained if twice as fast", self.gains, ["worker"]),
         ):  # fmt: skip
             if len(frame):
-                lines += ["", title, *_aligned(frame, columns)]
+                lines += ["", title, *_aligned(frame, columns), *(f"  {note}" for note in [frame.attrs.get("note")] if note)]
         return "\n".join(lines)
 
 
@@ -72,6 +79,7 @@ def summary(store: SpanStore, accounting: Accounting) -> Summary:
     about = {
         "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
         "iterations": len(store.marks()), "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
+        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
     return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains.gains(store))

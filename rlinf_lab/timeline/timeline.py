@@ -124,7 +124,8 @@ class Timeline(SpanStore):
         """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest first.
 
         ``by``: worker, rank, name or a list of those. The spans are replayed with those of one row shortened, waiting for each other as they did;
-        the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations are replayed.
+        the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations are replayed,
+        and ``attrs["note"]`` says how many: what they would gain is then taken for the whole.
         """
         from rlinf_lab.timeline import gains
 
@@ -286,4 +287,7 @@ class Timeline(SpanStore):
             text += f", bubbles: {', '.join(parts)}" if parts else "" if len(table) else ", no bubbles"
         if self.clock_errors:
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
-        return text + (f", {self.dropped:,} spans DROPPED" if self.dropped else "")
+        if self.clock_jumps:
+            text += f", clocks that JUMPED: {', '.join(self.clock_jumps)}"
+        text += f", {self.dropped:,} spans DROPPED" if self.dropped else ""
+        return text + (f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else "")

@@ -96,7 +96,7 @@ class TimelineFeed:
         if self._origin is None and len(now):
             self._origin = self._idle_until = self._told_until = now.start_ns
             self._shape = ()  # the origin is in the tables
-        shape = (len(now._devices), len(now._tracks), len(now._names), now.dropped, *now.clock_errors.items())
+        shape = (len(now._devices), len(now._tracks), len(now._names), now.dropped, now.dropped_samples, *now.clock_errors.items(), *now.clock_jumps.items())
         if shape != self._shape:
             self._shape = shape
             update.tables = self._tables()

@@ -72,5 +72,7 @@ def make_tables(origin_ns: int, store: SpanStore) -> Mapping[str, Any]:
         "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
         "names": store.names,
         "dropped": store.dropped,
+        "dropped_samples": store.dropped_samples,
         "clock_errors": store.clock_errors,
+        "clock_jumps": store.clock_jumps,
     }

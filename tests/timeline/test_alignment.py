@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
 from rlinf_lab.timeline.alignment import DRIFT_PPM, AlignedClock, ClockOffset
 
 SECOND = 1_000_000_000
@@ -90,3 +90,14 @@ def test_spans_of_a_drifting_clock_keep_their_order_and_are_as_near_as_told(seed
         assert max(abs(int(row["start"]) - start), abs(int(row["end"]) - end)) <= aligned.error_ns + 2
     there = np.array(sorted(clock.at(t) for pair in truth for t in pair), np.int64)
     assert not truth or (np.diff(aligned._ours(there)) >= 0).all(), "no later time is before an earlier one"
+
+
+def test_that_a_clock_jumped_is_told_with_the_spans() -> None:
+    aligned, recorder, timeline = AlignedClock(), Recorder("far"), Timeline()
+    track, name = recorder.track("w", 0), recorder.name("x")
+    for asked, theirs in ((0, 7_000), (SECOND, SECOND + 7_000), (2 * SECOND, 90 * SECOND)):  # it stood still for a while, or was set
+        aligned.offset.heard(asked, theirs, asked + 1_000)
+        recorder.add(track, SpanKind.RUN, name, theirs, theirs + 10)
+        batch = aligned.aligned(recorder.drain(), asked + 2_000)
+        timeline.extend(SpanBatch.from_bytes(batch.to_bytes()))
+    assert timeline.clock_jumps == timeline.snapshot().clock_jumps == {"far": 1} and "clocks that JUMPED: far" in repr(timeline)

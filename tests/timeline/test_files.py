@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,36 @@ def test_in_viewers_every_span_ends_within_the_one_around_it(tmp_path_factory: p
             open_ends.append(end)
 
 
+def test_half_a_character_is_written_as_an_escape(tmp_path: Path) -> None:
+    half, escaped = "a\udcff", "a\\udcff"
+    recorder, made = Recorder(half), Timeline([half])
+    track, name = recorder.track(half, 0, (half,)), recorder.name(half)
+    recorder.add(track, SpanKind.RUN, name, 1, 2)
+    recorder.counter(half, 1, 2.0)
+    made.extend(recorder.drain())
+    (lane,) = made.tracks
+    assert (lane.worker, lane.devices, lane.host, made.names, made.devices) == (escaped, (escaped,), escaped, [escaped], [escaped])
+    counter = {"ph": "C", "name": half, "pid": half, "ts": 1, "args": {half: 1, "b": 2}}
+    events = [counter, {"ph": "X", "name": half, "cat": half, "pid": half, "tid": half, "ts": 1, "dur": 5}]
+    (tmp_path / "foreign.json").write_text(json.dumps(events))
+    for timeline in (made, Timeline.open(tmp_path / "foreign.json")):
+        timeline.to_svg(tmp_path / "t.svg")
+        timeline_html(timeline, tmp_path / "t.html")
+        for path in (timeline.to_perfetto(tmp_path / "t.pftrace"), timeline.to_chrome(tmp_path / "t.json"), timeline.to_parquet(tmp_path / "t.parquet")):
+            assert Timeline.open(path).diff(timeline) == "", path.name
+
+
+def test_what_is_missing_and_how_far_clocks_can_be_trusted_comes_back(tmp_path: Path) -> None:
+    made = timeline_of(WHOLE)
+    made.dropped, made.dropped_samples, made.clock_errors, made.clock_jumps = 3, 4, {"far": 500}, {"far": 2}
+    for path in (made.to_perfetto(tmp_path / "t.pftrace"), made.to_chrome(tmp_path / "t.json"), made.to_parquet(tmp_path / "t.parquet")):
+        back = Timeline.open(path)
+        assert (back.dropped, back.dropped_samples, back.clock_errors, back.clock_jumps) == (3, 4, {"far": 500}, {"far": 2}), path.name
+    assert "clocks that JUMPED: far, 3 spans DROPPED, 4 counter samples DROPPED" in repr(back)
+    told = str(back.summary())
+    assert "3 spans were DROPPED" in told and "4 samples of counters were DROPPED" in told and "clock of far: was set or stood still 2 times" in told
+
+
 def test_two_tasks_of_one_worker_get_lanes_of_their_own(tmp_path: Path) -> None:
     made = timeline_of([(0, SpanKind.RUN, 1, 10), (0, SpanKind.RUN, 5, 10), (0, SpanKind.RUN, 6, 3)])
     trace = read(made.to_perfetto(tmp_path / "t.pftrace"))
@@ -277,17 +308,24 @@ def test_a_batch_that_was_cut_off_is_refused(size: int) -> None:
 
 
 def test_spans_in_files_that_somebody_removed_are_counted(tmp_path: Path) -> None:
-    recorder = Recorder(limit=200, spill=tmp_path)
+    recorder, timeline = Recorder(limit=200, spill=tmp_path), Timeline()
     track, name, total = recorder.track("w", 0), recorder.name("m"), 2000
     for i in range(total):
         recorder.add(track, SpanKind.RUN, name, i, i + 1)
-        while recorder._spilling:
-            pass
+        for thread in threading.enumerate():  # the disk keeps up
+            if thread.name == "span spill":
+                thread.join()
     files = sorted(tmp_path.glob("*.arrow"))
     assert len(files) > 2
     files[0].unlink()
     files[1].write_bytes(b"ARROW1")
-    kept = sum(len(batch) for batch in recorder.batches())
-    timeline = Timeline()
-    assert 0 < recorder.dropped < total and kept + recorder.dropped == total and "lost" in repr(recorder)
-    assert len(timeline) == 0
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    assert 0 < recorder.dropped < total and len(timeline) + timeline.dropped == total and timeline.dropped == recorder.dropped
+    assert "are lost" in repr(recorder) and f"{recorder.dropped:,} spans DROPPED" in repr(timeline)
+    for i in range(150):  # and the disk is used as before
+        recorder.add(track, SpanKind.RUN, name, i, i + 1)
+    for thread in threading.enumerate():
+        if thread.name == "span spill":
+            thread.join()
+    assert [path.name for path in tmp_path.glob("*.arrow") if path != files[1]] and len(recorder) == 150

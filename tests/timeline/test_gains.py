@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -111,3 +112,7 @@ def test_of_a_long_timeline_the_last_iterations_are_replayed(monkeypatch: pytest
     part = whole.gains()
     assert part.attrs["replayed_spans"] <= gains.REPLAYED
     assert np.allclose(part["share"], everything["share"], atol=0.02) and list(part["worker"]) == list(everything["worker"])
+    assert everything.attrs["note"] == "" and "EXTRAPOLATED" in part.attrs["note"]
+    told = f"replayed are the last {part.attrs['replayed_spans']} of {part.attrs['spans']} spans"
+    summary = whole.summary()
+    assert told in part.attrs["note"] and told in str(summary) and told in json.loads(summary.to_json())["notes"]["gains"]

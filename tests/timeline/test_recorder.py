@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, spill
 from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT
 from rlinf_lab.timeline.store import Growing
 
@@ -217,7 +217,7 @@ def _in_a_fork(told: Callable[[], bytes]) -> bytes:
     return text
 
 
-def test_a_forked_child_begins_anew_and_leaves_what_its_parent_has_to_tell(tmp_path: Path):
+def test_what_forked_children_add_is_counted_and_leaves_what_their_parent_has_to_tell():
     recorder = Recorder(limit=1000)
     _add_many(recorder, 0, 500)
     while len(recorder._spill) < 1:
@@ -226,22 +226,38 @@ def test_a_forked_child_begins_anew_and_leaves_what_its_parent_has_to_tell(tmp_p
     while recorder._spilling:
         time.sleep(0.001)
     _add_many(recorder, 1, 7)
-    waiting, folder = len(recorder), recorder._spill._folder
-    assert folder is not None
+    waiting, timeline = len(recorder), Timeline()
 
     def child() -> bytes:
         assert len(recorder) == 0
         _add_many(recorder, 1, 3)
-        return recorder.drain().to_bytes()
+        recorder.add(0, SpanKind.RUN, 0, 0, 1 << 40, items=1 << 20)  # a wide row
+        recorder.counter("load", 1, 2.0)
+        _in_a_fork(grandchild)
+        assert not len(recorder.drain())
+        own = Recorder()
+        _add_many(own, 0, 2)
+        return own.drain().to_bytes()
+
+    def grandchild() -> bytes:
+        _add_many(recorder, 2, 5)
+        return b""
+
+    def last() -> bytes:
+        _add_many(recorder, 1, 4)
+        recorder.counter("load", 1, 2.0)
+        return b""
 
     with recorder._lock, recorder._draining:  # another thread of the parent may be in the middle of it
         theirs = SpanBatch.from_bytes(_in_a_fork(child))
-    timeline = Timeline()
     for batch in [*recorder.batches(), theirs]:
         timeline.extend(batch)
-    assert len(theirs) == 3 and theirs.seq == 0 and len(timeline) == waiting + 3 and recorder.dropped == timeline.dropped == 0
-    last = timeline.spans[-3:]
-    assert {timeline.tracks[n].rank for n in last["track"]} == {1} and {timeline.names[n] for n in last["name"]} == {"call 0", "call 1", "call 2"}
+    assert len(theirs) == 2 and len(timeline) == waiting + 2
+    assert (recorder.dropped, recorder.dropped_samples, timeline.dropped, timeline.dropped_samples) == (9, 1, 9, 1)
+    _in_a_fork(last)
+    for batch in recorder.batches():  # nothing else is new
+        timeline.extend(batch)
+    assert (timeline.dropped, timeline.dropped_samples, len(timeline)) == (13, 2, waiting + 2)
 
 
 def test_a_forked_child_does_not_write_into_its_parents_timeline():
@@ -314,3 +330,37 @@ def test_counters_travel():
     recorder.counter("cpu:0 %", 5, 99.5)
     timeline.extend(SpanBatch.from_bytes(recorder.drain().to_bytes()), offset_ns=100)
     assert timeline.counters().values.tolist() == [["cpu:0 %", 105, 99.5]]
+
+
+def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
+    recorder, timeline = Recorder(limit=10), Timeline()
+    for i in range(13):
+        recorder.counter("load", i, 1.0)
+    timeline.extend(SpanBatch.from_bytes(recorder.drain().to_bytes()))
+    assert (recorder.dropped, timeline.dropped, timeline.dropped_samples, len(timeline.counters())) == (0, 0, 3, 10)
+    assert "3 counter samples DROPPED" in repr(recorder) and "3 counter samples DROPPED" in repr(timeline) and "spans DROPPED" not in repr(timeline)
+
+
+@pytest.mark.parametrize("given_", [("a", 0, "cpu:0"), ("a", 0, (1,)), (5, 0), ("a", "0"), ("a", 0.5)])
+def test_lanes_that_make_no_sense_are_refused(given_: tuple):
+    with pytest.raises(TimelineError, match=r"track\(.*Next: recorder\.track\('actor'"):
+        Recorder().track(*given_)
+
+
+@pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])
+def test_recorders_that_make_no_sense_are_refused(options: dict):
+    with pytest.raises(TimelineError, match=r"Recorder\(.*Next: "):
+        Recorder(**options)
+
+
+def test_a_disk_that_fails_in_any_way_is_no_end_of_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object) -> None:
+        raise ValueError("a codec is missing")
+
+    monkeypatch.setattr(spill, "write_arrow", broken)
+    recorder = Recorder(limit=10, spill=tmp_path)
+    _add_many(recorder, 0, 6)
+    while recorder._spilling:
+        time.sleep(0.001)
+    _add_many(recorder, 0, 7)
+    assert "3 DROPPED" in repr(recorder) and "a codec is missing" in repr(recorder) and len(recorder) == 10

@@ -58,6 +58,8 @@ export class Details {
     if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i] + 1}`);
     const error = store.tables.clock_errors[track.host];
     if (error) lines.push(`by the clock of another node, aligned to ± ${duration(error)}`);
+    const jumps = store.tables.clock_jumps[track.host];
+    if (jumps) lines.push(`that clock was set or stood still ${jumps === 1 ? "once" : `${jumps} times`}`);
     return lines;
   }
 

@@ -295,12 +295,13 @@ export class TimelineView {
     const first = this.colourBy === "worker" ? this.store.workers.map((w) => item(this.workerColour(w), w, `worker ${w}`))
       : KINDS.filter((kind, k) => kinds[k] > 0 && KIND_COLOUR[kind]).map((kind) => item(KIND_COLOUR[kind] === "busy" ? c.busy : c.causes[KIND_COLOUR[kind]], kind, `${kind} spans`));
     const least = 0.001 * causes.reduce((a, b) => a + b, 0); // less of it is hardly a pixel; pointing at that names it
-    const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped } = this.store.tables;
+    const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped, dropped_samples: samples } = this.store.tables;
     this.legend.replaceChildren(
       ...first,
       ...(shown.length ? [make("span.sep"), item(c.busy, "busy", "user code on the device")] : []),
       ...shown.map((cause) => item(c.causes[cause], cause, CAUSE_TEXT[cause])),
       ...(dropped ? [make("span.dropped", { title: "Neither memory nor disk took them: they are missing here" }, `${dropped.toLocaleString("en")} spans dropped`)] : []),
+      ...(samples ? [make("span.dropped", { title: "Nobody fetched them in time: the curves have gaps" }, `${samples.toLocaleString("en")} counter samples dropped`)] : []),
     );
   }
 }
