@@ -1,8 +1,8 @@
-"""From the end of a span to its pixels, in JupyterLab in Chromium, while the cell that runs keeps the kernel busy.
+"""From the end of a span of a real run to its pixels, in JupyterLab in Chromium, while another cell keeps the kernel busy.
 
-A thread records 200 spans a second and has what is new pushed ten times a second, as often as a run's pump does at most (it rests longer
-where a look costs more). The page notes when the timeline
-has drawn how many spans; both ends read the same clock. A span waits 50 ms on average for its tick; that is part of the figure.
+A workflow of two workers in threads of the kernel, started with `lab.run`, writes some hundred spans a second; its own observer looks for
+them and its own dashboard is told, exactly as users have it. The page notes when the dashboard's timeline has drawn how many spans; both
+ends read the same clock. Spans are counted from the start of the busy cell on.
 """
 
 from __future__ import annotations
@@ -18,26 +18,36 @@ from harness import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 
-RECORD = """
-import json, threading, time
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.widgets import TimelineView
-recorder, timeline = Recorder(), Timeline(["cpu:0"])
-track, name, ended, over = recorder.track("worker", 0, ("cpu:0",)), recorder.name("step"), [], threading.Event()
-def recording():
-    start = time.time_ns()
-    while not over.wait(0.005):
-        end = time.time_ns()
-        recorder.add(track, SpanKind.RUN, name, start, end, 0)
-        ended.append(end)
-        start = end
-def pumping():
-    while not over.wait(0.1):
-        for batch in recorder.batches():
-            timeline.extend(batch)
-        view.update()
-view = TimelineView(timeline)
-view
+START = """
+import json, time
+import rlinf_lab as lab
+
+class Source(lab.Worker):
+    def produce(self, out: lab.Outbox):
+        for i in range(20):
+            self.compute(0.01)
+            out.put(i)
+
+class Sink(lab.Worker):
+    def consume(self, inbox: lab.Inbox):
+        total = 0
+        for batch in inbox:
+            self.compute(0.01)
+            total += sum(batch)
+        self.log(reward=total)
+        return {"return": total}
+
+flow = lab.Workflow("pipeline")
+numbers = flow.channel("numbers")
+source, sink = flow.worker(Source), flow.worker(Sink)
+
+@flow.iteration
+def iteration():
+    source.produce(numbers)
+    return sink.consume(numbers)
+
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]}, chunk=1)
+run = lab.run(flow, plan, emulate=True)
 """
 BUSY = {
     "python": "n = 0\nwhile time.monotonic() < limit:\n    n += sum(i * i for i in range(200))",
@@ -51,18 +61,18 @@ limit = time.monotonic() + seconds
 while time.monotonic() < limit:
     opt.zero_grad(); net(x).square().mean().backward(); opt.step()""",
 }
-RUN = """
+WORK = """
 seconds = {seconds}
-for thread in [threading.Thread(target=f) for f in (recording, pumping)]:
-    thread.start()
+begun, behind = time.monotonic_ns(), time.time_ns() - time.monotonic_ns()
 limit = time.monotonic() + seconds
 {busy}
-over.set()
-open({path!r}, "w").write(json.dumps(ended))
+run.stop()
+ends = run.timeline.spans["end"].tolist()
+open({path!r}, "w").write(json.dumps([[number, end + behind] for number, end in enumerate(ends, 1) if end >= begun]))
 """
 # When the timeline has drawn how many spans: noted in the task after the frame.
 WATCH = """() => {
-    const root = document.querySelector('.rl-standalone');
+    const root = document.querySelector('.rl-dashboard .rl-timeline');
     window.drawn = [];
     const note = new MessageChannel();
     note.port1.onmessage = (e) => window.drawn.push([e.data, performance.timeOrigin + performance.now()]);
@@ -76,10 +86,11 @@ def latencies(kind: str, seconds: float) -> tuple[list[float], list[list[float]]
 
     with tempfile.TemporaryDirectory() as folder, lab_browser.chromium() as browser, lab_browser.jupyterlab(browser, Path(folder)) as server:
         path = Path(folder) / "ended.json"
-        cells = [RECORD, RUN.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
+        cells = [START, WORK.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
         lab = server.open_notebook(server.write_notebook("latency", cells))
         lab.execute("notebook:run-cell-and-select-next")
-        lab.wait_until(lambda: lab.page.locator(".rl-standalone canvas").count(), "the timeline")
+        drawn_once = "() => Number(document.querySelector('.rl-dashboard .rl-timeline')?.dataset.spans) > 0"
+        lab.wait_until(lambda: lab.page.evaluate(drawn_once), "the timeline")
         lab.page.evaluate(WATCH)
         lab.execute("notebook:run-cell-and-select-next", wait=False)
         lab.wait_until(path.exists, "the end of the cell", seconds + 60)
@@ -90,14 +101,14 @@ def latencies(kind: str, seconds: float) -> tuple[list[float], list[list[float]]
     return shown_after(ended, drawn), drawn
 
 
-def shown_after(ended: list[int], drawn: list[list[float]]) -> list[float]:
-    """For each span, by number, the time until the first frame that had so many."""
+def shown_after(ended: list[list[int]], drawn: list[list[float]]) -> list[float]:
+    """For each span, as (number, when it ended, ns), the ms until the first frame that had so many."""
     found, at = [], 0
-    for number, end in enumerate(ended, 1):
+    for number, end in ended:
         while at < len(drawn) and drawn[at][0] < number:
             at += 1
         if at == len(drawn):
-            break  # recorded after the last tick
+            break  # written when the run was stopped
         found.append(drawn[at][1] - end / 1e6)
     return found
 
@@ -125,7 +136,7 @@ def cases(smoke: bool) -> list[Case]:
             Case(
                 f"event_to_screen_{kind}", "ms, p95", lambda kind=kind, kept=kept: measured(kind, 2 if smoke else 10, kept), target="<= 150",
                 target_of="value", runs=3, curve=curve,
-                note="end of a span to its pixels in JupyterLab, ten ticks a second, the kernel busy; "
+                note="end of a span of a real run to its pixels on its dashboard in JupyterLab, the kernel busy; "
                 "curve: median, p95, most, longest gap between frames, spans",
             )
         )  # fmt: skip

@@ -89,11 +89,11 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
     return board
 
 
-CLOCK_SECONDS = 0.25  # between messages that tell the time and the load, when nothing else is new
+CLOCK_SECONDS = 0.5  # between messages that tell the time and the load, when nothing else is new
 
 
 class _Feeder:
-    """Sends what is new or has changed since the last time; called from the background of the run, up to ten times a second."""
+    """Sends what is new or has changed since the last time; called from the background of the run, nine times a second."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         from PIL import Image
@@ -104,6 +104,7 @@ class _Feeder:
         self._pictured: list[Any] = []
         self._sent_at = -CLOCK_SECONDS
         self._sent: tuple[Any, ...] = ()
+        self._spans = 0
         self._closed = False
         self(run)
 
@@ -112,9 +113,12 @@ class _Feeder:
             return
         final = run.state in ENDED
         due = final or time.monotonic() >= self._sent_at + CLOCK_SECONDS
-        here = (run.state, run.iteration, len(run.timeline))
+        here, spans = (run.state, run.iteration), len(run.timeline)
         rows, self._version = run.metrics_since(self._version)
+        news, self._spans = spans != self._spans, spans
         if not (due or rows or here != self._sent):
+            if news:
+                self._board.push(timeline=run.timeline)
             return
         self._sent = here
         if due:

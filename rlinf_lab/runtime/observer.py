@@ -24,19 +24,14 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
-PUMP_SECONDS = 0.1
-MOST_SECONDS, REST = 0.25, 150
+LOOK_SECONDS = 0.11  # from one look to the next: nine a second
+LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 STILL_SECONDS = 3
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
-def rest_after(cost_seconds: float) -> float:
-    """Seconds until the next look after one that took so much of a core: collecting takes a hundred-and-fiftieth of it, or four looks a second."""
-    return min(MOST_SECONDS, max(PUMP_SECONDS, REST * cost_seconds))
-
-
 class Observer:
-    """Collects, ten times a second (see `rest_after`), what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, nine times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
 
     ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
     collected any more and ``broken`` is called.
@@ -45,14 +40,15 @@ class Observer:
     def __init__(self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
         self.table = MetricTable()
-        self.counters: dict[str, float] = {}  # with the loads of the devices
         self.problem: BaseException | None = None
         self.moved_at = time.monotonic()
         self._executor, self._update, self._broken = executor, update, broken
         self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
         self._stopped = False
         self._depths_due = 0.0
-        self._samples = 0  # counter samples that are in `counters`
+        self._counters: dict[str, float] = {}
+        self._samples = 0  # counter samples that are in it
+        self._counting = threading.Lock()
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         host = executor.driver_host
@@ -111,9 +107,9 @@ class Observer:
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
-        rest = PUMP_SECONDS
+        rest = LOOK_SECONDS
         while not self._over.wait(rest):
-            began = time.thread_time()
+            began = time.monotonic()
             try:
                 self.collect()
             except Exception as error:  # what was not collected is gone
@@ -121,7 +117,7 @@ class Observer:
                 self._broken()
                 return
             self._update()
-            rest = rest_after(time.thread_time() - began)
+            rest = max(LEAST_REST, began + LOOK_SECONDS - time.monotonic())
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
@@ -136,8 +132,7 @@ class Observer:
             for batch in self._executor.drain():
                 if len(batch):
                     self.moved_at = time.monotonic()
-                self.timeline.extend(batch)
-            self._count()
+                self.timeline.extend(batch, checked=True)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
                 self.table.settle(self._unsettled.popleft()[1])
@@ -149,15 +144,17 @@ class Observer:
         for name, value in values.items():
             recorder.counter(name, now, value)
 
-    def _count(self) -> None:
-        """The latest sample of each counter."""
-        fresh = self.timeline.counter_samples[self._samples :]
-        if len(fresh):
-            self._samples += len(fresh)
-            names = self.timeline.names
-            latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
-            latest = {**self.counters, **latest}
-            self.counters = {**latest, **device_loads(latest)}
+    def counters(self) -> dict[str, float]:
+        """The latest sample of each counter, and the loads of the devices. Costs what is new."""
+        with self._counting:
+            fresh = self.timeline.counter_samples[self._samples :]
+            if len(fresh):
+                self._samples += len(fresh)
+                names = self.timeline.names
+                latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
+                latest = {**self._counters, **latest}
+                self._counters = {**latest, **device_loads(latest)}
+            return dict(self._counters)
 
 
 class Observed:
@@ -201,7 +198,7 @@ class Observed:
     @property
     def counters(self) -> dict[str, float]:
         """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
-        return dict(self._observer.counters)
+        return self._observer.counters()
 
     def channels(self) -> pd.DataFrame:
         """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
@@ -216,7 +213,7 @@ class Observed:
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background up to ten times a second (`rest_after`), and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background nine times a second (oftener: never), and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """

@@ -20,7 +20,8 @@ Who waited, and for what, is told by the covering span of the highest class (of 
 the one that began last), also for fill, tail and drain where one covers them; no span, no worker. Integers only.
 
 Nothing in an iteration depends on what comes after it, so a `Ledger` cuts time at the beginnings of iterations and, when
-spans arrive, computes again only from the first stretch that one of them, or a changed iteration, reaches into.
+spans arrive, computes again only from the first stretch that one of them, or a changed iteration, reaches into. What will not be
+joined with others any more is kept as spans are: in a file that the system pages, where there is much of it.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from rlinf_lab.timeline.batch import SpanArray
-from rlinf_lab.timeline.store import ITERATION, SpanStore
+from rlinf_lab.timeline.store import ITERATION, Growing, SpanStore
 from rlinf_lab.timeline.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
-from rlinf_lab.timeline.windows import Ints, Windows, WindowTracker
+from rlinf_lab.timeline.windows import WINDOW_DTYPE, Ints, Windows, WindowTracker
 
 __all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account"]
 
 _FRESH = 4  # stretches at the end that are never joined: spans that come a little late make few of them new
 _NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
+_MEMORY_BYTES = 8 << 20  # of settled bubbles, and of iterations: more of them go to files
 
 
 class Accounting:
@@ -83,14 +85,46 @@ class Accounting:
 
 
 @dataclass(frozen=True)
+class _Kept:
+    """Rows of an array that grows. A view of them would hold on to memory that it has left."""
+
+    rows: Growing
+    place: slice
+
+    @classmethod
+    def of(cls, rows: Growing, fresh: SpanArray) -> _Kept:
+        at = len(rows.view)
+        rows.append(fresh)
+        return cls(rows, slice(at, at + len(fresh)))
+
+    @property
+    def view(self) -> SpanArray:
+        return self.rows.view[self.place]
+
+
+@dataclass(frozen=True)
 class _Settled:
-    """A stretch that is computed: valid while no span and no iteration in it changes."""
+    """A stretch that is computed: valid while no span and no iteration in it changes. Long ones are kept elsewhere."""
 
     start_ns: int
     end_ns: int
     busy: Ints
-    bubbles: SpanArray
-    windows: Windows
+    _bubbles: SpanArray | _Kept
+    _windows: Windows | _Kept
+
+    @property
+    def bubbles(self) -> SpanArray:
+        return self._bubbles.view if isinstance(self._bubbles, _Kept) else self._bubbles
+
+    @property
+    def windows(self) -> Windows:
+        return Windows.of(self._windows.view) if isinstance(self._windows, _Kept) else self._windows
+
+    def kept(self, bubbles: Growing, windows: Growing) -> _Settled:
+        """The same, with its rows in these."""
+        if isinstance(self._bubbles, _Kept):
+            return self
+        return replace(self, _bubbles=_Kept.of(bubbles, self.bubbles), _windows=_Kept.of(windows, self.windows.rows()))
 
 
 class Ledger:
@@ -106,6 +140,7 @@ class Ledger:
         self._placement = _NOWHERE
         self._tracker = WindowTracker()
         self._stretches: list[_Settled] = []
+        self._long = Growing(BUBBLE_DTYPE, _MEMORY_BYTES), Growing(WINDOW_DTYPE, _MEMORY_BYTES)  # rows of long stretches
         self._open = np.empty(0, np.int64)  # numbers of the spans that end after the last `_FRESH` stretches began
         self._open_ns = 0
         self._last: Accounting | None = None
@@ -180,7 +215,7 @@ class Ledger:
             a, b = old[-2:]
             iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
             old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
-        self._stretches = old + fresh
+        self._stretches = [stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old] + fresh
 
 
 def _edges(starts: Ints, cuts: Ints, begin: int, end: int) -> list[int]:

@@ -60,8 +60,10 @@ def widened(data: bytes | bytearray) -> SpanArray:
     narrow = np.frombuffer(data, NARROW_DTYPE)
     spans = np.zeros(narrow.size, SPAN_DTYPE)
     spans.view(_SAME_WIDE)[...] = narrow.view(_SAME_NARROW)  # all at once
-    spans["end"] = narrow["start"] + narrow["duration"]
-    spans["iteration"], spans["kind"] = narrow["moment"] >> 4, narrow["moment"] & 15
+    np.add(narrow["start"], narrow["duration"], out=spans["end"])
+    moment = narrow["moment"]
+    np.right_shift(moment, 4, out=spans["iteration"])
+    np.bitwise_and(moment, 15, out=spans["kind"], casting="unsafe")
     return spans
 
 

@@ -69,6 +69,15 @@ def pack_rows(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
     )
 
 
+def pack_delta(store: SpanStore, since: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
+    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is what their times count from.
+
+    For a live view, ten times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
+    """
+    rows = store.spans[since:]
+    return {"count": len(rows), "origin": str(origin_ns)}, rows.tobytes()  # as text: JavaScript's numbers end at 2^53
+
+
 def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
     """(header, data) of every bubble, laid out as in `pack_spans`, sorted by device and start.
 

@@ -237,6 +237,9 @@ class Recorder:
         """All that waits now, portion by portion. It ends, however fast others add meanwhile."""
         if not self._has_news():  # asked many times a second
             return
+        if not self._spill:
+            yield self.drain()
+            return
         with self._draining:
             portions = self._spill.files + 1
         for _ in range(portions):

@@ -9,8 +9,11 @@ from numpy.typing import NDArray
 
 from rlinf_lab.timeline.batch import SpanArray
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.store import Growing
 
 Ints = NDArray[np.int64]
+#: An iteration: half-open interval in ns, number.
+WINDOW_DTYPE = np.dtype([("start", "<i8"), ("end", "<i8"), ("iteration", "<i8")])
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,17 @@ class Windows:
     starts: Ints
     ends: Ints
     iterations: Ints
+
+    @classmethod
+    def of(cls, rows: SpanArray) -> Windows:
+        """From rows of `WINDOW_DTYPE`."""
+        return cls(rows["start"], rows["end"], rows["iteration"])
+
+    def rows(self) -> SpanArray:
+        """As rows of `WINDOW_DTYPE`."""
+        rows = np.empty(len(self), WINDOW_DTYPE)
+        rows["start"], rows["end"], rows["iteration"] = self.columns()
+        return rows
 
     def __len__(self) -> int:
         return self.starts.size
@@ -40,16 +54,19 @@ class WindowTracker:
     """Sentences 10 to 12 of the rule in `rlinf_lab.timeline.accounting`, over spans that come in portions."""
 
     def __init__(self) -> None:
-        self._marks: list[SpanArray] = []
+        self._marks = Growing(WINDOW_DTYPE, memory_bytes=1 << 23)
         self._reach: dict[int, tuple[int, int]] = {}  # first start and last end of each iteration's spans
 
     def add(self, rows: SpanArray, mark_name: int) -> None:
         """Take note of new spans. ``mark_name``: the number of the name that iteration marks have."""
         kind, iteration = rows["kind"], rows["iteration"]
         mark = kind == SpanKind.MARK
-        marks = rows[mark & (rows["name"] == mark_name)]
-        if len(marks):
-            self._marks.append(marks)
+        marks = np.flatnonzero(mark & (rows["name"] == mark_name))
+        if marks.size:
+            ours = self._marks.reserve(marks.size)
+            for field in ("start", "end", "iteration"):
+                ours[field] = rows[field][marks]
+            self._marks.commit(marks.size)
         own = np.flatnonzero((iteration >= 0) & ~mark)
         if not own.size:
             return
@@ -64,14 +81,9 @@ class WindowTracker:
 
     def windows(self, start_ns: int, end_ns: int) -> Windows:
         """The iterations of a timeline with these bounds."""
-        if len(self._marks) > 1:
-            self._marks = [np.concatenate(self._marks)]
-        marks = self._marks[0] if self._marks else None
-        start, end, number = (
-            marks[field].astype(np.int64) if marks is not None else np.empty(0, np.int64) for field in ("start", "end", "iteration")
-        )
-        for done in number.tolist():
-            self._reach.pop(done, None)  # comes back with the next late span, and is dropped again here
+        start, end, number = Windows.of(self._marks.view).columns()
+        for done in [i for i, marked in zip(self._reach, np.isin(list(self._reach), number).tolist(), strict=True) if marked]:
+            del self._reach[done]  # comes back with the next late span, and is dropped again here
         if self._reach:
             unmarked = np.array([(*reach, i) for i, reach in self._reach.items()], np.int64)
             start, end, number = (np.append(a, b) for a, b in zip((start, end, number), unmarked.T, strict=True))

@@ -11,21 +11,27 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.packed import pack_rows
-from rlinf_lab.widgets.packing import CAUSES, make_tables, pack_idle, pack_samples
+from rlinf_lab.timeline.packed import pack_delta, pack_rows
+from rlinf_lab.timeline.store import Growing
+from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
 
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
-_REST = 1000  # accounting takes a thousandth of a core, unless that would mean
-LATE_SECONDS = 3.0  # that device time is told later than this
+_REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
+LATE_SECONDS = 4.0  # that device time is told later than this
+_FEW = 10_000  # spans of a delta that a browser brings into order by itself
+_MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
+#: The sums of an iteration: seconds by cause.
+_SUM = np.dtype([("iteration", "<i8"), ("busy", "<f8"), *((cause, "<f8") for cause in CAUSES)])
 
 
 @dataclass
 class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
-    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin. ``idle`` replaces all
+    ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without columns they are
+    rows as `rlinf_lab.timeline.packed.pack_delta` has them. ``idle`` replaces all
     device time from ``idle_from`` (ns after the origin) on: what was said of the end of a timeline may have been grown past.
     """
 
@@ -63,6 +69,28 @@ def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]
     return content, parts
 
 
+class Numbers:
+    """A set of whole numbers of which nearly all follow each other: those of iterations. What it takes does not grow with them."""
+
+    def __init__(self) -> None:
+        self._below = 0  # all from 0 on below this are in
+        self._others: set[int] = set()
+
+    def add(self, number: int) -> bool:
+        """False when it was in before."""
+        if number in self._others or 0 <= number < self._below:
+            return False
+        self._others.add(number)
+        while self._below in self._others:
+            self._others.remove(self._below)
+            self._below += 1
+        return True
+
+    def has(self, numbers: np.ndarray) -> np.ndarray:
+        """Which of these are in."""
+        return ((numbers >= 0) & (numbers < self._below)) | np.isin(numbers, list(self._others))
+
+
 class TimelineFeed:
     """Reads a timeline from where it stopped the last time. Not thread-safe: one feed, one pushing thread."""
 
@@ -70,14 +98,14 @@ class TimelineFeed:
         self.timeline = timeline
         self._now = timeline.snapshot()
         self._seen = self._sampled = 0
-        self._idle: list[bytes] = []  # device time up to _idle_until, and once more what is known of the rest
+        self._idle = Growing(IDLE_WIRE, _MEMORY_BYTES)  # device time up to _idle_until, and once more what is known of the rest
         self._rest = b""
-        self._bubbles: list[dict[str, float]] = []
+        self._bubbles = Growing(_SUM, _MEMORY_BYTES)
         self._shape: tuple[Any, ...] = ()
         self._origin: int | None = None
         self._idle_until: int | None = None
         self._told_until = 0
-        self._summed: set[int] = set()
+        self._summed = Numbers()
         self._not_before = self._grown_at = 0.0
 
     def take(self, final: bool = False) -> Update:
@@ -86,24 +114,25 @@ class TimelineFeed:
         if now is not self._now or not self._shape:
             self._now = now
             self._add_spans(now, update)
-        if len(now) and (final or time.monotonic() >= self._not_before):
+        if self._seen and (final or time.monotonic() >= self._not_before):
             self._add_bubbles(now, update, final)
         return update
 
     def _add_spans(self, now: Timeline, update: Update) -> None:
-        if not len(now) and not now._devices:
+        count = len(now)
+        if not count and not now._devices:
             return
-        if self._origin is None and len(now):
+        if self._origin is None and count:
             self._origin = self._idle_until = self._told_until = now.start_ns
             self._shape = ()  # the origin is in the tables
         shape = (len(now._devices), len(now._tracks), len(now._names), now.dropped, now.dropped_samples, *now.clock_errors.items(), *now.clock_jumps.items())
         if shape != self._shape:
             self._shape = shape
             update.tables = self._tables()
-        if len(now) > self._seen:
+        if count > self._seen:
             self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(self._seen)
-            self._seen = len(now)
+            self._seen = count
         fresh = now.counter_samples[self._sampled :]
         if len(fresh) and self._origin is not None:
             self._sampled += len(fresh)
@@ -112,8 +141,9 @@ class TimelineFeed:
     def everything(self) -> Update:
         """All that `take` has returned so far, as one update; nothing is kept twice for it."""
         layout, spans = self._spans(0) if self._seen else (None, b"")
-        self._idle = [b"".join(self._idle)]
-        return Update(self._tables(), layout, spans, self._idle[0] + self._rest, 0, self._samples(), list(self._bubbles))
+        rows = [dict(zip(_SUM.names or (), row, strict=True)) for row in self._bubbles.view.tolist()]
+        bubbles = [{key: value for key, value in row.items() if value or key in ("iteration", "busy")} for row in rows]
+        return Update(self._tables(), layout, spans, self._idle.view.tobytes() + self._rest, 0, self._samples(), bubbles)
 
     def _samples(self) -> bytes:
         return pack_samples(self._now.counter_samples[: self._sampled], self._origin or 0)
@@ -122,6 +152,8 @@ class TimelineFeed:
         return make_tables(self._origin or 0, self._now)
 
     def _spans(self, since: int) -> tuple[dict[str, Any], bytes]:
+        if len(self._now) - since <= _FEW:
+            return pack_delta(self._now, since, self._origin or 0)
         header, data = pack_rows(self._now, since)
         return header | {"shift": self._now.start_ns - (self._origin or 0)}, data
 
@@ -136,15 +168,15 @@ class TimelineFeed:
         if until <= self._told_until:
             return
         began = time.thread_time()
-        fresh = settled[[number not in self._summed for number in settled["iteration"].tolist()]]
+        fresh = settled[~self._summed.has(settled["iteration"])]
         rows = now.accounting().since(min(self._idle_until, int(fresh["start"].min(initial=self._idle_until))))
         pack = partial(pack_idle, rows, self._origin, len(now.devices))
         settled_rows, self._rest = pack(self._idle_until, sure), pack(sure, until)
         update.idle, update.idle_from = settled_rows + self._rest, self._idle_until - self._origin
         self._idle_until, self._told_until = sure, until
         update.bubbles = self._sums(rows, fresh, len(now.devices))
-        self._idle.append(settled_rows)
-        self._bubbles.extend(update.bubbles)
+        self._idle.append(np.frombuffer(settled_rows, IDLE_WIRE))
+        self._bubbles.append(np.array([tuple(row.get(key, 0.0) for key in _SUM.names or ()) for row in update.bubbles], _SUM))
         self._not_before += min(LATE_SECONDS, _REST * (time.thread_time() - began))
 
     def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
@@ -152,9 +184,8 @@ class TimelineFeed:
         rows = []
         for mark in marks:
             number = int(mark["iteration"])
-            if number in self._summed:  # two marks of one number: the first counts
+            if not self._summed.add(number):  # two marks of one number: the first counts
                 continue
-            self._summed.add(number)
             own = bubbles[bubbles["iteration"] == number]
             idle = np.zeros(len(CAUSES), np.int64)
             np.add.at(idle, own["cause"], own["end"] - own["start"])

@@ -5,13 +5,14 @@ While a cell runs, the kernel cannot answer the browser, so nothing here waits f
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import anywidget
+
+from rlinf_lab.widgets import express
 
 
 class PushedWidget(anywidget.AnyWidget):
@@ -24,6 +25,7 @@ class PushedWidget(anywidget.AnyWidget):
     def __init__(self, **traits: Any) -> None:
         self._push_lock = threading.RLock()
         self._seq = 0
+        self._express: express.Express | None = None
         super().__init__(**traits)
         self.on_msg(self._receive)
 
@@ -36,9 +38,15 @@ class PushedWidget(anywidget.AnyWidget):
         self._transmit("delta", content, parts)
 
     def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        message = {"type": kind, "seq": self._seq, "parts": list(parts), **content}
-        with _without_shell_parent(self.comm):
-            self.send(message, buffers=list(parts.values()))
+        message, buffers = {"type": kind, "seq": self._seq, "parts": list(parts), **content}, list(parts.values())
+        comm = self.comm
+        if self._express is None or not self._express.carries(comm):
+            self._express = express.Express.of(comm)
+        if self._express is not None:
+            self._express.send(message, buffers)
+            return
+        with _without_shell_parent(comm):
+            self.send(message, buffers=buffers)
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):
@@ -63,7 +71,7 @@ def _without_shell_parent(comm: Any) -> Iterator[None]:
     ipykernel 7 routes a message of the page to the (sub)shell that sent last on the comm. A sender that inherits the
     busy main shell would make pause and stop wait until the cell ends. Outside ipykernel this does nothing.
     """
-    kernel = _kernel()
+    kernel = express.kernel()
     parent = getattr(kernel, "_shell_parent", None)
     if parent is None:
         yield
@@ -75,10 +83,3 @@ def _without_shell_parent(comm: Any) -> Iterator[None]:
         parent.reset(token)
         # The cell that created the widget has left its own (main) shell there.
         vars(comm).pop("_reply_subshell_id", None) if comm is not None else None
-
-
-def _kernel() -> Any:
-    module = sys.modules.get("ipykernel.kernelbase")
-    if module is None or not module.Kernel.initialized():
-        return None
-    return module.Kernel.instance()

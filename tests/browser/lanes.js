@@ -170,5 +170,12 @@ const explained = (device, cause) => {
   return { title, lines, chain: chain.map((c) => c.text) };
 };
 
-window.checks = { wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
+/** What the store holds: of each lane every column. */
+const held = () => {
+  const lanes = (stack) => stack.lanes.map(columnsOfLane);
+  return store.tracks.map((track) => [track.label, lanes(track.spans), lanes(track.labels), lanes(track.points)]).concat([[store.count, store.end, store.marks]]);
+};
+const columnsOfLane = (lane) => Object.fromEntries(Object.entries(lane.columns).map(([name, values]) => [name, [...values.subarray(0, lane.count)]]));
+
+window.checks = { held, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
   statistics: (from, to) => rangeStatistics(store, from, to) };

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 from widget_samples import pipeline
 
-from rlinf_lab.timeline import Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.widgets import feed
 from rlinf_lab.widgets.assets import TIMELINE, module
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
@@ -36,6 +38,27 @@ def page(browser: Any) -> Iterator[Any]:
 def fill(page: Any, timeline: Timeline) -> None:
     content, parts = message([TimelineFeed(timeline).take(final=True)])
     page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
+
+
+def test_a_delta_of_rows_says_what_one_of_columns_says(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times of an epoch's clock are beyond 2^53; spans that overlap, in any order of arrival."""
+    rng, recorder, timeline, epoch = random.Random(3), Recorder(), Timeline(["cpu:0", "cpu:1"]), 1_700_000_000_123_456_789
+    tracks = [recorder.track("w", r, (f"cpu:{r % 2}",)) for r in range(5)]
+    names = [recorder.name(n) for n in ("a", "b", "c")]
+    for _ in range(600):
+        start, kind = epoch + rng.randrange(10**9) + 1, rng.randrange(len(SpanKind))
+        length = rng.choice((0, 7, rng.randrange(10**7)))
+        numbers = rng.randrange(-1, 4), rng.randrange(9), rng.randrange(1 << 40), rng.choice((-1, names[2])), rng.choice((-1, 5, 1 << 40))
+        recorder.add(rng.choice(tracks), kind, rng.choice(names), start, start + length, *numbers)
+    timeline.extend(recorder.drain())
+    seen = []
+    for few in (1 << 30, -1):
+        monkeypatch.setattr(feed, "_FEW", few)
+        layout = TimelineFeed(timeline).take().layout
+        assert layout is not None and ("columns" in layout) == (few < 0)
+        fill(page, timeline)
+        seen.append(page.evaluate("() => checks.held()"))
+    assert seen[0] == seen[1] and seen[0][-1][0] == 600
 
 
 def test_every_pixel_has_the_mean_colour_of_its_time(page: Any) -> None:

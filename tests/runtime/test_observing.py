@@ -14,7 +14,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import _Feeder
-from rlinf_lab.runtime.observer import depths, rest_after
+from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Worker
@@ -101,7 +101,7 @@ def test_a_failed_iteration_of_a_session_is_no_row() -> None:
 def test_what_cannot_be_collected_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
@@ -406,8 +406,3 @@ def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
 def test_depths_of_a_channel_are_summed_over_its_queues() -> None:
     rows = [{"channel": "a", "depth": 2}, {"channel": "b", "depth": 0}, {"channel": "a", "depth": 3}]
     assert depths(rows) == {"a items": 5.0, "b items": 0.0}
-
-
-@pytest.mark.parametrize(("cost", "rest"), [(0.0, 0.1), (0.0005, 0.1), (0.001, 0.15), (0.1, 0.25)])
-def test_the_more_a_look_costs_the_rarer_it_is_but_not_without_end(cost: float, rest: float) -> None:
-    assert rest_after(cost) == pytest.approx(rest)

@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from widget_samples import SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.timeline.batch import SPAN_DTYPE
 from rlinf_lab.widgets import Dashboard, TimelineView
+from rlinf_lab.widgets import feed as feed_module
 from rlinf_lab.widgets.fallback import dashboard_picture
-from rlinf_lab.widgets.feed import TimelineFeed, Update
+from rlinf_lab.widgets.feed import Numbers, TimelineFeed, Update
 from rlinf_lab.widgets.packing import BUSY, IDLE_WIRE
 
 
@@ -21,6 +25,10 @@ def columns(update: Update) -> dict[str, np.ndarray]:
     """Undo the packing."""
     assert update.layout is not None
     n = update.layout["count"]
+    if "columns" not in update.layout:
+        rows = np.frombuffer(update.spans, SPAN_DTYPE)
+        assert len(rows) == n
+        return {name: rows[name] for name in ("track", "kind")} | {"start": (rows["start"] - int(update.layout["origin"])).astype(np.float64)}
     out = {name: np.frombuffer(update.spans, kind, n, offset) for name, kind, offset in update.layout["columns"]}
     return out | {"start": out["start"] + update.layout["shift"]}
 
@@ -53,6 +61,31 @@ def test_deltas_add_up_to_the_timeline_and_to_the_history() -> None:
     expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
     assert triples(updates) == expected
     assert triples([feed.everything()]) == expected
+
+
+@pytest.mark.parametrize("few", [0, 5])
+def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_module, "_FEW", few)
+    sample = SampleRun(steps=3)
+    feed, updates = TimelineFeed(sample.timeline), []
+    for _ in range(3):
+        sample.step()
+        updates.append(feed.take())
+    spans = sample.timeline.spans
+    expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
+    assert triples(updates) == triples([feed.everything()]) == expected
+    assert all(("columns" in u.layout) == (u.layout["count"] > few) for u in updates if u.layout)
+
+
+@given(st.lists(st.integers(-3, 12), max_size=40))
+def test_a_set_of_numbers_that_follow_each_other_is_a_set(numbers: list[int]) -> None:
+    ours, known = Numbers(), set[int]()
+    for number in numbers:
+        assert ours.add(number) == (number not in known)
+        known.add(number)
+        asked = np.arange(-4, 14)
+        assert ours.has(asked).tolist() == [i in known for i in asked.tolist()]
+    assert len(ours._others) <= len({n for n in known if n < 0 or any(m not in known for m in range(n))})
 
 
 def test_tables_come_only_when_they_change() -> None:

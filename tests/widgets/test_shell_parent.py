@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.widgets import pushed
+from rlinf_lab.widgets import express, pushed
 
 
 def test_outside_a_kernel_nothing_happens() -> None:
@@ -21,7 +21,7 @@ def test_outside_a_kernel_nothing_happens() -> None:
 def test_in_a_kernel_the_parent_is_hidden_while_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     parent: ContextVar[dict[str, Any]] = ContextVar("shell_parent")
     parent.set({"header": {"subshell_id": None}})
-    monkeypatch.setattr(pushed, "_kernel", lambda: SimpleNamespace(_shell_parent=parent))
+    monkeypatch.setattr(express, "kernel", lambda: SimpleNamespace(_shell_parent=parent))
     comm = SimpleNamespace(_reply_subshell_id=None)
     with pushed._without_shell_parent(comm):
         assert parent.get() == {}

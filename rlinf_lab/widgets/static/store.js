@@ -93,6 +93,26 @@ function sorted({ start, dur }, order) {
   return ordered ? order : order.sort((a, b) => start[a] - start[b] || dur[b] - dur[a]);
 }
 
+function packedColumns({ count: n, columns }, buffer) {
+  const c = {}, channel = new Int32Array(n);
+  for (const [name, type, offset] of columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
+  for (let i = 0; i < n; i++) channel[i] = c.channel[i] - 1;
+  return { ...c, dur: c.duration, channel };
+}
+
+/** Of rows as they are in the kernel's memory (SPAN_DTYPE, 56 bytes), in order of arrival: a live delta. */
+function columnsOfRows({ count: n, origin }, buffer) {
+  const long = new BigInt64Array(buffer), int = new Int32Array(buffer), byte = new Uint8Array(buffer), zero = BigInt(origin);
+  const starts = Float64Array.from({ length: n }, (_, i) => Number(long[7 * i] - zero)), track = (i) => int[14 * i + 8];
+  const order = Uint32Array.from(starts.keys()).sort((a, b) => track(a) - track(b) || starts[a] - starts[b] || a - b);
+  const column = (type, value) => type.from(order, (i) => value(i)), number = (type, at) => column(type, (i) => int[14 * i + at]);
+  return {
+    start: column(Float64Array, (i) => starts[i]), dur: column(Float32Array, (i) => Number(long[7 * i + 1] - long[7 * i])),
+    flow: column(Int32Array, (i) => Math.min(Number(long[7 * i + 3]), 2 ** 31 - 1)), kind: column(Uint8Array, (i) => byte[56 * i + 52]),
+    track: number(Int32Array, 8), name: number(Uint32Array, 9), channel: number(Int32Array, 10), iteration: number(Int32Array, 11), items: number(Int32Array, 12),
+  };
+}
+
 /** Everything of one timeline. Times are ns after `origin`. */
 export class Store {
   constructor() { this.reset(); }
@@ -129,18 +149,14 @@ export class Store {
     if (this.query) this.search(this.query);
   }
 
-  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out (sorted by track and start), `layout` says where each is. */
+  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out (sorted by track and start), `layout` says where each is; or rows. */
   addSpans(layout, view) {
-    const buffer = aligned(view), n = layout.count, c = {};
-    for (const [name, type, offset] of layout.columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
-    const channel = new Int32Array(n);
-    for (let i = 0; i < n; i++) channel[i] = c.channel[i] - 1;
-    const columns = { ...c, dur: c.duration, channel };
+    const columns = (layout.columns ? packedColumns : columnsOfRows)(layout, aligned(view)), n = layout.count, c = columns;
     for (let first = 0, last; first < n; first = last) {
       last = first + 1;
       while (last < n && c.track[last] === c.track[first]) last++;
       const track = this.tracks[c.track[first]];
-      if (track) this.addTrack(track, columns, first, last, layout.shift); // else its table was in a lost delta: the history brings it
+      if (track) this.addTrack(track, columns, first, last, layout.shift || 0); // else its table was in a lost delta: the history brings it
     }
     this.count += n;
     this.version++;

@@ -1,0 +1,71 @@
+"""A widget's message as ipykernel would send it, written in a third of the time.
+
+A run sends ten a second from a process that computes: with cold caches, ipywidgets, comm and `Session` take 0.25 ms for each, most of it for
+traits that are read again, for packing empty parts and for options that are not used. The frames are those of Jupyter's wire protocol 5 for a
+``comm_msg`` without a parent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Self
+
+_encode = json.JSONEncoder(allow_nan=False).encode
+_COPIED = 1 << 16  # bytes: larger messages are not copied on their way
+_NUMBERS = itertools.count()
+
+
+class Express:
+    """The way to the page of one comm. Made by `Express.of`."""
+
+    def __init__(self, session: Any, socket: Any, comm: Any) -> None:
+        self._comm, self._socket, self._topic, self._auth, self._pid = comm, socket, comm.topic, session.auth, os.getpid()
+        self._id = f"{session.session}_{self._pid}_{os.urandom(4).hex()}_"
+        self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
+        self._comm_id = _encode(comm.comm_id)
+
+    @classmethod
+    def of(cls, comm: Any) -> Self | None:
+        """None where this is no ipykernel that packs JSON as usual: its own way is to be taken then."""
+        here = kernel()
+        session, socket = getattr(here, "session", None), getattr(here, "iopub_socket", None)
+        packer = getattr(sys.modules.get("jupyter_client.session"), "json_packer", None)
+        if session is None or socket is None or getattr(comm, "topic", None) is None:
+            return None
+        is_plain = session.pack is packer and not session.adapt_version and not session.debug
+        return cls(session, socket, comm) if is_plain and session.pid == os.getpid() else None
+
+    def carries(self, comm: Any) -> bool:
+        """Whether this is still the comm, and the process, that it was made for."""
+        return comm is self._comm and os.getpid() == self._pid
+
+    def send(self, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
+        """As `ipywidgets.Widget.send`. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
+        self._socket.send_multipart([*self.frames(content), *buffers], copy=sum(map(len, buffers)) < _COPIED)
+        # The cell that created the widget has left its own (main) shell as the place to answer from: see `pushed`.
+        vars(self._comm).pop("_reply_subshell_id", None)
+
+    def frames(self, content: Mapping[str, Any]) -> list[bytes]:
+        """Topic, delimiter, signature, header, parent, metadata, content."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{now}", {self._header}'.encode()
+        body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {_encode(content)}}}}}'.encode()
+        signature = b""
+        if self._auth is not None:
+            signed = self._auth.copy()
+            signed.update(b"".join((header, b"{}{}", body)))
+            signature = signed.hexdigest().encode()
+        return [self._topic, b"<IDS|MSG>", signature, header, b"{}", b"{}", body]
+
+
+def kernel() -> Any:
+    """The ipykernel of this process, or None."""
+    module = sys.modules.get("ipykernel.kernelbase")
+    if module is None or not module.Kernel.initialized():
+        return None
+    return module.Kernel.instance()

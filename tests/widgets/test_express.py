@@ -1,0 +1,101 @@
+"""Messages on the short way are those that ipykernel would send: read by Jupyter's own reader, with a signature that holds."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from jupyter_client.session import Session
+
+from rlinf_lab.widgets import TimelineView, express
+from rlinf_lab.widgets.pushed import PushedWidget
+
+
+class Socket:
+    def __init__(self) -> None:
+        self.sent: list[tuple[list[bytes], bool]] = []
+
+    def send_multipart(self, frames: list[bytes], copy: bool) -> None:
+        self.sent.append((frames, copy))
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = SimpleNamespace(session=Session(key=b"a secret", username='somebody "else"'), iopub_socket=Socket())
+    monkeypatch.setattr(express, "kernel", lambda: made)
+    return made
+
+
+def comm_of(name: str = "c-1") -> Any:
+    return SimpleNamespace(comm_id=name, topic=f"comm-{name}".encode(), _reply_subshell_id="the cell's")
+
+
+def read(session: Session, frames: list[bytes]) -> tuple[list[bytes], dict[str, Any]]:
+    """As a front end does. Raises for a signature that is wrong, and for a message that came before."""
+    topics, parts = session.feed_identities(frames)
+    return topics, Session(key=session.key).deserialize(parts)
+
+
+def test_jupyters_reader_finds_what_was_said(kernel: Any) -> None:
+    comm, content = comm_of(), {"type": "delta", "seq": 1, "parts": ["spans"], "text": 'ä 😀 "quoted"', "numbers": [1.5, None, True]}
+    way = express.Express.of(comm)
+    assert way is not None and way.carries(comm) and not way.carries(comm_of())
+    for _ in range(2):
+        way.send(content, [b"\0\1", b"x" * 100_000])
+    (frames, copied), (others, _) = kernel.iopub_socket.sent
+    topics, found = read(kernel.session, frames)
+    assert topics == [b"comm-c-1"] and not copied and not hasattr(comm, "_reply_subshell_id")
+    assert found["content"] == {"comm_id": "c-1", "data": {"method": "custom", "content": content}}
+    assert found["parent_header"] == found["metadata"] == {} and [bytes(b) for b in found["buffers"]] == [b"\0\1", b"x" * 100_000]
+    usual = kernel.session.msg("comm_msg")["header"]
+    assert found["header"].keys() == usual.keys() and type(found["header"]["date"]) is type(usual["date"])
+    same = ("msg_type", "username", "session", "version")
+    assert [found["header"][key] for key in same] == [usual[key] for key in same]
+    assert read(kernel.session, others)[1]["header"]["msg_id"] != found["header"]["msg_id"]
+    assert abs((usual["date"] - found["header"]["date"]).total_seconds()) < 60
+
+
+def test_without_a_key_there_is_no_signature(kernel: Any) -> None:
+    kernel.session = Session(key=b"")
+    way = express.Express.of(comm_of())
+    assert way is not None and way.frames({})[2] == b""
+
+
+@pytest.mark.parametrize("why", ["no kernel", "no topic", "another packer", "an older protocol", "a fork"])
+def test_where_something_is_unusual_the_usual_way_is_taken(kernel: Any, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    comm = comm_of()
+    if why == "no kernel":
+        monkeypatch.setattr(express, "kernel", lambda: None)
+    elif why == "no topic":
+        comm = SimpleNamespace(comm_id="dummy")
+    elif why == "another packer":
+        kernel.session = Session(key=b"", packer="pickle")
+    elif why == "an older protocol":
+        kernel.session.adapt_version = 4
+    else:
+        made = express.Express.of(comm)
+        monkeypatch.setattr(os, "getpid", lambda: -1)
+        assert made is not None and not made.carries(comm)
+    assert express.Express.of(comm) is None
+
+
+def test_a_widget_takes_it_where_there_is_one(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widget_samples import SampleRun
+
+    sample, usual = SampleRun(steps=2), []
+    view = TimelineView(sample.timeline)
+    monkeypatch.setattr(view, "send", lambda content, buffers=None: usual.append(content))
+    monkeypatch.setattr(PushedWidget, "comm", comm_of())
+    kernel.iopub_socket.sent.clear()
+    sample.step()
+    view.update()
+    frames, copied = kernel.iopub_socket.sent[-1]
+    said = read(kernel.session, frames)[1]["content"]["data"]["content"]
+    assert copied and said["type"] == "delta" and said["layout"]["count"] > 0 and not usual
+    monkeypatch.setattr(express, "kernel", lambda: None)
+    monkeypatch.setattr(PushedWidget, "comm", SimpleNamespace())
+    sample.step()
+    view.update()
+    assert [content["seq"] for content in usual] == [said["seq"] + 1]
