@@ -262,8 +262,8 @@ class Host(Scheduler):
         if process.filled is not None:
             keep_filling(self, process, context)
         while process.filled is None and (call := self._next_call(process)) is not None:
-            context.logs_to = call.iteration
-            self._perform(process, call)
+            with context.during(call):
+                self._perform(process, call)
         try:
             if process.instance is not None:
                 process.instance.close()

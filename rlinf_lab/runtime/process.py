@@ -176,20 +176,20 @@ class HostContext(Context):
         self._process = process
         self.name = process.worker
         self.rank = process.rank
-        self._ranks = ranks
+        self.ranks = self._all_ranks = ranks
+        self.iteration = -1  # in no call
         self.device = device
         self.sub_batches = sub_batches
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()
 
-    @property
-    def iteration(self) -> int:  # type: ignore[override]
-        return self._process.call.iteration if self._process.call else -1
-
-    @property
-    def ranks(self) -> int:  # type: ignore[override]
-        call = self._process.call
-        return len(call.ranks) if call is not None and call.ranks else self._ranks
+    @contextlib.contextmanager
+    def during(self, call: CallSpec) -> Iterator[None]:
+        """What the worker sees while it is in a call."""
+        self.iteration = self.logs_to = call.iteration
+        self.ranks = len(call.ranks) or self._all_ranks
+        yield
+        self.iteration, self.ranks = -1, self._all_ranks
 
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:

@@ -22,7 +22,7 @@ from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 
 if TYPE_CHECKING:
-    from rlinf_lab.vecenv import EnvSpec, VecEnv
+    from rlinf_lab.vecenv import EnvSpec, Restorable, VecEnv
 
 
 class SimulatorWorker(Worker):
@@ -75,22 +75,28 @@ class SimulatorWorker(Worker):
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:
         """Whether all environments are `Restorable`."""
+        return len(self._restorable()) == len(self.groups)
+
+    def _restorable(self) -> list[Restorable]:
         from rlinf_lab.vecenv import Restorable
 
-        return all(isinstance(group.env, Restorable) for group in self.groups)
+        return [group.env for group in self.groups if isinstance(group.env, Restorable)]
 
     def offload(self) -> None:
         """Save the environments' states and close them, if they are `Restorable`; others stay where they are (`can_leave`)."""
         if self.can_leave():
-            self._states = [group.env.save_state() for group in self.groups]  # type: ignore[attr-defined]
+            self._states = [env.save_state() for env in self._restorable()]
             for group in self.groups:
                 group.env.close()
 
     def onload(self) -> None:
         """Make them anew and go on from the saved states."""
-        for group, state in zip(self.groups, self._states, strict=True) if self._states else ():
+        if not self._states:
+            return
+        for group in self.groups:
             group.env = self._made(group.size)
-            group.env.restore_state(state)  # type: ignore[attr-defined]
+        for env, state in zip(self._restorable(), self._states, strict=True):
+            env.restore_state(state)
         self._states = []
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:
