@@ -126,20 +126,24 @@ def _best(setting: Setting, arrangements: list[Arrangement], only: Only, search:
     """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed. ``best``: seconds known so far."""
     searched = []
     for arrangement in arrangements:
-        for used, plan in _fitting(setting, arrangement, best * CLOSE, only, search):
+        for used, plan in fitting(setting, arrangement, best * CLOSE, only, search):
             best = min(best, plan.searched)
             searched.append((used, plan))
     return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Fitting:
+    """A plan that fits, and the search's seconds."""
+
     searched: float
     tree: Tree
 
 
-def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None) -> list[tuple[Arrangement, _Plan]]:
-    """The search's best plan that really fits.
+def fitting(
+    setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None
+) -> list[tuple[Arrangement, Fitting]]:
+    """The search's best plan that really fits, none where all take longer than ``ceiling``.
 
     The search counts what others keep on a device as if they had the most devices that they may have, so it finds the best plan or a better one that does
     not fit. Then their numbers are split in two, and both halves are searched, the more promising one first (branch and bound). Of several that stay it is
@@ -163,13 +167,13 @@ def _fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: O
         seconds, _, used, tree = heapq.heappop(waiting)
         for one in (spread(tree, setting.problem(used), company(tree, used.staying)), tree):
             if not Placement(setting, used, one).misfit():
-                return [(used, _Plan(seconds, one))]
+                return [(used, Fitting(seconds, one))]
         for half in _halves(setting, used, tree):
             look(half)
     careful = replace(arrangement, forms=replace(arrangement.forms, careful=True))
     waiting.clear()
     look(careful)
-    return [(careful, _Plan(s, t)) for s, _, _, t in waiting if not Placement(setting, careful, t).misfit()]
+    return [(careful, Fitting(s, t)) for s, _, _, t in waiting if not Placement(setting, careful, t).misfit()]
 
 
 def _halves(setting: Setting, used: Arrangement, tree: Tree) -> list[Arrangement]:

@@ -6,28 +6,33 @@ long as the search, given the changed profile, finds nothing else that is faster
 
 from __future__ import annotations
 
+import math
 import numbers
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.planning.candidates import fitting
 from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
-from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.solver import Only
 from rlinf_lab.planning.search.trees import evaluate
-from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.setting import Arrangement, Setting
 
 if TYPE_CHECKING:
     from rlinf_lab.planning.planner import Plans
 
 WIDEST = 4.0  # times as much, or as little, is looked at
-STEP = 1.1  # of the scan outwards; between two steps the end is found by halving
-FINE = 1e-3  # relative
+FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
+FINE = 1e-3  # relative: how near an end is found
+FAINT = 5e-3  # relative: what is faster by less may be overlooked between two factors that are searched
+LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
 ENTRIES = ("seconds", "memory")
 KINDS = ("shape", "plan")
 
@@ -36,7 +41,8 @@ KINDS = ("shape", "plan")
 class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value. ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    Searched again at every 10 % on the way out, and closer at the ends: what wins only within one such step is not seen.
+    Searched again with factors near enough to each other that none between them makes another plan faster by more than half a percent (of memory, whose
+    effect can be sudden: within 1 %).
     """
 
     worker: str
@@ -111,61 +117,152 @@ def sensitivity(
 
 
 class _Asked:
+    """One choice. ``lead``: what the search's favourite of today is granted. ``same``, ``others``: plans of its shape and of others, found so far."""
+
     def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
         self.placement, self.setting = plans.best.candidate.placement, plans.best.candidate.placement.setting
         self.any_numbers, self.lead = of == "shape", 1.0
-        own, best, _ = self._compared(self.setting.profile)
-        self.lead = max(1.0, own / best) * (1 + tolerance)
+        self.aside = sum(1 << i for i, u in enumerate(self.setting.units) if all(self.setting.profile.workers[m].resource == "host" for m in u.members))
+        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges, self.aside)
+        self.same, self.others = [self.placement], list[Placement]()
+        for planned in plans:
+            self._remember(planned.candidate.placement)
+        today = self.look(self.setting.profile)
+        self.lead = max(1.0, today.own / min(today.rival, today.same) if today.rival else 1.0) * (1 + tolerance)
 
     def matters(self, worker: str, entry: str) -> bool:
         known = limits(self.setting.profile.workers[worker])
         return entry == "seconds" or (known and np.isfinite(max(map(self.setting.cap, self.setting.kinds))))
 
     def range(self, worker: str, entry: str) -> Range:
-        low, below = self._end(lambda f: _changed(self.setting.profile, worker, entry, 1 / f))
-        high, above = self._end(lambda f: _changed(self.setting.profile, worker, entry, f))
-        return Range(worker, entry, 1 / low, high, (below, above))
-
-    def _end(self, changed: Callable[[float], Profile]) -> tuple[float, str]:
-        """The largest factor up to which the choice stands, and what wins beyond it."""
-        good, bad, winner = 1.0, 1.0, ""
-        while bad < WIDEST:
-            bad = min(WIDEST, bad * STEP)
-            winner = self.winner(changed(bad))
-            if winner:
-                break
-            good = bad
-        if not winner:
-            return WIDEST, ""
-        while bad / good - 1 > FINE:
-            middle = (good * bad) ** 0.5
-            wins = self.winner(changed(middle))
-            good, bad, winner = (good, middle, wins) if wins else (middle, bad, winner)
-        return good, winner
+        scan = _Scan(self, worker, entry)
+        low, below = scan.until(1.0, 1 / WIDEST)
+        high, above = scan.until(1.0, WIDEST)
+        return Range(worker, entry, low, high, (below, above))
 
     def winner(self, profile: Profile) -> str:
         """The shape of a plan that beats the choice under a profile; "" when it stands."""
-        own, best, shape = self._compared(profile)
-        same = self.any_numbers and shape == self.placement.shape
-        return shape if not same and best * self.lead < own * (1 - 1e-9) else ""
+        return self.verdict(self.look(profile))
 
-    def _compared(self, profile: Profile) -> tuple[float, float, str]:
-        """(seconds of the choice, of the best plan, its shape) under a profile. No plan at all: nothing beats the choice, but it does not stand."""
+    def verdict(self, look: _Look) -> str:
+        return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - 1e-9) else ""
+
+    def look(self, profile: Profile) -> _Look:
+        """Searched under a profile. No plan at all: nothing beats the choice, but it does not stand."""
         try:
             setting = Setting.of(profile, self.setting.devices, self.setting.chunks, self.setting.rule, self.setting.staleness)
         except PlanError:
-            return float("inf"), 0.0, "no plan"
-        placement = Placement(setting, self.placement.arrangement, self.placement.tree)
-        own = evaluate(self.placement.tree, setting.problem(self.placement.arrangement))
-        if placement.misfit():
-            own = float("inf")
-        best, shape = own, ""
-        for arrangement in setting.arrangements():
-            for found in solve(setting.problem(arrangement), best)[:1]:
-                better = Placement(setting, arrangement, found.tree)
-                if found.seconds < best and not better.misfit():
-                    best, shape = found.seconds, better.shape
-        return own, best, shape or placement.shape
+            return _Look(np.inf, np.inf, 0.0, "no plan")
+        own, same = _seconds(self.placement, setting), self._known_same(setting)
+        rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
+        if self.any_numbers and rival < same and rival * self.lead < own:  # perhaps with other numbers it is still the best
+            for placement, _ in self._searched(setting, Only(), rival):
+                self._remember(placement)
+            same = self._known_same(setting)
+        return _Look(own, same, rival, shape)
+
+    def known(self, profile: Profile) -> tuple[float, float]:
+        """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
+        setting = replace(self.setting, profile=profile)
+        return min(_seconds(self.placement, setting) / self.lead, self._known_same(setting)), self._known_others(setting)
+
+    def _known_same(self, setting: Setting) -> float:
+        return min(_seconds(p, setting) for p in self.same)
+
+    def _known_others(self, setting: Setting) -> float:
+        return min((_seconds(p, setting) for p in self.others), default=np.inf)
+
+    def _rival(self, setting: Setting, ceiling: float) -> tuple[float, str]:
+        """The fastest plan that is another choice, and its shape; the ceiling where none is faster than it."""
+        found, shape = ceiling, ""
+        for alike in (True, False):  # with the choice's forms of cells, or with others
+            some = [a for a in setting.arrangements() if (a.forms.of == self.forms) == alike]
+            for placement, seconds in self._searched(setting, Only(unlike=self.outline if alike and self.any_numbers else None), found, some):
+                self._remember(placement)
+                found, shape = seconds, placement.shape
+        if not shape:
+            shape = next((p.shape for p in self.others if _seconds(p, setting) <= found), "")
+        return found, shape
+
+    def _searched(self, setting: Setting, only: Only, ceiling: float, some: Sequence[Arrangement] | None = None) -> Iterator[tuple[Placement, float]]:
+        """Faster and faster plans that fit."""
+        for arrangement in setting.arrangements() if some is None else some:
+            for used, found in fitting(setting, arrangement, ceiling, only):
+                if found.searched < ceiling:
+                    ceiling = found.searched
+                    yield Placement(setting, used, found.tree), ceiling
+
+    def _remember(self, placement: Placement) -> None:
+        mine = self.same if self._is_same(placement) else self.others
+        if not any(p.tree == placement.tree and p.arrangement == placement.arrangement for p in mine):
+            mine.append(placement)
+
+    def _is_same(self, placement: Placement) -> bool:
+        if placement.arrangement.forms.of != self.forms:
+            return False
+        if not self.any_numbers:
+            return placement.tree == self.placement.tree and placement.arrangement.staying == self.placement.arrangement.staying
+        return Outline.of(placement.tree, self.setting.edges, self.aside) == self.outline
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Seconds of the choice, of the best plan known that counts as the choice, and of the best other one, and the shape of that. ``rival`` may be a bound:
+    then none is faster."""
+
+    own: float
+    same: float
+    rival: float
+    shape: str
+
+
+class _Scan:
+    """One entry of the profile, looked at with several factors."""
+
+    def __init__(self, asked: _Asked, worker: str, entry: str) -> None:
+        self.asked, self.worker, self.entry = asked, worker, entry
+        self._looks: dict[float, _Look] = {}
+
+    def until(self, here: float, there: float) -> tuple[float, str]:
+        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there)."""
+        winner = self.asked.verdict(self._look(there))
+        if not winner and self._nothing_between(min(here, there), max(here, there)):
+            return there, ""
+        if abs(math.log(there / here)) <= FINE:
+            return (here, winner) if winner else (there, "")
+        middle = (here * there) ** 0.5
+        reached, between = self.until(here, middle)
+        return (reached, between) if between else self.until(middle, there)
+
+    def _nothing_between(self, low: float, high: float) -> bool:
+        """Whether no plan, known or not, can be faster than the choice by more than `FAINT` at any factor between two at which it stands.
+
+        Seconds of any plan only grow with a worker's, at most in proportion. So no other takes less than the best other one at ``low``, nor less than a
+        proportionate part of the best one at ``high``. Up to the factor at which these two meet the first one counts, where the choice takes no more than
+        there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that factor.
+        """
+        first, last = self._look(low).rival, self._look(high).rival
+        # With memory, seconds may leap: then only that they grow is known.
+        at = min(max(high * first / last, low), high) if self.entry == "seconds" and last else high
+        if self.asked.known(self._changed(at))[0] > first * (1 + FAINT):
+            return self.entry != "seconds" and high / low - 1 <= LEAP
+        chosen, other = self.asked.known(self._changed((low * high) ** 0.5))
+        return chosen * (1 - 1e-9) <= other
+
+    def _look(self, factor: float) -> _Look:
+        if factor not in self._looks:
+            self._looks[factor] = self.asked.look(self._changed(factor))
+        return self._looks[factor]
+
+    def _changed(self, factor: float) -> Profile:
+        return _changed(self.asked.setting.profile, self.worker, self.entry, factor)
+
+
+def _seconds(placement: Placement, setting: Setting) -> float:
+    """Of a plan under a changed setting; inf where it does not fit any more."""
+    if Placement(setting, placement.arrangement, placement.tree).misfit():
+        return np.inf
+    return evaluate(placement.tree, setting.problem(placement.arrangement))
 
 
 def _changed(profile: Profile, worker: str, entry: str, factor: float) -> Profile:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from brute_force import best, random_problem
 
 from rlinf_lab.planning.search.fronts import Front, pareto
-from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Only, _Solver, guess, near, solve
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, evaluate, leaf_of, mode, nodes, shape
+from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
+from rlinf_lab.planning.search.solver import Only, _Solver, _Way, guess, near, solve
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, leaf_of, mode, nodes, shape
 
 
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
@@ -73,6 +75,65 @@ def test_the_enumeration_within_a_limit_is_the_one_without() -> None:
         truth = best(problem)
         assert best(problem, most=truth) == truth and best(problem, dominance=True, most=truth) == truth, f"seed {seed}"
         assert best(problem, most=truth - 0.5) >= truth, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_best_plan_unlike_another_one(seed: int) -> None:
+    """Against every skeleton of compositions, each searched by itself."""
+    problem = random_problem(seed, leaves=(2, 4), devices=(3, 8))
+    found = solve(problem)
+    if not found:
+        return
+    each: dict[Outline, float] = {}
+    for skeleton in skeletons(Cuts(problem), problem.everyone):
+        for plan in Skeleton(problem, skeleton).plans():
+            outline = Outline.of(plan.tree, problem.edges)
+            each[outline] = min(each.get(outline, np.inf), plan.seconds)
+    for like in [f.tree for f in found]:
+        outline = Outline.of(like, problem.edges)
+        others = solve(problem, only=Only(unlike=outline))
+        assert min((s for o, s in each.items() if o != outline), default=np.inf) == (others[0].seconds if others else np.inf)
+        assert all(Outline.of(f.tree, problem.edges) != outline and evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in others)
+
+
+class Skeleton(_Solver):
+    """With one composition for each set."""
+
+    def __init__(self, problem: Problem, ways: dict[int, tuple[str, Cut]]) -> None:
+        super().__init__(problem, np.inf, Only())
+        self.given = ways
+
+    def _ways_of(self, leaves: int, unlike: bool) -> list[_Way]:
+        return [_Way(*self.given[leaves], (False, False))]
+
+
+def skeletons(cuts: Cuts, leaves: int) -> Iterator[dict[int, tuple[str, Cut]]]:
+    if leaves.bit_count() == 1:
+        yield {}
+        return
+    for cut in cuts.of(leaves):
+        for kind in (TEMPORAL, SPATIAL):
+            for before in skeletons(cuts, cut.before):
+                for after in skeletons(cuts, cut.after):
+                    yield {leaves: (kind, cut), **before, **after}
+
+
+def test_an_outline_has_no_order_where_none_matters() -> None:
+    a, b, c = (Leaf(v, (1,), 0) for v in range(3))
+
+    def outline(tree: Tree, aside: int = 0) -> Outline:
+        return Outline.of(tree, {(0, 2)}, aside)
+
+    def turns(x: Tree, y: Tree) -> Tree:
+        return Composed(TEMPORAL, x, y, (1,), 0)
+
+    def streams(x: Tree, y: Tree) -> Tree:
+        return Composed(SPATIAL, x, y, (2,), 0)
+
+    assert outline(turns(turns(a, b), c)) == outline(turns(b, turns(a, c))) == outline(turns(a, turns(c, b)))
+    assert outline(turns(a, c)) != outline(turns(c, a)), "one feeds the other"
+    assert outline(streams(a, streams(b, c))) == outline(streams(streams(c, a), b)) != outline(streams(a, turns(b, c)))
+    assert outline(turns(streams(a, b), c), aside=0b10) == outline(streams(turns(a, c), b), aside=0b10) == outline(turns(a, c), aside=0b10)
 
 
 def chain(seconds: list[list[float]], edges: dict[tuple[int, int], int] | None = None, **changes) -> Problem:

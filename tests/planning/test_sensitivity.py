@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from random_profiles import random_profile
 
@@ -13,7 +15,7 @@ from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.sensitivity import WIDEST, Range, sensitivity
+from rlinf_lab.planning.sensitivity import WIDEST, Range, _Asked, _Look, _Scan, sensitivity
 from rlinf_lab.planning.setting import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -65,6 +67,31 @@ def test_random_graphs_searched_again() -> None:
         search_again(plans, r)
         bounded += r.low > 1 / WIDEST or r.high < WIDEST
     assert bounded > 10
+
+
+@pytest.mark.parametrize(("seed", "worker"), [(17, "c"), (29, "b")])
+def test_nothing_else_wins_within_a_range(seed: int, worker: str) -> None:
+    """With steps of 10 % the range went on beyond a place where another shape is faster for a moment."""
+    plans = plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+    (r,) = sensitivity(plans, workers=[worker]).ranges
+    setting = plans.best.candidate.placement.setting
+    for factor in np.geomspace(r.low * 1.002, r.high / 1.002, 40):
+        assert plans.best.shape in winners(plans.profile.scaled(worker, float(factor)), setting), f"{factor} of {r}"
+
+
+def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the profile's value and at four times of it the choice is the best; between them a rival is, by a little more than is overlooked."""
+    plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
+    asked = _Asked(plans, "shape", 0.0)
+    real = asked.look
+
+    def look(profile: Profile) -> _Look:
+        seconds = profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds
+        found = real(profile)
+        return replace(found, rival=0.99 * min(found.own, found.same), shape="rival") if 2.5 < seconds < 2.6 else replace(found, rival=1.001 * found.same)
+
+    monkeypatch.setattr(asked, "look", look)
+    assert _Scan(asked, "a", "seconds").until(1.0, WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
 
 
 def chain(**workers: WorkerProfile) -> Profile:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, pareto
+from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
 
@@ -41,10 +42,20 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """What is looked for: ``kinds`` of composition, and the ``last`` one (its kind and the leaves before it), None: any."""
+    """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any, and plans ``unlike`` an outline."""
 
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
+    unlike: Outline | None = None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A composition. ``unlike``: which of the parts are only those that are not as the outline has them."""
+
+    kind: str
+    cut: Cut
+    unlike: tuple[bool, bool]
 
 
 def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
@@ -52,7 +63,8 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 
     ``ceiling``: plans that take longer are of no interest, and plans not much slower than the best may be missing below it.
     """
-    if SPATIAL in only.kinds and problem.everyone.bit_count() > 1 and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
+    several = SPATIAL in only.kinds and problem.everyone.bit_count() > 1
+    if several and np.isinf(ceiling) and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
         ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
@@ -133,18 +145,19 @@ def _code(problem: Problem, devices: Counts) -> int:
 
 
 class _Solver:
-    """Fronts by (set, context), for all granularities at once."""
+    """Fronts by (set, context, whether of plans unlike the outline only), for all granularities at once."""
 
     def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
         """``aside``: leaves that take no turns, unless ``only`` asks for it."""
-        self.problem, self.ceiling, self.kinds, self.last = problem, ceiling * EXACT, only.kinds, only.last
+        self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts(problem)
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._fronts: dict[tuple[int, int], list[Front]] = {}
-        self._least: dict[tuple[int, int, int], np.ndarray] = {}
-        self._options: list[tuple[str, Cut]] = []
-        self._option_numbers: dict[tuple[str, int, int], int] = {}
+        self._fronts: dict[tuple[int, int, bool], list[Front]] = {}
+        self._least: dict[tuple[int, int, bool, int], np.ndarray] = {}
+        self._ways: dict[tuple[int, bool], list[_Way]] = {}
+        self._options: list[_Way] = []
+        self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
@@ -159,42 +172,41 @@ class _Solver:
         if everyone.bit_count() == 1:
             return self._alone()
         found = []
-        for cut in self.cuts.of(everyone):
-            for kind in self.kinds:
-                if (self.last is not None and self.last != (kind, cut.before)) or (kind == TEMPORAL and self._is_aside(cut)):
-                    continue
-                best: tuple[float, int, int, int] | None = None
-                for g in range(self._finest(kind, cut) + 1):
-                    better = self._best_whole(kind, cut, g)
-                    if better is not None and (best is None or better[0] < best[0]):
-                        best = (*better, g)
-                if best is not None and best[0] <= self.ceiling:
-                    seconds, left, right, g = best
-                    found.append(Found(seconds, self._composed(kind, cut, g, 0, left, right, problem.most)))
+        for way in self._ways_of(everyone, self.unlike is not None):
+            if self.last is not None and self.last != (way.kind, way.cut.before):
+                continue
+            best: tuple[float, int, int, int] | None = None
+            for g in range(self._finest(way) + 1):
+                better = self._best_whole(way, g)
+                if better is not None and (best is None or better[0] < best[0]):
+                    best = (*better, g)
+            if best is not None and best[0] <= self.ceiling:
+                seconds, left, right, g = best
+                found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
 
     def _alone(self) -> list[Found]:
-        front = self._front(1, 0)[0]
+        front = self._front(1, 0, self.unlike is not None)[0]
         if not len(front):
             return []
         seconds = self.problem.iteration(front.fill, front.period)
         best = int(np.argmin(seconds))
-        return [Found(float(seconds[best]), self._tree(1, 0, 0, best))]
+        return [Found(float(seconds[best]), self._tree(1, 0, False, 0, best))]
 
-    def _best_whole(self, kind: str, cut: Cut, g: int) -> tuple[float, int, int] | None:
+    def _best_whole(self, way: _Way, g: int) -> tuple[float, int, int] | None:
         """(seconds, point before, point after) of the best way to compose everything like this."""
         problem, chunks = self.problem, 2.0**g
-        before, after = self._parts(kind, cut, 0, g)
+        before, after = self._parts(way, 0, g)
         if not len(before) or not len(after):
             return None
-        if kind == TEMPORAL:
+        if way.kind == TEMPORAL:
             first, second = int(np.argmin(before.fill)), int(np.argmin(after.fill))
-            there, back = self._switches(cut)
+            there, back = self._switches(way.cut)
             fill = before.fill[first] + after.fill[second] + there
             return float(problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))), first, second
         best: tuple[float, int, int] | None = None
         for i, j in self._pairs(before, after, -1):
-            fill, period = _side_by_side(before, after, i, j, cut.linked)
+            fill, period = _side_by_side(before, after, i, j, way.cut.linked)
             seconds = problem.iteration(fill + (chunks - 1) * period, chunks * period)
             k = int(np.argmin(seconds))
             if best is None or seconds[k] < best[0]:
@@ -202,13 +214,31 @@ class _Solver:
         return best
 
     # --- parts -------------------------------------------------------------------------------------------
-    def _front(self, leaves: int, context: int) -> list[Front]:
+    def _ways_of(self, leaves: int, unlike: bool) -> list[_Way]:
+        """Every way to compose a set. A plan is unlike the outline where it has another composition, or where a part is unlike it."""
+        key = (leaves, unlike)
+        if key not in self._ways:
+            found = []
+            for cut in self.cuts.of(leaves):
+                for kind in self.kinds:
+                    aside = kind == TEMPORAL and self._is_aside(cut)
+                    again = kind == SPATIAL and not cut.linked and cut.before > cut.after and leaves != self.problem.everyone  # the other way round
+                    if not aside and not again:
+                        like = unlike and self.unlike is not None and self.unlike.has(kind, cut)
+                        found += [_Way(kind, cut, parts) for parts in (((True, False), (False, True)) if like else ((False, False),))]
+            self._ways[key] = found
+        return self._ways[key]
+
+    def _front(self, leaves: int, context: int, unlike: bool) -> list[Front]:
         """By granularity."""
-        key = (leaves, context)
+        key = (leaves, context, unlike)
         if key not in self._fronts:
-            alone = leaves.bit_count() == 1
-            make = self._composite if not alone else self._leaf if leaves & self.problem.once else self._call
-            self._fronts[key] = make(leaves, context)
+            if leaves.bit_count() > 1:
+                self._fronts[key] = self._composite(leaves, context, unlike)
+            elif unlike:
+                self._fronts[key] = [EMPTY] * self.problem.granularities
+            else:
+                self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
         return self._fronts[key]
 
     def _leaf(self, leaves: int, context: int) -> list[Front]:
@@ -239,19 +269,17 @@ class _Solver:
             found.append(Front(code, best[code], best[code], option, left, left))
         return found[::-1]
 
-    def _composite(self, leaves: int, context: int) -> list[Front]:
+    def _composite(self, leaves: int, context: int, unlike: bool) -> list[Front]:
         found = [EMPTY]
         for g in reversed(range(self.problem.granularities)):
-            found.append(self._made(leaves, context, g, found[-1]))
+            found.append(self._made(leaves, context, unlike, g, found[-1]))
         return found[:0:-1]
 
-    def _made(self, leaves: int, context: int, g: int, finer: Front) -> Front:
+    def _made(self, leaves: int, context: int, unlike: bool, g: int, finer: Front) -> Front:
         options = []
-        for cut in self.cuts.of(leaves):
-            if TEMPORAL in self.kinds and g <= self._finest(TEMPORAL, cut) and not self._is_aside(cut):
-                options.append(self._temporal(leaves, cut, context, g))
-            if SPATIAL in self.kinds and g <= self._finest(SPATIAL, cut) and (cut.linked or cut.before < cut.after):
-                options += self._spatial(leaves, cut, context, g)
+        for way in self._ways_of(leaves, unlike):
+            if g <= self._finest(way):
+                options += self._temporal(way, context, g) if way.kind == TEMPORAL else self._spatial(leaves, way, context, g)
         if len(finer):
             options.append(_lifted(finer))
         options = [o for o in options if len(o)]  # coarse ones first: of equal points the first is kept
@@ -261,24 +289,24 @@ class _Solver:
         front = front.take(self._useful(leaves, g, front.code, front.fill, front.period))
         return pareto(front, self.problem.shape) if len(front) else EMPTY
 
-    def _temporal(self, leaves: int, cut: Cut, context: int, g: int) -> Front:
-        if not all(map(len, self._parts(TEMPORAL, cut, context, g))):
-            return EMPTY
-        before, after = self._contexts(TEMPORAL, cut, context)
-        least = self._least_fill(cut.before, before, g) + self._least_fill(cut.after, after, g)
-        there, back = self._switches(cut)
+    def _temporal(self, way: _Way, context: int, g: int) -> list[Front]:
+        if not all(map(len, self._parts(way, context, g))):
+            return []
+        before, after = self._contexts(way, context)
+        least = self._least_fill(way.cut.before, before, way.unlike[0], g) + self._least_fill(way.cut.after, after, way.unlike[1], g)
+        there, back = self._switches(way.cut)
         code = drops(least, self.problem.shape)
         fill = least[code] + there
         none = np.zeros(len(code), np.int64)
-        return Front.of(code, fill, fill + back, self._option(TEMPORAL, cut), none, none)
+        return [Front.of(code, fill, fill + back, self._option(way), none, none)]
 
-    def _spatial(self, leaves: int, cut: Cut, context: int, g: int) -> list[Front]:
-        before, after = self._parts(SPATIAL, cut, context, g)
+    def _spatial(self, leaves: int, way: _Way, context: int, g: int) -> list[Front]:
+        before, after = self._parts(way, context, g)
         if not len(before) or not len(after):
             return []
-        option, found = self._option(SPATIAL, cut), list[Front]()
+        option, found = self._option(way), list[Front]()
         for i, j in self._pairs(before, after, self._others(leaves)[0]):
-            fill, period = _side_by_side(before, after, i, j, cut.linked)
+            fill, period = _side_by_side(before, after, i, j, way.cut.linked)
             code = before.code[i] + after.code[j]
             kept = self._useful(leaves, g, code, fill, period)
             found.append(Front.of(code[kept], fill[kept], period[kept], option, i[kept], j[kept]))
@@ -348,32 +376,32 @@ class _Solver:
         return np.min(np.minimum(fill, period), axis=0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
 
     # --- small things ----------------------------------------------------------------------------------------
-    def _finest(self, kind: str, cut: Cut) -> int:
+    def _finest(self, way: _Way) -> int:
         """Leaves that are called once an iteration take turns as a whole only; so does everybody where nobody streams: each in as many calls as suit it,
         and the switches once."""
-        whole = SPATIAL not in self.kinds or (cut.before | cut.after) & self.problem.once
-        return 0 if kind == TEMPORAL and whole else cut.finest
+        whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & self.problem.once
+        return 0 if way.kind == TEMPORAL and whole else way.cut.finest
 
     def _is_aside(self, cut: Cut) -> bool:
         return not cut.before & ~self._aside or not cut.after & ~self._aside
 
-    def _parts(self, kind: str, cut: Cut, context: int, g: int) -> tuple[Front, Front]:
-        before, after = self._contexts(kind, cut, context)
-        return self._front(cut.before, before)[g], self._front(cut.after, after)[g]
+    def _parts(self, way: _Way, context: int, g: int) -> tuple[Front, Front]:
+        before, after = self._contexts(way, context)
+        return self._front(way.cut.before, before, way.unlike[0])[g], self._front(way.cut.after, after, way.unlike[1])[g]
 
-    def _contexts(self, kind: str, cut: Cut, context: int) -> tuple[int, int]:
+    def _contexts(self, way: _Way, context: int) -> tuple[int, int]:
         """Who stays on the devices of each part."""
-        if kind == SPATIAL:
+        if way.kind == SPATIAL:
             return context, context
-        return context | cut.after & self.problem.staying, context | cut.before & self.problem.staying
+        return context | way.cut.after & self.problem.staying, context | way.cut.before & self.problem.staying
 
     def _switches(self, cut: Cut) -> tuple[float, float]:
         return self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
 
-    def _least_fill(self, leaves: int, context: int, g: int) -> np.ndarray:
-        key = (leaves, context, g)
+    def _least_fill(self, leaves: int, context: int, unlike: bool, g: int) -> np.ndarray:
+        key = (leaves, context, unlike, g)
         if key not in self._least:
-            self._least[key] = self._front(leaves, context)[g].least_fill(self.problem.shape)
+            self._least[key] = self._front(leaves, context, unlike)[g].least_fill(self.problem.shape)
         return self._least[key]
 
     def _numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
@@ -382,35 +410,32 @@ class _Solver:
             self._tables[key] = self.problem.numbers(leaf, context)
         return self._tables[key]
 
-    def _option(self, kind: str, cut: Cut) -> int:
-        key = (kind, cut.before, cut.after)
-        if key not in self._option_numbers:
-            self._option_numbers[key] = len(self._options)
-            self._options.append((kind, cut))
-        return self._option_numbers[key]
+    def _option(self, way: _Way) -> int:
+        if way not in self._option_numbers:
+            self._option_numbers[way] = len(self._options)
+            self._options.append(way)
+        return self._option_numbers[way]
 
     # --- back to a plan --------------------------------------------------------------------------------------
-    def _tree(self, leaves: int, context: int, g: int, point: int) -> Tree:
-        front = self._front(leaves, context)[g]
+    def _tree(self, leaves: int, context: int, unlike: bool, g: int, point: int) -> Tree:
+        front = self._front(leaves, context, unlike)[g]
         while front.option[point] == LIFT:
             point, g = int(front.left[point]), g + 1
-            front = self._front(leaves, context)[g]
+            front = self._front(leaves, context, unlike)[g]
         code, option = int(front.code[point]), int(front.option[point])
         if option == LEAF:
             number = int(front.left[point]) if leaves & self.problem.once else 0
             return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g, number)
-        kind, cut = self._options[option]
+        way = self._options[option]
         left, right = int(front.left[point]), int(front.right[point])
-        if kind == TEMPORAL:
-            (before, after), shape = self._contexts(kind, cut, context), self.problem.shape
-            left = self._front(cut.before, before)[g].best_at(code, shape)
-            right = self._front(cut.after, after)[g].best_at(code, shape)
-        return self._composed(kind, cut, g, context, left, right, code)
+        if way.kind == TEMPORAL:
+            left, right = (part.best_at(code, self.problem.shape) for part in self._parts(way, context, g))
+        return self._composed(way, g, context, left, right, code)
 
-    def _composed(self, kind: str, cut: Cut, g: int, context: int, left: int, right: int, code: int) -> Composed:
-        before, after = self._contexts(kind, cut, context)
-        parts = self._tree(cut.before, before, g, left), self._tree(cut.after, after, g, right)
-        return Composed(kind, *parts, self.problem.counts(code), g)
+    def _composed(self, way: _Way, g: int, context: int, left: int, right: int, code: int) -> Composed:
+        (before, after), (one, other) = self._contexts(way, context), way.unlike
+        parts = self._tree(way.cut.before, before, one, g, left), self._tree(way.cut.after, after, other, g, right)
+        return Composed(way.kind, *parts, self.problem.counts(code), g)
 
 
 def _lifted(finer: Front) -> Front:
