@@ -199,7 +199,7 @@ def test_what_cannot_be_collected_fails_the_run_instead_of_hanging_it(monkeypatc
     flow, plan = alone(Odd, "sleep", 0.02)
     broken = run(flow, plan, 200)
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(broken.timeline, "extend", full)
