@@ -8,16 +8,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -46,6 +48,11 @@ class Drift:
     @property
     def factor(self) -> float:
         return self.measured / self.expected if self.expected else math.inf
+
+    @property
+    def percent(self) -> str:
+        """How far off; nothing where no time was expected."""
+        return f"{100 * (self.factor - 1):+.0f} %" if self.expected else ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ class Replan:
     def __repr__(self) -> str:
         lines = [f"Measured against expected, {self.iterations} iterations:"]
         for d in self.drifts:
-            lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s ({100 * (d.factor - 1):+.0f} %)" + ", sustained" * d.sustained)
+            lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s{d.percent and f' ({d.percent})'}" + ", sustained" * d.sustained)
         return "\n".join([*lines, f"  {self._verdict()}"])
 
     def _verdict(self) -> str:
@@ -93,7 +100,7 @@ class Replan:
         from html import escape
 
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{100 * (d.factor - 1):+.0f} %</td>"
+            f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{d.percent}</td>"
             f"<td>{'sustained' if d.sustained else ''}</td></tr>"
             for d in self.drifts
         )
@@ -109,7 +116,7 @@ def replan(
     ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the workers to their
     devices (default: what setting up took in this timeline). The iteration that warms up is left out.
 
-    Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers.
+    Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers or of another plan.
     """
     timeline = run if isinstance(run, Timeline) else getattr(run, "timeline", None)
     if not isinstance(timeline, Timeline):
@@ -126,14 +133,15 @@ def replan(
     missing = [w for w in profile.workers if w not in measured]
     if missing:
         raise PlanError(f"The timeline has no span of {', '.join(missing)}; is it of a run under plan {plan.name!r}?")
+    _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
     drifts = tuple(_drift(w, expected[w], measured[w], threshold) for w in profile.workers)
     changed = profile
     for d in drifts:
-        if d.sustained and d.expected:
-            changed = changed.scaled(d.worker, d.factor)
+        if d.sustained:
+            changed = _as_measured(changed, plan.candidate, d)
     count = max(len(m) for m in measured.values())
-    now = _again(changed, setting, plan.candidate)
+    now = _under(changed, plan.candidate).seconds
     if changed == profile:
         return Replan(drifts, profile, None, now, now, 0.0, count)
     again = Setting.of(changed, setting.devices, setting.chunks, setting.rule, setting.staleness)
@@ -175,17 +183,48 @@ def _expected(candidate: Candidate) -> Mapping[str, float]:
     return found
 
 
+def _as_measured(profile: Profile, candidate: Candidate, drift: Drift) -> Profile:
+    """With the worker as slow or as fast as it was. For one that should take no time nothing can be scaled: its samples all take the same, then."""
+    if drift.expected:
+        return profile.scaled(drift.worker, drift.factor)
+    samples = tuple(replace(s, seconds=1.0) for s in profile.workers[drift.worker].samples)
+    even = profile.with_worker(drift.worker, samples=samples)
+    unit = _expected(_under(even, candidate))[drift.worker]
+    return even.scaled(drift.worker, drift.measured / unit)
+
+
+def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:
+    """A run of the same workers under another plan takes other seconds, which are no drift. What other tools call their devices is not compared."""
+    used: dict[str, set[str]] = {}
+    for track in timeline.tracks:
+        used.setdefault(track.worker, set()).update(track.devices)
+    for worker, seat in plan.candidate.placement.seats.items():
+        there, here = used.get(worker, set()), {plan.devices[i] for i in seat.devices}
+        if here and there and there != here and there <= set(timeline.devices) and all(map(Device.is_name, there)):
+            raise PlanError(
+                f"Plan {plan.name!r} places {worker!r} on {_few(here)}; in the timeline it worked on {_few(there)}: a run under another "
+                f"plan, whose seconds are no drift of this one. Next: the plan that was run."
+            )
+
+
+def _few(devices: set[str]) -> str:
+    ordered = sorted(devices, key=Device.parse)
+    return listing(ordered) if len(ordered) <= 4 else f"{len(ordered)} devices ({ordered[0]} to {ordered[-1]})"
+
+
 def _drift(worker: str, expected: float, measured: list[float], threshold: float) -> Drift:
     middle = len(measured) // 2
-    halves = [statistics.median(part) / expected - 1 if expected else math.inf for part in (measured[:middle], measured[middle:])]
+    medians = [statistics.median(part) for part in (measured[:middle], measured[middle:])]
+    halves = [m / expected - 1 if expected else math.inf if m else 0.0 for m in medians]
     sustained = all(h > threshold for h in halves) or all(h < -threshold for h in halves)
     return Drift(worker, expected, statistics.median(measured), sustained)
 
 
-def _again(profile: Profile, setting: Setting, candidate: Candidate) -> float:
-    """Seconds of the present plan under a changed profile."""
+def _under(profile: Profile, candidate: Candidate) -> Candidate:
+    """The same plan under a changed profile."""
+    setting = candidate.placement.setting
     changed = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
-    return Candidate.of(changed, candidate.placement.arrangement, candidate.placement.tree).seconds
+    return Candidate.of(changed, candidate.placement.arrangement, candidate.placement.tree)
 
 
 def _setup_seconds(timeline: Timeline) -> float:

@@ -107,3 +107,25 @@ def test_a_worker_on_the_host_is_measured_too() -> None:
     assert {d.worker: d.measured for d in calm.drifts}["reward"] == pytest.approx(4.0)
     drifting = replan(run_of(best, profile.scaled("reward", 2.0)), best)
     assert [d.worker for d in drifting.drifts if d.sustained] == ["reward"]
+
+
+def test_a_worker_that_should_take_no_time_and_does_is_planned_with_what_it_took() -> None:
+    free = chain().scaled("b", 0.0)
+    best = plan(free, 8).best
+    found = replan(run_of(best, chain()), best)
+    drift = next(d for d in found.drifts if d.worker == "b")
+    assert drift.sustained and drift.expected == 0 and drift.percent == "" and "inf" not in repr(found)
+    (elapsed,) = {round(s, 6) for s in run_of(best, chain()).iterations()["seconds"]}
+    assert found.now == pytest.approx(elapsed, rel=0.02), "what was measured, not what was expected"
+    calm = replan(run_of(best, free), best)
+    assert not any(d.sustained for d in calm.drifts) and calm.proposal is None
+
+
+def test_a_run_under_another_plan_is_refused() -> None:
+    plans = plan(chain(), 8)
+    one, other = plans["temporal"], next(p for p in plans if p.mode != "temporal")
+    with pytest.raises(PlanError, match=r"places '\w+' on .*; in the timeline it worked on .*: a run under another plan"):
+        replan(run_of(other, chain()), one)
+    assert replan(run_of(other, chain()), other).proposal is None
+    with pytest.raises(PlanError, match=r"on 8 devices \(cuda:0 to cuda:7\); in the timeline it worked on cuda:0, cuda:1:"):
+        replan(run_of(plan(chain(), 2)["temporal"], chain()), one)
