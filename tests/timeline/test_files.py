@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,6 +133,35 @@ def test_tables_of_any_length_are_told_from_json(tmp_path: Path) -> None:
             recorder.add(track, SpanKind.RUN, recorder.name(f"{number:0100}"), number, number + 1)
         made.extend(recorder.drain())
         assert Timeline.open(made.to_perfetto(tmp_path / "t.pftrace")).diff(made) == ""
+
+
+def in_order(timeline: Timeline) -> pd.DataFrame:
+    """Every column of every span, whatever the order in which they came and the numbers of names."""
+    frame = timeline.to_pandas()
+    frame = frame.assign(**{column: frame[column].astype(str) for column in frame.columns if frame[column].dtype == "category"})
+    return frame.sort_values(list(frame.columns), ignore_index=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_million_spans_come_back_equal(tmp_path: Path) -> None:
+    recorder, made = Recorder("node", limit=1 << 18), Timeline(["cuda:9"])
+    tracks = [recorder.track(f"worker{r % 6}", r, (f"cuda:{r % 8}",)) for r in range(64)]
+    names, channel, driver = [recorder.name(n) for n in ("step", "act", "iteration")], recorder.channel("obs"), recorder.track("driver", 0)
+    for i in range(1_000_000):  # neighbours of a rank overlap
+        kind = (SpanKind.RUN, SpanKind.LABEL, SpanKind.GET, SpanKind.PUT)[i & 3]
+        recorder.add(tracks[i * 7 % 64], kind, names[i & 1], 1000 * i, 1000 * i + 70_000 * (i % 3), i // 10_000, 1, 64 * (i % 5), channel, i % 10_000)
+        if i % 10_000 == 9_999:
+            recorder.add(driver, SpanKind.MARK, names[2], 1000 * (i - 9_999), 1000 * i, i // 10_000)
+            recorder.counter("load %", 1000 * i, i / 7)
+            made.extend(recorder.drain())
+    expected = in_order(made)
+    assert len(expected) == 1_000_100
+    for path in (made.to_perfetto(tmp_path / "t.pftrace"), made.to_parquet(tmp_path / "t.parquet")):
+        back = Timeline.open(path)
+        pd.testing.assert_frame_equal(in_order(back), expected)
+        assert (back.devices, back.start_ns, back.end_ns) == (made.devices, made.start_ns, made.end_ns), path.name
+        assert back.counters().astype({"name": str}).equals(made.counters().astype({"name": str})), path.name
 
 
 @given(spans)
