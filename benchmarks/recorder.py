@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -12,19 +11,13 @@ import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
-import kernel_cell
 import pandas as pd
 from harness import Case
+from watched import counted_percent, slowdown_percent
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.widgets.feed import TimelineFeed
@@ -146,99 +139,6 @@ def bubble_seconds(count: int) -> float:
     return time.perf_counter() - start
 
 
-def slowdown_percent(pairs: int) -> float:
-    """PPO on a simulator, one core: iterations in turn with everything that watches and without, in CPU time of the whole process."""
-    from rlinf_lab.recipes.ppo import PPOConfig, build
-
-    config = PPOConfig.preset("metaworld/button-press-v3")
-    flow, timeline = build(config), Timeline(["cpu:0"])
-    feed, write = TimelineFeed(timeline), SpanWriter.add
-    ratios = []
-    executor = LocalExecutor(flow, ExecutionPlan.fused_cells(flow, ["cpu:0"], {"simulator": 1}))
-    recorder, sampler = executor.recorder, UtilisationSampler(executor.recorder)
-    s = Session(executor)  # bare: nobody collects but `watched`
-
-    def watched() -> float:
-        SpanWriter.add = write
-        start = time.process_time()
-        with sampler:
-            s.step("train")
-            for batch in recorder.batches():
-                timeline.extend(batch)
-            feed.take().content()
-        return time.process_time() - start
-
-    def alone() -> float:
-        SpanWriter.add = lambda *_: None
-        start = time.process_time()
-        s.step("train")
-        return time.process_time() - start
-
-    try:
-        executor.start()
-        watched()
-        for number in range(pairs):
-            with_it, without = (watched(), alone()) if number % 2 else (alone(), watched())[::-1]
-            ratios.append(with_it / without)
-    finally:
-        SpanWriter.add = write
-        executor.stop()
-    return 100 * (statistics.median(ratios) - 1)
-
-
-COUNTED = """
-import json, threading, time
-import rlinf_lab as lab
-from rlinf_lab.recipes.ppo import PPOConfig, build
-WARM, COUNTED = 3, {iterations}
-flow = build(PPOConfig.preset("metaworld/button-press-v3"))
-run = lab.run(flow, lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), WARM + COUNTED + 1)
-WATCHING = ("pump", "utilisation sampler", "IOPub")
-
-def seen(iteration):
-    while run.iteration < iteration and not run.error:
-        time.sleep(0.01)
-    threads = [t for t in threading.enumerate() if t.name.startswith(WATCHING) and t.ident]
-    watching = sum(time.clock_gettime(time.pthread_getcpuclockid(t.ident)) for t in threads)
-    return watching, time.process_time(), len(run.timeline), time.monotonic(), len(threads)
-
-before, after = seen(WARM), seen(WARM + COUNTED)
-run.stop()
-print("COUNTED", json.dumps([b - a for a, b in zip(before, after)] + [before[-1]]))
-"""
-
-
-def counted_percent(iterations: int, kept: list[list[float]]) -> float:
-    """The same run in a kernel, as users start it, with its dashboard: CPU time of all that watches, in % of the process's.
-
-    That is: the thread that looks, tells the dashboard and packs its messages; ipykernel's thread that sends them; the one that samples
-    the processors; and writing the spans, in the workers' threads. ``kept`` gets the parts, in %, and the wall seconds per CPU second (others on
-    the cores make a look dearer, and more of them fall into a second of ours).
-    """
-    told = json.loads(kernel_cell.printed(COUNTED.format(iterations=iterations)).split("COUNTED")[1])
-    watched, everything, spans, wall, _, threads = told
-    if threads != 3:
-        raise RuntimeError(f"{threads} threads watch instead of 3: what is counted is not all.")
-    written = spans * nanoseconds_per_write(20_000) / 1e9
-    kept.append([100 * watched / everything, 100 * written / everything, wall / everything])
-    return 100 * (watched + written) / everything
-
-
-def nanoseconds_per_write(count: int) -> float:
-    """What a span costs in a worker's thread: the runtime's rule for a wait, two looks at the clock and `Recorder.add`."""
-    recorder = Recorder(limit=2 * count + 2)
-    writer = SpanWriter(recorder, recorder.clock)
-    queue, call = SimpleNamespace(number=recorder.channel("obs")), SimpleNamespace(iteration=3, method="step")
-    rank = SimpleNamespace(
-        track=recorder.track("worker", 0, ("cpu:0",)), method=recorder.name("step"), call=call, queue=queue, first=0, bound_ns=0, bound_batch=0,
-        lock_waited=False, since=0, on_device=True, worker="worker",
-    )  # fmt: skip
-    start = time.thread_time_ns()
-    for _ in range(count // 2):  # as a rank does: what ran has ended, then what it waited for
-        writer.resumed(rank, SpanKind.GET, writer.end_run(rank), 1)
-    return (time.thread_time_ns() - start) / (2 * (count // 2))
-
-
 @cache
 def pipeline_timeline(count: int) -> Timeline:
     timeline = Timeline()
@@ -250,6 +150,7 @@ def pipeline_timeline(count: int) -> Timeline:
 def cases(smoke: bool) -> list[Case]:
     kept: list[list[float]] = []
     counted: list[list[float]] = []
+    paired: list[list[float]] = []
     count = 1_000 if smoke else 300_000
     sizes = (1_000, 3_000) if smoke else (10_000, 100_000, 1_000_000)
     return [
@@ -259,9 +160,10 @@ def cases(smoke: bool) -> list[Case]:
             curve=lambda: [[n, bubble_seconds(n)] for n in sizes], note="curve: spans, s",
         ),
         Case(
-            "recorder_slowdown", "% of CPU time", lambda: slowdown_percent(1 if smoke else 40), target="<= 1", target_of="value", runs=1 if smoke else 3,
-            note="PPO on Meta-World, one core; spans, counters, timeline, messages for the browser; median of 40 pairs of iterations, whose noise is "
-            "about 2 %",
+            "recorder_slowdown", "% of CPU time", lambda: slowdown_percent(1 if smoke else 60, paired), target="<= 1", target_of="value",
+            runs=1 if smoke else 3, curve=lambda: paired,
+            note="PPO on Meta-World, one core, in a kernel with its dashboard: iterations with all that watches and without, ABBA or BAAB; median "
+            "of 60 such blocks; curve: of each run the median, the bounds that hold it with 95 % (bootstrap), and the middle half of single blocks, in %",
         ),
         Case(
             "recorder_cost_counted", "% of CPU time", lambda: counted_percent(1 if smoke else 30, counted), target="<= 1", target_of="value",

@@ -1,0 +1,119 @@
+"""What watching costs a real run: PPO on Meta-World in a kernel, with its dashboard, as users start it."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import time
+from types import SimpleNamespace
+
+import kernel_cell
+
+from rlinf_lab.runtime.spans import SpanWriter
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
+
+PAIRED = """
+import json, random, time
+import psutil
+import rlinf_lab as lab
+from rlinf_lab.recipes.ppo import PPOConfig, build
+flow = build(PPOConfig.preset("metaworld/button-press-v3"))
+plan, nothing = lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), lambda *_, **__: []
+with lab.session(flow, plan) as s:
+    lab.show(s)
+    watchers = [
+        (s._executor.recorder, "add"), (s._executor.recorder, "counter"), (s._observer, "collect"), (s._observer, "_update"),
+        (psutil, "cpu_percent"),
+    ]
+    as_it_is = [getattr(owner, name) for owner, name in watchers]
+
+    def seconds(watched):
+        for (owner, name), function in zip(watchers, as_it_is):
+            setattr(owner, name, function if watched else nothing)
+        start = time.process_time()
+        s.step("train")
+        return time.process_time() - start
+
+    for _ in range(3):
+        seconds(True)
+    rng, blocks = random.Random(0), []
+    for _ in range({blocks}):
+        first = rng.random() < 0.5
+        four = [(watched, seconds(watched)) for watched in (first, not first, not first, first)]
+        blocks.append([sum(s for watched, s in four if watched is on) for on in (True, False)])
+    for (owner, name), function in zip(watchers, as_it_is):
+        setattr(owner, name, function)
+    spans = len(s.timeline)
+print("PAIRED", json.dumps([blocks, spans]))
+"""
+
+
+def slowdown_percent(blocks: int, kept: list[list[float]]) -> float:
+    """CPU time of an iteration with everything that watches against one without, in the same run: spans, counters, looks, messages.
+
+    Four iterations on, off, off, on (or the other way round, by chance) make a block, so that what drifts is the same in both. Without: nothing
+    is written, collected, told or sampled; the threads that would do it only wake up. ``kept`` gets the median, its 95 % interval and the middle half of single blocks.
+    """
+    rows, spans = json.loads(kernel_cell.printed(PAIRED.format(blocks=blocks), timeout=900).split("PAIRED")[1])
+    if spans < 1000 * blocks:
+        raise RuntimeError(f"Only {spans} spans were written in {2 * blocks} watched iterations.")
+    percents = sorted(100 * (on / off - 1) for on, off in rows)
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(percents, k=len(percents))) for _ in range(2000))
+    kept.append([statistics.median(percents), medians[50], medians[-51], percents[len(percents) // 4], percents[3 * len(percents) // 4]])
+    return kept[-1][0]
+
+
+COUNTED = """
+import json, threading, time
+import rlinf_lab as lab
+from rlinf_lab.recipes.ppo import PPOConfig, build
+WARM, COUNTED = 3, {iterations}
+flow = build(PPOConfig.preset("metaworld/button-press-v3"))
+run = lab.run(flow, lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), WARM + COUNTED + 1)
+WATCHING = ("pump", "utilisation sampler", "IOPub")
+
+def seen(iteration):
+    while run.iteration < iteration and not run.error:
+        time.sleep(0.01)
+    threads = [t for t in threading.enumerate() if t.name.startswith(WATCHING) and t.ident]
+    watching = sum(time.clock_gettime(time.pthread_getcpuclockid(t.ident)) for t in threads)
+    return watching, time.process_time(), len(run.timeline), time.monotonic(), len(threads)
+
+before, after = seen(WARM), seen(WARM + COUNTED)
+run.stop()
+print("COUNTED", json.dumps([b - a for a, b in zip(before, after)] + [before[-1]]))
+"""
+
+
+def counted_percent(iterations: int, kept: list[list[float]]) -> float:
+    """The same run in a kernel, as users start it, with its dashboard: CPU time of all that watches, in % of the process's.
+
+    That is: the thread that looks, tells the dashboard and packs its messages; ipykernel's thread that sends them; the one that samples
+    the processors; and writing the spans, in the workers' threads. ``kept`` gets the parts, in %, and the wall seconds per CPU second (others on
+    the cores make a look dearer, and more of them fall into a second of ours).
+    """
+    told = json.loads(kernel_cell.printed(COUNTED.format(iterations=iterations)).split("COUNTED")[1])
+    watched, everything, spans, wall, _, threads = told
+    if threads != 3:
+        raise RuntimeError(f"{threads} threads watch instead of 3: what is counted is not all.")
+    written = spans * nanoseconds_per_write(20_000) / 1e9
+    kept.append([100 * watched / everything, 100 * written / everything, wall / everything])
+    return 100 * (watched + written) / everything
+
+
+def nanoseconds_per_write(count: int) -> float:
+    """What a span costs in a worker's thread: the runtime's rule for a wait, two looks at the clock and `Recorder.add`."""
+    recorder = Recorder(limit=2 * count + 2)
+    writer = SpanWriter(recorder, recorder.clock)
+    queue, call = SimpleNamespace(number=recorder.channel("obs")), SimpleNamespace(iteration=3, method="step")
+    rank = SimpleNamespace(
+        track=recorder.track("worker", 0, ("cpu:0",)), method=recorder.name("step"), call=call, queue=queue, first=0, bound_ns=0, bound_batch=0,
+        lock_waited=False, since=0, on_device=True, worker="worker",
+    )  # fmt: skip
+    start = time.thread_time_ns()
+    for _ in range(count // 2):  # as a rank does: what ran has ended, then what it waited for
+        writer.resumed(rank, SpanKind.GET, writer.end_run(rank), 1)
+    return (time.thread_time_ns() - start) / (2 * (count // 2))
