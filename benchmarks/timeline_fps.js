@@ -45,6 +45,21 @@ window.makeSpans = (n, shape) => {
   const began = performance.now();
   store.addSpans(layout, buffer.buffer);
   window.ingestMs = performance.now() - began;
+  return show(store);
+};
+// A recorded trace, as the kernel sends it; with arrows.
+window.takeTrace = async () => {
+  const { content, parts } = JSON.parse(document.getElementById("data").textContent), store = new Store(), bytes = {};
+  for (const [name, text] of Object.entries(parts)) bytes[name] = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const began = performance.now();
+  store.apply(content, bytes);
+  window.ingestMs = performance.now() - began;
+  const lanes = await show(store), counted = { lanes, spans: store.count, marks: store.marks.length, counters: store.counters.size };
+  counted.idle = [...store.idle.values()].reduce((n, lane) => n + lane.count, 0);
+  view.setArrows(true);
+  return counted;
+};
+const show = (store) => {
   const root = document.getElementById("timeline");
   root.replaceChildren();
   window.view = new TimelineView(root, store, { follow: false });
@@ -56,15 +71,16 @@ window.makeSpans = (n, shape) => {
 };
 window.fly = (frames, part) => new Promise((done) => {
   const spacing = [], draw = [], end = view.end;
-  let before = 0, i = 0;
+  let before = 0, i = 0, arrows = 0;
   const step = (now) => {
     if (i > 3) { spacing.push(now - before); draw.push(view.drawMs); }
     before = now;
-    if (i++ === frames + 4) { done({ spacing, draw }); return; }
+    if (i++ === frames + 4) { done({ spacing, draw, arrows }); return; }
     const width = end * part * (1 + 0.45 * Math.sin(i / 9)), mid = end * (0.5 + 0.5 * Math.max(0, 1 - part) * Math.sin(i / 23));
     view.look(mid - width / 2, mid + width / 2);
     view.redraw.stop(); // drawn here, in this very frame, and only once
     view.draw();
+    arrows = Math.max(arrows, view.arrowCount || 0);
     requestAnimationFrame(step);
   };
   requestAnimationFrame(step);

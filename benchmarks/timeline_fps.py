@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import real_trace
 from harness import Case
 
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
@@ -23,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 SIZE = {"width": 1400, "height": 1000}
 MAKE = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 PAGE = """<!doctype html><meta charset="utf-8"><style>{style} body {{ margin: 0 }} #timeline {{ height: 980px }}</style>
-<div id="timeline"></div><script type="module">{script}</script>"""
+<div id="timeline"></div><script type="application/json" id="data">{data}</script><script type="module">{script}</script>"""
 PARTS = (1.0, 0.3, 0.1, 0.01, 0.001)
 
 
 @contextmanager
-def timeline_page() -> Iterator[Any]:
-    """A page with the widget's own script and the generator."""
+def timeline_page(data: str = "") -> Iterator[Any]:
+    """A page with the widget's own script, the generator, and a recorded trace."""
     import lab_browser
 
     with ExitStack() as stack:
@@ -38,7 +39,7 @@ def timeline_page() -> Iterator[Any]:
         page = browser.new_page(viewport=SIZE, color_scheme="light")
         path = folder / "page.html"
         script = f"{module(*TIMELINE)}\n{MAKE}\nwindow.ready = true;"
-        path.write_text(PAGE.format(style=stylesheet(), script=script), encoding="utf-8")
+        path.write_text(PAGE.format(style=stylesheet(), script=script, data=data), encoding="utf-8")
         page.goto(path.as_uri())
         page.wait_for_function("() => window.ready")
         yield page
@@ -58,21 +59,36 @@ def p95(values: list[float]) -> float:
 
 def measure(count: int, shape: str, frames: int, parts: tuple[float, ...] = PARTS) -> dict[str, dict[str, float]]:
     """For each part of the range that is in sight: p95 of frame spacing and of the draw call in ms, and the share of frames shown."""
-    found = {}
     with timeline_page() as page:
         page.evaluate("([n, shape]) => makeSpans(n, shape)", [count, shape])
-        page.wait_for_timeout(500)
-        page.evaluate("() => fly(20, 0.5)")  # the engine compiles what is hot
-        for part in parts:
-            flown, shown = swaps(page.context.browser, page, frames, part)
-            found[str(part)] = {"frame_ms": p95(flown["spacing"]), "draw_ms": p95(flown["draw"]), "shown": shown / frames}
-        found["ingest"] = {"ms": page.evaluate("() => ingestMs")}
+        return flights(page, frames, parts)
+
+
+def measure_real(count: int, frames: int, parts: tuple[float, ...] = PARTS) -> dict[str, dict[str, float]]:
+    """The same of a recorded trace, with arrows, idle time, marks and counters; what of them there was is in ``there``."""
+    with timeline_page(real_trace.as_data(real_trace.real_trace(count))) as page:
+        there = page.evaluate("() => takeTrace()")
+        found = flights(page, frames, parts)
+    there["arrows"] = max(row["arrows"] for row in found.values() if "frame_ms" in row)
+    if there["spans"] < count or not all(there.values()):
+        raise RuntimeError(f"The trace lacks something: {there}")
+    return found | {"there": there}
+
+
+def flights(page: Any, frames: int, parts: tuple[float, ...]) -> dict[str, dict[str, float]]:
+    found = {}
+    page.wait_for_timeout(500)
+    page.evaluate("() => fly(20, 0.5)")  # the engine compiles what is hot
+    for part in parts:
+        flown, shown = swaps(page.context.browser, page, frames, part)
+        found[str(part)] = {"frame_ms": p95(flown["spacing"]), "draw_ms": p95(flown["draw"]), "shown": shown / frames, "arrows": flown["arrows"]}
+    found["ingest"] = {"ms": page.evaluate("() => ingestMs")}
     return found
 
 
 def worst(count: int, shape: str, frames: int, kept: dict[str, Any]) -> float:
     kept.clear()
-    kept.update(measure(count, shape, frames))
+    kept.update(measure_real(count, frames) if shape == "real" else measure(count, shape, frames))
     return max(row["frame_ms"] for row in kept.values() if "frame_ms" in row)
 
 
@@ -80,7 +96,7 @@ def cases(smoke: bool) -> list[Case]:
     frames = 20 if smoke else 90
     rows = []
     for count, target in ((20_000, "<= 17"), (50_000, "<= 34")) if smoke else ((1_000_000, "<= 17"), (5_000_000, "<= 34")):
-        for shape in ("random", "nested"):
+        for shape in ("random", "nested", "real") if count <= 1_000_000 else ("random", "nested"):
             kept: dict[str, Any] = {}
 
             def curve(kept: dict[str, Any] = kept) -> list[list[float]]:
@@ -92,7 +108,8 @@ def cases(smoke: bool) -> list[Case]:
                     lambda count=count, shape=shape, kept=kept: worst(count, shape, frames, kept), target=target, target_of="value", runs=3, curve=curve,
                     note="the slowest of five zoom levels, zooming and panning in every frame, all lanes in sight on 1400 x 1000 px, "
                     "software rasteriser; curve: part of the range in sight, "
-                    "p95 ms of a frame, p95 ms of the draw call, share of the frames that the compositor showed",
+                    "p95 ms of a frame, p95 ms of the draw call, share of the frames that the compositor showed"
+                    + "; a PPO run and torch's profiles of a learner, recorded and repeated, with arrows, idle time and counters" * (shape == "real"),
                 )
             )  # fmt: skip
     return rows

@@ -54,7 +54,8 @@ def slowdown_percent(blocks: int, kept: list[list[float]]) -> float:
     """CPU time of an iteration with everything that watches against one without, in the same run: spans, counters, looks, messages.
 
     Four iterations on, off, off, on (or the other way round, by chance) make a block, so that what drifts is the same in both. Without: nothing
-    is written, collected, told or sampled; the threads that would do it only wake up. ``kept`` gets the median, its 95 % interval and the middle half of single blocks.
+    is written, collected, told or sampled; the threads that would do it only wake up. ``kept`` gets the median, the bounds
+    that hold it with 95 % and the middle half of single blocks.
     """
     rows, spans = json.loads(kernel_cell.printed(PAIRED.format(blocks=blocks), timeout=900).split("PAIRED")[1])
     if spans < 1000 * blocks:
