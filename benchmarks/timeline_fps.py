@@ -70,7 +70,8 @@ def measure_real(count: int, frames: int, parts: tuple[float, ...] = PARTS) -> d
         there = page.evaluate("() => takeTrace()")
         found = flights(page, frames, parts)
     there["arrows"] = max(row["arrows"] for row in found.values() if "frame_ms" in row)
-    if there["spans"] < count or not all(there.values()):
+    few = {"arrows"} if count < 1_000_000 else set()  # of a short trace no flight need meet one
+    if there["spans"] < count or not all(n for name, n in there.items() if name not in few):
         raise RuntimeError(f"The trace lacks something: {there}")
     return found | {"there": there}
 
