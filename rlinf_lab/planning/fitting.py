@@ -13,6 +13,7 @@ from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known
+from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -23,7 +24,8 @@ def profile_from_run(
     """What the workers of a finished run cost: for asking what another plan would have done.
 
     ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number). It knows one
-    device count and the batch sizes of that run; ``lab.profile`` measures more.
+    device count and the batch sizes of that run; ``lab.profile`` measures more. Memory is in the units of the plan, as GiB; who never came or left is taken
+    to do so in no time (`Profile.notes` says so).
     """
     if not isinstance(flow, Workflow) or not isinstance(plan, ExecutionPlan) or not isinstance(timeline, Timeline):
         raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
@@ -32,7 +34,24 @@ def profile_from_run(
     observed = Observed.of(flow.graph, plan, timeline)
     ranks = ", ".join(f"{w} {plan.ranks(w)}" for w in flow.graph.workers)
     note = f"Fitted to one run: plans give every worker the ranks that it had ({ranks}). Change profile.workers.NAME.ranks to allow more."
-    return fitted([observed], items, f"{flow.name}, run under {plan.name}", fingerprint=fingerprint, notes=(note,))
+    switches, seen = _switches(observed, timeline)
+    memory = {w: Memory(float(units)) for w, units in plan.memory.items()} if plan.device_memory is not None else {}
+    return fitted(
+        [observed], items, f"{flow.name}, run under {plan.name}", memory=memory, switches=switches, fingerprint=fingerprint,
+        device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
+    )  # fmt: skip
+
+
+def _switches(run: Observed, timeline: Timeline) -> tuple[dict[str, tuple[float, float]], list[str]]:
+    """Seconds to (come, leave) of those that did, and notes about the others that have to."""
+    found: dict[str, tuple[float, float]] = {}
+    notes = []
+    for worker, (on, off) in switch_ns(run.graph, timeline).items():
+        if on is not None or off is not None:
+            found[worker] = 1e-9 * ((on if on is not None else off) or 0), 1e-9 * ((off if off is not None else on) or 0)
+        elif run.plan.device_memory is not None and run.plan.memory.get(worker):
+            notes.append(f"{worker!r} never left its devices in this run: what that costs is not known, and taken for nothing.")
+    return found, notes
 
 
 def fitted(

@@ -67,7 +67,7 @@ def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | Non
     for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
         if span.iteration in warm:
             groups.setdefault((span.iteration, span.track.worker, span.track.rank), []).append(span)
-    found = Records({number: [] for number, _ in enumerate(graph.program)}, [], {}, _switches(graph, timeline))
+    found = Records({number: [] for number, _ in enumerate(graph.program)}, [], {}, switch_ns(graph, timeline))
     for (iteration, worker, rank), members in sorted(groups.items(), key=lambda group: group[0]):
         for span in members:
             if span.kind == SpanKind.GET:
@@ -92,7 +92,8 @@ def _one_by_one(span: Span) -> list[Span]:
     return [dataclasses.replace(span, items=1)] * span.items if span.kind == SpanKind.PUT and span.items > 1 else [span]
 
 
-def _switches(graph: WorkflowGraph, timeline: Timeline) -> dict[str, tuple[int | None, int | None]]:
+def switch_ns(graph: WorkflowGraph, timeline: Timeline) -> dict[str, tuple[int | None, int | None]]:
+    """Nanoseconds that each worker took to come to its devices and to leave them: medians; None where it never did."""
     took: dict[tuple[str, SpanKind], list[int]] = {}
     for span in timeline.rows():
         if span.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD):

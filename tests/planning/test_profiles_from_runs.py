@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -49,6 +50,10 @@ def stages() -> Workflow:
 
 
 def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> Timeline:
+    return switching(flow, plan, {}, iterations)
+
+
+def switching(flow: Workflow, plan: ExecutionPlan, switch_ns: dict[str, tuple[int, int]], iterations: int = 3) -> Timeline:
     """24 items: 2 ms each in a, the last two 10 ms; 5 + 1 n ms in b; 3 n ms in c and 30 ms after the last batch, 6 ms in another call."""
 
     def produce(turn):
@@ -75,7 +80,7 @@ def timeline(flow: Workflow, plan: ExecutionPlan, iterations: int = 3) -> Timeli
         SimCall("c", "train", train, reads=("second",), starts_on_device=False),
         SimCall("c", "load", load),
     ]
-    return Simulator(flow.graph, plan).simulate(calls, iterations)
+    return Simulator(flow.graph, plan, switch_ns).simulate(calls, iterations)
 
 
 def observed(flow: Workflow, **fields) -> Observed:
@@ -190,6 +195,20 @@ def test_a_finished_run_becomes_a_profile() -> None:
 
     with pytest.raises(PlanError, match="no span of 'x'"):
         profile_from_run(other, plan, timeline(flow, plan))
+
+
+def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
+    """One device that holds one of them: the plan that was run is predicted as it was, coming and leaving included."""
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1], memory={"a": 3, "b": 2, "c": 4}, device_memory=4)
+    done = switching(flow, plan, {"a": (200 * MS, 100 * MS), "b": (60 * MS, 50 * MS), "c": (30 * MS, 20 * MS)})
+    profile = profile_from_run(flow, plan, done)
+    assert {w: (p.memory.resident_gib, p.onload_s, p.offload_s) for w, p in profile.workers.items()} == {
+        "a": (3, pytest.approx(0.2), pytest.approx(0.1)), "b": (2, pytest.approx(0.06), pytest.approx(0.05)), "c": (4, pytest.approx(0.03), pytest.approx(0.02)),
+    }  # fmt: skip
+    assert profile.device_memory_gib == 4 and search(profile, 1).best.seconds == pytest.approx(done.iterations()["seconds"].iloc[-1], rel=0.02)
+    stays = profile_from_run(flow, dataclasses.replace(plan, device_memory=9), timeline(flow, plan))
+    assert "'a' never left its devices in this run" in " ".join(stays.notes) and stays.workers["a"].onload_s == 0
 
 
 def test_traces_of_other_tools(tmp_path: Path) -> None:
