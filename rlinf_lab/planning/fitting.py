@@ -24,8 +24,8 @@ def profile_from_run(
     """What the workers of a finished run cost: for asking what another plan would have done.
 
     ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number). It knows one
-    device count and the batch sizes of that run; ``lab.profile`` measures more. Memory is in the units of the plan, as GiB; who never came or left is taken
-    to do so in no time (`Profile.notes` says so).
+    device count and the batch sizes of that run; ``lab.profile`` measures more. Memory is in the units of the plan, as GiB; who never left is taken to leave as
+    fast as it came (`Profile.notes` says so).
     """
     if not isinstance(flow, Workflow) or not isinstance(plan, ExecutionPlan) or not isinstance(timeline, Timeline):
         raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
@@ -49,8 +49,8 @@ def _switches(run: Observed, timeline: Timeline) -> tuple[dict[str, tuple[float,
     for worker, (on, off) in switch_ns(run.graph, timeline).items():
         if on is not None or off is not None:
             found[worker] = 1e-9 * ((on if on is not None else off) or 0), 1e-9 * ((off if off is not None else on) or 0)
-        elif run.plan.device_memory is not None and run.plan.memory.get(worker):
-            notes.append(f"{worker!r} never left its devices in this run: what that costs is not known, and taken for nothing.")
+        if off is None and run.plan.device_memory is not None and run.plan.memory.get(worker):
+            notes.append(f"{worker!r} never left its devices in this run: it is taken to leave as fast as it came ({found.get(worker, (0.0,))[0]:.3g} s).")
     return found, notes
 
 

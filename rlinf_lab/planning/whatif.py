@@ -21,7 +21,7 @@ from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
 from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.planner import MOST_GIB, Plans, searched
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile import DeviceKind, Profile
 from rlinf_lab.planning.setting import Setting
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
@@ -32,7 +32,8 @@ STALENESS = 4  # iterations
 
 @dataclass(frozen=True)
 class Question:
-    """``devices`` of each kind; ``items`` of an iteration; ``chunks``: most of an iteration; ``memory_gib`` of a device (None: no limit).
+    """``devices`` of each kind; ``items`` of an iteration; ``chunks``: most of an iteration; ``memory_gib`` of a device (None: no limit);
+    where there are several kinds of device a mapping, of each kind (one number: of all).
 
     ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`). ``switching``: seconds of
     coming and leaving, relative to the profile's. ``staleness``: iterations that weights may be old.
@@ -41,7 +42,7 @@ class Question:
     devices: Mapping[str, int]
     items: int
     chunks: int
-    memory_gib: float | None = None
+    memory_gib: float | None | Mapping[str, float | None] = None
     length: float = 1.0
     tail: float = 1.0
     switching: float = 1.0
@@ -55,8 +56,11 @@ class Question:
             whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
         whole("what if chunks", self.chunks, 1, MOST_CHUNKS)
         whole("what if staleness", self.staleness, 0, MOST_STALENESS)
-        if self.memory_gib is not None:
-            number(f"what if memory_gib = {shown(self.memory_gib)}: GiB of a device", self.memory_gib, 0, MOST_GIB, above=True)
+        for kind, gib in self._memories().items():
+            if kind and kind not in self.devices:
+                raise UnknownNameError.of("kind of device", kind, self.devices, f"It stands in what if memory_gib = {shown(self.memory_gib)}.")
+            if gib is not None:
+                number(f"what if memory_gib{f'[{kind!r}]' if kind else ''} = {shown(gib)}: GiB of a device", gib, 0, MOST_GIB, above=True)
         for field in ("length", "tail", "switching"):
             value, most = getattr(self, field), 16 if field == "tail" else 1e6
             number(f"what if {field} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=field == "length")
@@ -65,11 +69,13 @@ class Question:
     def of(cls, plans: Plans) -> Question:
         """The question that these plans answer."""
         setting = plans.best.candidate.placement.setting
-        caps = {setting.cap(kind) for kind in setting.kinds}
-        memory = min(caps)
-        return cls(
-            dict(setting.devices), setting.profile.items, setting.chunks, None if math.isinf(memory) else memory, staleness=setting.staleness, rule=setting.rule
-        )
+        caps = {kind: None if math.isinf(cap := setting.cap(kind)) else cap for kind in setting.kinds}
+        memory = caps if len(caps) > 1 else next(iter(caps.values()))
+        return cls(dict(setting.devices), setting.profile.items, setting.chunks, memory, staleness=setting.staleness, rule=setting.rule)
+
+    def _memories(self) -> Mapping[str, float | None]:
+        """By kind; all under no name where one number is for all."""
+        return self.memory_gib if isinstance(self.memory_gib, Mapping) else {"": self.memory_gib}
 
     def profile(self, base: Profile) -> Profile:
         """The profile as it would be. Raises `PlanError` naming a value that cannot be."""
@@ -78,9 +84,10 @@ class Question:
             near = max(step, round(self.items / step) * step) if isinstance(self.items, int | float) and math.isfinite(self.items) else step
             raise PlanError(f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}.")
         times = self.items / base.items
-        kinds = tuple(replace(k, memory_gib=None) for k in base.kinds) if self.memory_gib != Question._memory(base) else base.kinds
+        memories = self._memories()
+        kinds = tuple(replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds)
         changed = base.replace(
-            items=self.items, device_memory_gib=self.memory_gib, kinds=kinds,
+            items=self.items, device_memory_gib=memories.get(""), kinds=kinds,
             edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
         )  # fmt: skip
         for name, worker in base.workers.items():
@@ -90,12 +97,6 @@ class Question:
                 lengths = replace(worker.lengths, factor=worker.lengths.factor * self.length, tail=worker.lengths.tail * self.tail)
                 changed = _longer(changed.with_worker(name, lengths=lengths), base, name)
         return changed
-
-    @staticmethod
-    def _memory(base: Profile) -> float | None:
-        caps = [k.memory_gib if k.memory_gib is not None else base.device_memory_gib for k in base.kinds] or [base.device_memory_gib]
-        known = [c for c in caps if c is not None]
-        return min(known) if known else None
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
         """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
@@ -130,6 +131,10 @@ def _longer(changed: Profile, base: Profile, generator: str) -> Profile:
     return changed
 
 
+def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:
+    return profile.device_memory_gib if kind.memory_gib is None else kind.memory_gib
+
+
 def step_of(profile: Profile) -> int:
     """Items of an iteration come in multiples of this: whole groups of every edge."""
     return math.lcm(1, *(e.group for e in profile.edges))
@@ -137,7 +142,10 @@ def step_of(profile: Profile) -> int:
 
 @dataclass(frozen=True)
 class Slider:
-    """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last). ``field`` is ``devices.KIND`` for a kind."""
+    """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last).
+
+    ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several kinds.
+    """
 
     field: str
     label: str
@@ -147,7 +155,9 @@ class Slider:
 
     def at(self, question: Question) -> int:
         """Where a question stands: the nearest value."""
-        now = question.devices[self.field.partition(".")[2]] if self.field.startswith("devices.") else getattr(question, self.field)
+        name, _, kind = self.field.partition(".")
+        now = getattr(question, name)
+        now = now[kind] if isinstance(now, Mapping) else now
         return min(range(len(self.values)), key=lambda i: _distance(self.values[i], now))
 
 
@@ -164,8 +174,11 @@ def moved(question: Question, field: str, value: float | None) -> Question:
         if kind not in question.devices or value is None:
             raise UnknownNameError.of("kind of device", kind, question.devices)
         return replace(question, devices={**question.devices, kind: int(value)})
+    if kind and name == "memory_gib" and kind in question.devices:
+        before = question.memory_gib if isinstance(question.memory_gib, Mapping) else dict.fromkeys(question.devices, question.memory_gib)
+        return replace(question, memory_gib={**before, kind: value})
     known = ("items", "chunks", "memory_gib", "length", "tail", "switching", "staleness")
-    if name not in known:
+    if name not in known or kind:
         raise UnknownNameError.of("slider", field, [*(f"devices.{k}" for k in question.devices), *known])
     change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "chunks", "staleness") else value}
     return replace(question, **change)
@@ -186,7 +199,9 @@ def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
         found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
         found.append(Slider("tail", "long tail", "power", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
     if any(map(limits, workers)):
-        found.append(Slider("memory_gib", "memory", "GiB", (*_memories(profile, question), None), "of one device; what does not fit is no plan"))
+        for kind, gib in question._memories().items():
+            field, label = (f"memory_gib.{kind}", f"memory of {kind}") if kind else ("memory_gib", "memory")
+            found.append(Slider(field, label, "GiB", (*_memories(profile, question, gib), None), "of one device; what does not fit is no plan"))
     if any(w.onload_s or w.offload_s for w in workers):
         found.append(Slider("switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"))
     found.append(Slider("staleness", "staleness", "iterations", tuple(range(STALENESS + 1)), "how old the weights of a rollout may be"))
@@ -203,12 +218,12 @@ def _with(values: Sequence[int], now: int) -> tuple[int, ...]:
     return tuple(sorted({*values, now}))
 
 
-def _memories(profile: Profile, question: Question) -> tuple[float, ...]:
+def _memories(profile: Profile, question: Question, now: float | None) -> tuple[float, ...]:
     usual = {8.0, 16.0, 24.0, 32.0, 40.0, 48.0, 64.0, 80.0, 96.0, 141.0, 192.0}
     budget = Budget(profile, question.devices)
     least = max(w.memory.resident_gib for w in budget.profile.workers.values())
     usual |= {round(least * f, 1) for f in (0.5, 1.0, 1.5, 2.0, 3.0)} - {0.0}
-    return tuple(sorted(usual | ({question.memory_gib} if question.memory_gib is not None else set())))
+    return tuple(sorted(usual | ({now} if now is not None else set())))
 
 
 def described(plans: Plans) -> dict[str, Any]:

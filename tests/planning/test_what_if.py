@@ -12,7 +12,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
 from rlinf_lab.planning.gantt import BUSY, SWITCHING, gantt
 from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.whatif import Question, described, moved, sliders
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
@@ -152,3 +152,36 @@ def test_a_description_has_causes_where_it_was_simulated() -> None:
     data = described(plan(two(), 8))
     assert data["plans"][0]["bubbles"] and all(0 < share <= 1 for _, share in data["plans"][0]["bubbles"])
     assert "bubbles" not in described(plan(two(), 8, simulate=False))["plans"][0]
+
+
+def kinds_apart(a: float, second: float | None) -> Plans:
+    """a on H (80 GiB), b on either; the second kind's memory is its own."""
+    workers = {n: WorkerProfile((Sample(1, 64.0, t),), exponent=1.0, memory=Memory(gib)) for n, t, gib in (("a", 8.0, a), ("b", 4.0, 20.0))}
+    kinds = (DeviceKind("H", 1.0, 80.0), DeviceKind("R", 1.0, second))
+    return plan(Profile(64, workers, (EdgeProfile("a", "b"),), kinds=kinds), {"H": 4, "R": 4}, simulate=False)
+
+
+def test_every_kind_of_device_has_its_own_memory() -> None:
+    plans = kinds_apart(60.0, 24.0)
+    asked = Question.of(plans)
+    assert asked.memory_gib == {"H": 80.0, "R": 24.0}
+    shown = {s.field: s for s in sliders(plans.profile, asked)}
+    assert "memory_gib" not in shown and shown["memory_gib.R"].label == "memory of R" and shown["memory_gib.R"].values[shown["memory_gib.R"].at(asked)] == 24.0
+    best = [moved(asked, "memory_gib.R", gib).answer(plans.profile).best.seconds for gib in (24.0, 32.0, 48.0, 64.0, 80.0, None)]
+    assert best[0] == plans.best.seconds and best == sorted(best, reverse=True), "more memory is never worse"
+    with pytest.raises(PlanError, match="'a'"):
+        moved(asked, "memory_gib.H", 40.0).answer(plans.profile)
+    part = dataclasses.replace(asked, memory_gib={"R": 80.0})
+    assert part.answer(plans.profile).best.seconds == best[4], "H keeps what it has"
+    everywhere = moved(asked, "memory_gib", 64.0)
+    assert moved(everywhere, "memory_gib.R", 80.0).memory_gib == {"H": 64.0, "R": 80.0}
+    with pytest.raises(UnknownNameError, match="Unknown kind of device 'X'"):
+        dataclasses.replace(asked, memory_gib={"X": 1.0})
+    with pytest.raises(UnknownNameError, match="slider"):
+        moved(asked, "memory_gib.X", 1.0)
+
+
+def test_a_kind_without_a_limit_keeps_none() -> None:
+    plans = kinds_apart(100.0, None)
+    asked = Question.of(plans)
+    assert asked.memory_gib == {"H": 80.0, "R": None} and asked.answer(plans.profile).best.seconds == plans.best.seconds
