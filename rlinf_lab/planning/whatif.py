@@ -42,7 +42,7 @@ class Question:
     devices: Mapping[str, int]
     items: int
     chunks: int
-    memory_gib: float | None | Mapping[str, float | None] = None
+    memory_gib: float | Mapping[str, float | None] | None = None
     length: float = 1.0
     tail: float = 1.0
     switching: float = 1.0

@@ -204,7 +204,8 @@ def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
     done = switching(flow, plan, {"a": (200 * MS, 100 * MS), "b": (60 * MS, 50 * MS), "c": (30 * MS, 20 * MS)})
     profile = profile_from_run(flow, plan, done)
     assert {w: (p.memory.resident_gib, p.onload_s, p.offload_s) for w, p in profile.workers.items()} == {
-        "a": (3, pytest.approx(0.2), pytest.approx(0.1)), "b": (2, pytest.approx(0.06), pytest.approx(0.05)), "c": (4, pytest.approx(0.03), pytest.approx(0.02)),
+        "a": (3, pytest.approx(0.2), pytest.approx(0.1)), "b": (2, pytest.approx(0.06), pytest.approx(0.05)),
+        "c": (4, pytest.approx(0.03), pytest.approx(0.02)),
     }  # fmt: skip
     assert profile.device_memory_gib == 4 and search(profile, 1).best.seconds == pytest.approx(done.iterations()["seconds"].iloc[-1], rel=0.02)
     large = dataclasses.replace(plan, device_memory=9)
