@@ -8,6 +8,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.steps import is_ring, order, rounds
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
 
 ATOMS, GRID = 512, 24  # of a generator's stream, and of device counts for which it is looked at
@@ -93,14 +94,27 @@ def _related(setting: Setting, unit: int) -> bool:
 def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
     """Least seconds of an iteration on each number of devices, with the best chunks and alone there."""
     members = setting.units[unit].members
-    inside = [e for e in setting.profile.edges if e.producer in members and e.consumer in members]
-    if len(inside) > len(members):  # no ring: not all members wait for each other in every step; apart, each has a number of devices of its own
+    if not is_ring(setting.profile, members):  # not all members wait for each other in every step; apart, each has a number of devices of its own
         return np.asarray(np.max([_on_at_most(setting, _least(setting, unit, m)) for m in members], axis=0))
     forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
     rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
     chunks = 2.0 ** np.arange(setting.granularities)[:, None]
     found = np.min([np.min(r * chunks, axis=0) for r in rows], axis=0)
     return np.asarray(found)
+
+
+def _outside(setting: Setting, unit: int, member: str, entering: bool) -> float:
+    """Which part of a cell's seconds others of it may be busy before a member has its first inputs (``entering``), or after its last outputs: in a ring
+    those before it, or after it, in one step; without one those who are some steps ahead or behind."""
+    profile, members = setting.profile, setting.units[unit].members
+    if len(members) == 1:
+        return 0.0
+    in_order, ring = order(profile, members), is_ring(profile, members)
+    if member == in_order[0] and (entering or ring):  # it begins each step, and waits for the last answers
+        return 0.0
+    if member == in_order[-1] and ring and not entering:
+        return 0.0
+    return min(1.0, (1 if ring else len(members) - 1) / rounds(profile, members))
 
 
 def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
@@ -117,10 +131,15 @@ def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
     paths: list[tuple[int, ...]] = []
     for unit in range(len(setting.units)):
         own = float(busy[unit].min())
-        before = [p for (p, c), finest in setting.edges.items() if c == unit and finest == 0]
-        last = max(before, key=lambda p: ends[p], default=None)
-        ends.append(own + (ends[last] if last is not None else 0.0))
-        paths.append(((*paths[last], unit)) if last is not None else (unit,))
+        found: list[tuple[float, tuple[int, ...]]] = [(own, (unit,))]
+        for edge in setting.profile.edges:
+            before = setting.home[edge.producer]
+            if setting.home[edge.consumer] == unit and before != unit and setting.finest(edge) == 0:
+                left = ends[before] - float(busy[before].min()) * _outside(setting, before, edge.producer, entering=False)
+                found.append((left + own * (1 - _outside(setting, unit, edge.consumer, entering=True)), (*paths[before], unit)))
+        best = max(found, key=lambda f: f[0])
+        ends.append(best[0])
+        paths.append(best[1])
     end = max(range(len(ends)), key=ends.__getitem__)
     path = " then ".join(setting.units[u].name for u in paths[end])
     return Bound(ends[end] / (1 + setting.staleness), f"{path}, each waiting for the whole batch")

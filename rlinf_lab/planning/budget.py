@@ -14,7 +14,7 @@ import numpy as np
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.costs import CellModel, CostModel, fit
-from rlinf_lab.planning.profile import Cell, Profile
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile
 from rlinf_lab.planning.search.problem import Counts
 
 CHUNKS = 64  # the finest granularity looked at unless told otherwise
@@ -79,9 +79,12 @@ class Budget:
         for e in self.profile.edges:
             ends = self.home[e.producer], self.home[e.consumer]
             if ends[0] != ends[1]:
-                finest = 0 if e.whole else min(self.granularities - 1, int(math.log2(self.profile.items / e.group)))
-                found[ends] = min(found.get(ends, finest), finest)
+                found[ends] = min(found.get(ends, self.granularities), self.finest(e))
         return found
+
+    def finest(self, edge: EdgeProfile) -> int:
+        """The finest granularity at which its items may cross."""
+        return 0 if edge.whole else min(self.granularities - 1, int(math.log2(self.profile.items / edge.group)))
 
     @cached_property
     def shape(self) -> Counts:

@@ -28,8 +28,8 @@ from rlinf_lab.planning.profile import EdgeProfile, Message, Profile
 from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.planning.steps import order, rounds
 from rlinf_lab.planning.streams import follow, stream_of
-from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -37,8 +37,6 @@ from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
 ATOMS = 512  # points of a generator's stream
 MOVED = 16  # parts in which what the consumer wants whole is moved
-ROUNDS = 64  # steps of an episode at most; longer ones are bundled
-COUNTED = 8  # iterations at most over which what a run settles to is averaged
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
@@ -57,33 +55,6 @@ def forecast(
     if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
         raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[Outage.of('cuda:3', 100, 160)], from and to in seconds.")
     return _Forecast(placement, devices, noise, seed).run(iterations, outages)
-
-
-def needed(staleness: int) -> int:
-    """Iterations after which it is seen what a run settles to: those in which the overlap builds up, those that count, those that nobody follows."""
-    return 2 if not staleness else 2 * (staleness + 1) + min(staleness + 1, COUNTED)
-
-
-def settled(timeline: Timeline, staleness: int) -> tuple[float, float]:
-    """(end of an iteration [s], seconds between such ends) that a forecast of so many iterations as are `needed` settles to."""
-    marks = timeline.spans[timeline.spans["kind"] == SpanKind.MARK]
-    ends = np.sort(marks["end"]) / 1e9
-    if not staleness:
-        return float(ends[-1]), float(marks["end"].max() - marks["start"].max()) / 1e9
-    first, last = staleness, len(ends) - staleness - 2  # the last ones compete with none that follow
-    # Whoever has a lead may use it up later than that: no iteration takes less than any device works for one.
-    return float(ends[last]), max(float(ends[last] - ends[first]) / (last - first), _busiest(timeline) / len(ends))
-
-
-def _busiest(timeline: Timeline) -> float:
-    """Seconds for which the busiest device works."""
-    runs = timeline.spans[timeline.spans["kind"] == SpanKind.RUN]
-    by_track = np.bincount(runs["track"], weights=(runs["end"] - runs["start"]) / 1e9, minlength=len(timeline.tracks))
-    busy: dict[str, float] = {}
-    for track, seconds in zip(timeline.tracks, by_track, strict=True):
-        for device in track.devices:
-            busy[device] = busy.get(device, 0.0) + float(seconds)
-    return max(busy.values(), default=0.0)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -135,20 +106,8 @@ def _answers(profile: Profile, edge: EdgeProfile) -> bool:
     unit = budget.home[edge.producer]
     if unit != budget.home[edge.consumer]:
         return False
-    order = _order(profile, budget.units[unit].members)
-    return order.index(edge.producer) > order.index(edge.consumer)
-
-
-def _order(profile: Profile, members: Sequence[str]) -> list[str]:
-    """In which order the members of a cell work in a step: from its head along the edges."""
-    found = [_head(profile, members)]
-    for name in found:  # grows meanwhile
-        found += dict.fromkeys(e.consumer for e in profile.edges if e.producer == name and e.consumer in members and e.consumer not in found)
-    return found
-
-
-def _head(profile: Profile, members: Sequence[str]) -> str:
-    return next((m for m in members if profile.workers[m].kind == "simulator"), members[0])
+    found = order(profile, budget.units[unit].members)
+    return found.index(edge.producer) > found.index(edge.consumer)
 
 
 class _Forecast:
@@ -335,14 +294,14 @@ class _Forecast:
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on; answers of the last step by key."""
         mates = self._mates(name)
-        order = _order(self.profile, mates)
+        at = order(self.profile, mates).index
         inner = [e for e in self.edges if e.producer in mates and e.consumer in mates]
-        answers = {e.channel for e in inner if order.index(e.producer) > order.index(e.consumer)}
+        answers = {e.channel for e in inner if at(e.producer) > at(e.consumer)}
         gets = sorted((e.channel for e in inner if e.consumer == name), key=lambda c: c not in answers)
         puts = [e.channel for e in inner if e.producer == name]
-        rounds = max(1, min(ROUNDS, round(min(self.profile.workers[m].calls for m in mates))))
-        steps = min(self.profile.workers[m].calls for m in mates) / rounds  # that one round stands for
-        seconds = self.placement.member_seconds(name) / rounds + steps * self._talk_seconds(name, inner)
+        times = rounds(self.profile, mates)
+        steps = min(self.profile.workers[m].calls for m in mates) / times  # that one round stands for
+        seconds = self.placement.member_seconds(name) / times + steps * self._talk_seconds(name, inner)
         inputs, outputs = self._edges(name)
         slots = range(seat.sub_batches)
 
@@ -351,7 +310,7 @@ class _Forecast:
                 n = self.items // seat.chunks
                 for channel in inputs:
                     n = yield get(channel)
-                for step in range(rounds):
+                for step in range(times):
                     for slot in slots:
                         for channel in gets:
                             if channel not in answers or step:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rlinf_lab.planning.forecast import settled
 from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.steady import settled
 from rlinf_lab.planning.streams import Work
 from rlinf_lab.timeline.span import SpanKind
 

@@ -19,13 +19,14 @@ from rlinf_lab.planning.candidates import SAME, Candidate, alike
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, of_modes, why_none
-from rlinf_lab.planning.forecast import device_names, forecast, graph_of, needed, settled
+from rlinf_lab.planning.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
 from rlinf_lab.planning.scripts import Outage
 from rlinf_lab.planning.setting import CHUNKS, Setting
+from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
@@ -70,7 +71,7 @@ class Planned:
     @cached_property
     def timeline(self) -> Timeline:
         """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that overlap."""
-        return forecast(self.candidate.placement, needed(self.candidate.placement.setting.staleness), self.devices)
+        return steady(self.candidate.placement, self.devices)
 
     @cached_property
     def execution(self) -> ExecutionPlan:
@@ -273,7 +274,7 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
     order = _order(found, seconds)
     while simulate and (sum(i in seconds for i in order) < min(SIMULATED, len(order)) or order[0] not in seconds):
         i = next(i for i in order if i not in seconds)
-        timelines[i] = forecast(found[i].placement, needed(setting.staleness), devices)
+        timelines[i] = steady(found[i].placement, devices)
         _, seconds[i] = settled(timelines[i], setting.staleness)
         order = _order(found, seconds)
     best = order[0]

@@ -282,3 +282,19 @@ def test_a_lead_that_staleness_allows_is_no_speed() -> None:
     profile = Profile(64, {"b": slow, "c": fast, "d": fast}, (EdgeProfile("b", "d", whole=True), EdgeProfile("c", "d")))
     for staleness in (1, 3):
         assert plan(profile, 2, staleness=staleness).best.seconds >= 30
+
+
+@pytest.mark.parametrize(("reader", "bound"), [("policy", 10 + 5 / 2 + 1), ("simulator", 10 + 5 + 1)])
+def test_the_bound_of_a_chain_through_a_cell(reader: str, bound: float) -> None:
+    """Who begins the steps need not wait for what only another member reads: its first one may be done by then."""
+    simulator = WorkerProfile((Sample(1, 64.0, 2.0),), "simulator", calls=2)
+    policy, before, after = (WorkerProfile((Sample(1, 64.0, s),), exponent=0.0, calls=c) for s, c in ((0.5, 2), (10.0, 1), (1.0, 1)))
+    edges = [("simulator", "policy"), ("policy", "simulator")]
+    whole = [("before", reader), ("policy", "after")]
+    profile = Profile(
+        64, {"simulator": simulator, "policy": policy, "before": before, "after": after},
+        (*(EdgeProfile(*e) for e in edges), *(EdgeProfile(*e, whole=True) for e in whole)),
+    )  # fmt: skip
+    plans = plan(profile, 4)
+    assert plans.bound.seconds <= plans.best.seconds == pytest.approx(14.0 if reader == "policy" else 16.0)
+    assert plans.bound.seconds == pytest.approx(bound)
