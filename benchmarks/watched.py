@@ -24,7 +24,7 @@ plan, nothing = lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}
 with lab.session(flow, plan) as s:
     lab.show(s)
     watchers = [
-        (s._executor.recorder, "add"), (s._executor.recorder, "counter"), (s._observer, "collect"), (s._observer, "_update"),
+        (s._executor.driver_host._spans, "_write"), (s._executor.recorder, "counter"), (s._observer, "collect"), (s._observer, "_update"),
         (psutil, "cpu_percent"),
     ]
     as_it_is = [getattr(owner, name) for owner, name in watchers]
