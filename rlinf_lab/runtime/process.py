@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import numpy as np
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Process as EngineProcess
+from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.parcels import Piece
 from rlinf_lab.runtime.pickling import Packed
@@ -54,7 +54,7 @@ class Process:
     track: int  # in the recorder
     machine: EngineProcess  # itself, in the engine
     calls: deque[CallSpec] = field(default_factory=deque)
-    gate: threading.Lock = field(default_factory=threading.Lock)
+    gate: Gate = field(default_factory=Gate)
     parked: bool = False  # the thread waits at its gate
     lookout: Lookout | None = None  # or here: it listens to the links meanwhile
     waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
@@ -96,11 +96,8 @@ class Process:
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False
 
-    def __post_init__(self) -> None:
-        self.gate.acquire()
-
-    def let_go(self) -> None:
-        """Under the host's mutex: the thread need not wait at its gate any more.
+    def let_go(self, held: list[Gate] | None) -> None:
+        """Under the host's mutex: the thread need not wait at its gate any more. ``held``: whose gates are opened later; None: it is opened now.
 
         It may not have come to the gate yet: then it does not pass it, and the gate is still open at its next wait (which looks
         at ``parked`` again after passing).
@@ -108,8 +105,10 @@ class Process:
         self.parked = False
         if self.lookout is not None:
             self.lookout.ring()
-        elif self.gate.locked():
-            self.gate.release()
+        elif held is not None:
+            held.append(self.gate)
+        else:
+            self.gate.open()
 
     @property
     def label(self) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
@@ -58,6 +59,7 @@ class Scheduler:
         self._has_fillers = False
         self._filled_at = -1
         self._lookout: Lookout | None = None
+        self._held: list[Gate] | None = None  # of those whom the present event lets go: opened when the mutex is free again
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
     def _store(self, process: Process, first: int) -> None:
@@ -119,24 +121,29 @@ class Scheduler:
     # --- posting and waiting -----------------------------------------------------------------------------
     def _post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event and wait until the engine lets the thread go on."""
-        with self._mutex:
-            if process.error is not None:
-                self._raise_if_interrupted(process)
-            process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
-            process.lock_from = self.clock.now_ns()
-            if process.leaving and kind == _GET and self._takes_nothing_more(process):
-                n = 0
-            if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
-                process.lock_waited, process.woken = False, True
-                self._store(process, first)
-            else:
-                self._block(process, "engine", what, (process.index, kind, channel, n))
-            if process.queue is not None and process.queue.stub:
-                if kind == _GET and n:
-                    self._ask(process, process.queue, n)
-                elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
-                    self._put_waits(process.queue)
-            process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
+        held: list[Gate] = []
+        try:
+            with self._mutex:
+                if process.error is not None:
+                    self._raise_if_interrupted(process)
+                process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
+                process.lock_from = self.clock.now_ns()
+                if process.leaving and kind == _GET and self._takes_nothing_more(process):
+                    n = 0
+                if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
+                    process.lock_waited, process.woken = False, True
+                    self._store(process, first)
+                else:
+                    self._block_holding(held, process, what, (process.index, kind, channel, n))
+                if process.queue is not None and process.queue.stub:
+                    if kind == _GET and n:
+                        self._ask(process, process.queue, n)
+                    elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
+                        self._put_waits(process.queue)
+                process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
+        finally:
+            for gate in held:
+                gate.open()
         if process.streak % TOGETHER > 1:  # one put after another: let several travel together
             self.flush_soon()
         else:
@@ -179,6 +186,14 @@ class Scheduler:
             self._quiescent()
         process.parked = not process.woken
 
+    def _block_holding(self, held: list[Gate], process: Process, what: str, event: tuple[int, int, int, int]) -> None:
+        """The same; whoever is let go within would only meet the mutex taken: the caller opens the gates in ``held`` when it is free."""
+        self._held = held
+        try:
+            self._block(process, "engine", what, event)
+        finally:
+            self._held = None
+
     def _report(self, event: tuple[int, int, int, int] | None) -> None:
         if event is None:
             return
@@ -199,15 +214,14 @@ class Scheduler:
             if self._lookout is not None and timeout is None and self._listen(process, self._lookout):
                 continue
             try:
-                if process.gate.acquire(timeout=-1 if timeout is None else timeout):
+                if process.gate.wait(timeout):
                     continue
                 raise TimeoutError(f"{process.label} waited {timeout} s for {process.blocked_at}; it has not come.")
             except BaseException:  # a time-out or an interrupted kernel: the thread goes on without having been woken
                 with self._mutex:
-                    if process.parked:
+                    if process.parked:  # its gate stays open: it is passed at the next wait, which looks again
                         self._withdraw(process)
                         self._wake(process)
-                        process.gate.acquire()
                 self.flush()
                 raise
 
@@ -234,14 +248,14 @@ class Scheduler:
         process.waits_for = process.blocked_at = ""
         self._running += process.counts
         if process.parked:
-            process.let_go()
+            process.let_go(self._held)
 
     def _order(self, process: Process, order: str) -> None:
         """Under the mutex: the process's own thread shall leave or come onto its device, while it goes on waiting."""
         process.order = order
         self._running += 1
         if process.parked:
-            process.let_go()
+            process.let_go(self._held)
 
     def _carry_out(self, process: Process) -> None:
         """Leave or come onto the device and report it; what the thread waits for stays what it was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import types
@@ -227,7 +228,7 @@ class Session:
 
     def _is_inside(self) -> bool:
         """Whether submit() or wait() is on the stack of a thread: an interrupt may have thrown it out at any line."""
-        here = sys._current_frames().get(self._thread) if self._frame is not None else None
+        here = None if self._frame is None else sys._getframe() if self._thread == threading.get_ident() else _frame_of(self._thread)
         while here is not None:
             if here is self._frame:
                 return True
@@ -518,3 +519,17 @@ class Session:
 
 def _value_of(call: CallSpec) -> str:
     return f"The value of {call.worker}.{call.method}() of iteration {call.iteration}"
+
+
+def _frame_of(thread: int) -> types.FrameType | None:
+    """What another thread executes; None when it is gone.
+
+    Without the garbage collector: a finaliser that lets other threads run there stops the interpreter for good (python/cpython#106883, seen in 3.11.7).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()
