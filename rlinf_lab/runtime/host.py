@@ -22,6 +22,7 @@ from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.fillers import keep_filling
+from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
@@ -678,10 +679,19 @@ class Host(Scheduler):
 
     def receive(self, message: tuple) -> None:
         """A message from another host; see `wire`. The caller flushes."""
+        held: list[Gate] = []
         with self._mutex:
-            kind, *rest = message
-            wire.HANDLERS[kind](self, *rest)
-            if self._has_fillers:
-                self._fill()
-            if kind not in wire.UNCOUNTED:
-                self._heard += 1
+            self._held = held
+            try:
+                kind, *rest = message
+                wire.HANDLERS[kind](self, *rest)
+                if self._has_fillers:
+                    self._fill()
+                if kind not in wire.UNCOUNTED:
+                    self._heard += 1
+            except BaseException:
+                self._open(held)  # nobody else would
+                raise
+            finally:
+                self._held = None
+        self._open(held)

@@ -59,7 +59,7 @@ class Scheduler:
         self._has_fillers = False
         self._filled_at = -1
         self._lookout: Lookout | None = None
-        self._held: list[Gate] | None = None  # of those whom the present event lets go: opened when the mutex is free again
+        self._held: list[Gate] | None = None  # of those who are being let go: opened a little later
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
     def _store(self, process: Process, first: int) -> None:
@@ -142,8 +142,7 @@ class Scheduler:
                         self._put_waits(process.queue)
                 process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
         finally:
-            for gate in held:
-                gate.open()
+            self._open(held)
         if process.streak % TOGETHER > 1:  # one put after another: let several travel together
             self.flush_soon()
         else:
@@ -294,7 +293,22 @@ class Scheduler:
 
     # --- the engine's instructions -------------------------------------------------------------------------
     def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
-        """Under the mutex."""
+        """Under the mutex. Nobody goes on before all of it is done: who is resumed and shall leave its device knows both when it looks."""
+        if self._held is not None:
+            self._carry(instructions)
+            return
+        self._held = held = []
+        try:
+            self._carry(instructions)
+        finally:
+            self._held = None
+            self._open(held)
+
+    def _open(self, held: Iterable[Gate]) -> None:
+        for gate in held:
+            gate.open()
+
+    def _carry(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
         self._batch += 1
         batch = self._batch
         for do, index, a, b in instructions:
