@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +17,8 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import SAME, Candidate, alike
-from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED
+from rlinf_lab.planning.caveats import caveats
+from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, limited, of_modes, why_none
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
@@ -68,6 +70,11 @@ class Planned:
             for name, s in self.candidate.placement.seats.items()
         }  # fmt: skip
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time."""
+        return caveats(self.candidate.placement)
+
     @cached_property
     def timeline(self) -> Timeline:
         """The predicted timeline of so many iterations as it takes to settle: two, or with staleness a few that overlap."""
@@ -91,7 +98,7 @@ class Planned:
         lines = [f"{self.name}: {self.seconds:.4g} s an iteration, {self.shape}"]
         for worker, at in self.placement.items():
             lines.append(f"  {worker:<12} {_place(at)}")
-        return "\n".join([*lines, f"  {self.reason}"])
+        return "\n".join([*lines, f"  {self.reason}", *(f"  note: {n}" for n in self.notes)])
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -134,15 +141,14 @@ class Plans(Sequence[Planned]):
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """What the figures of the best plan rest on."""
+        """What the figures of the best plan rest on, and its own notes."""
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
         placement = self.best.candidate.placement
         for i, unit in enumerate(placement.setting.units):
             estimate = placement.estimate(i)
             if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
-                good = 100 * estimate.relative
-                found.append(f"{unit.name}: {estimate.basis}, good to {good:.0f} %" + f" ({estimate.note})" * bool(estimate.note))
-        return tuple(found)
+                found.append(f"{unit.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note))
+        return (*found, *self.best.notes)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -305,6 +311,13 @@ def _name(candidate: Candidate, before: list[Planned]) -> str:
     kind = candidate.placement.mode
     same = sum(p.mode == kind for p in before)
     return kind if not same else f"{kind} {same + 1}"
+
+
+def _good(estimate: CostEstimate) -> str:
+    """How good an estimate is, for people."""
+    if estimate.relative < 1:
+        return f"good to {100 * estimate.relative:.0f} %"
+    return f"may be off by a factor of {1 + estimate.relative:.2g}" if math.isfinite(estimate.relative) else "may be off by any factor"
 
 
 def _place(at: Mapping[str, Any]) -> str:

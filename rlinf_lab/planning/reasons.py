@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,11 +76,26 @@ def why_no(setting: Setting, kind: str) -> str:
         needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
         if sum(fewest.values()) > setting.totals[-1]:
             return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
-    if kind == "hybrid":
-        return "no mixture was found that is different from the others."
-    if not any(np.isfinite(setting.cap(k)) for k in setting.kinds):
-        return "none was found that is different from the others."
-    return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
+    elif kind == "hybrid" and len(setting.units) == 2:
+        return "two that take turns or stream are no mixture; it takes three."
+    elif not _somebody_shares(setting):
+        return "no two have room on the same devices: " + shortage(setting).said
+    elif kind == "temporal" and shortage(setting).gib > min(map(setting.cap, setting.kinds)):
+        return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
+    return ("no mixture" if kind == "hybrid" else "none") + " was found that is different from the others."
+
+
+def _somebody_shares(setting: Setting) -> bool:
+    """Whether any two units on devices may take turns on the same ones, one of them perhaps leaving."""
+    forms = [f for f in {a.forms for a in setting.arrangements()} if APART not in f.of]
+    stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.units]
+    on_devices = [i for i, u in enumerate(setting.units) if any(setting.profile.workers[m].resource == "device" for m in u.members)]
+
+    def fits(unit: int, beside: int) -> bool:
+        return any(np.isfinite(setting.tables.of(unit, 1 << beside if stays[beside] else 0, f)).any() for f in forms)
+
+    pairs = list(itertools.combinations(on_devices, 2))
+    return not pairs or any(fits(i, j) and fits(j, i) for i, j in pairs)
 
 
 @dataclass(frozen=True)

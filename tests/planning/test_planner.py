@@ -35,7 +35,7 @@ def test_plans_are_ranked_and_explained() -> None:
     assert plans.best.seconds < plans["temporal"].seconds == pytest.approx(12)
     assert plans["temporal"].reason == f"{100 * (plans['temporal'].seconds / plans.best.seconds - 1):.1f} % slower; turns: a 6 s, b 6 s"
     assert plans.best.reason.startswith("fastest;") and plans.bound.seconds <= plans.best.seconds
-    assert plans.refused == {"hybrid": "no mixture was found that is different from the others."}
+    assert plans.refused == {"hybrid": "two that take turns or stream are no mixture; it takes three."}
     assert "spatial" in repr(plans) and "<table" in plans._repr_html_() and "a | b" in repr(plans.best)
     frame = plans.to_pandas()
     assert frame["seconds"].is_monotonic_increasing and frame["a"].tolist() == [at.placement["a"]["devices"] for at in plans]
@@ -73,7 +73,13 @@ def test_who_does_not_fit_side_by_side() -> None:
     assert plans.refused["spatial"] == "devices of their own for all need 6 a + 6 b = 12 devices, 8 are there."
     bound = dataclasses.replace(STEEP, offloadable=False, memory=Memory(50))
     profile = chain(a=bound, b=bound)
-    assert "who stays on the devices leaves too little memory" in plan(profile, 8, memory_gib=64).refused["temporal"]
+    assert "no two have room on the same devices: 'a' needs 50 GiB" in plan(profile, 8, memory_gib=64).refused["temporal"]
+    three = plan(chain(a=bound, b=bound, c=bound), 8, memory_gib=64)
+    assert [p.mode for p in three] == ["spatial"] and all(three.refused[m].startswith("no two have room on the same devices") for m in ("temporal", "hybrid"))
+    leaving = plan(chain(a=bound, b=dataclasses.replace(bound, memory=Memory(10)), c=bound), 8, memory_gib=64)
+    assert "who stays on the devices leaves too little memory" in leaving.refused["temporal"] and "hybrid" not in leaving.refused
+    hosts = chain(a=dataclasses.replace(FLAT, resource="host"), b=STEEP)
+    assert all("memory" not in why and "room" not in why for why in plan(hosts, 8, memory_gib=64).refused.values())
     with pytest.raises(PlanError, match="No plan for 'chain' on 8 devices among temporal: .a. needs 50 GiB .* Next: modes=.*, or memory_gib=100"):
         plan(profile, 8, memory_gib=64, modes=("temporal",))
     with pytest.raises(PlanError, match="'a' needs 50 GiB"):
@@ -298,3 +304,26 @@ def test_the_bound_of_a_chain_through_a_cell(reader: str, bound: float) -> None:
     plans = plan(profile, 4)
     assert plans.bound.seconds <= plans.best.seconds == pytest.approx(14.0 if reader == "policy" else 16.0)
     assert plans.bound.seconds == pytest.approx(bound)
+
+
+def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> None:
+    a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0) for s in (16.0, 64.0))
+    even = plan(chain(a=a, b=b), 10, chunks=8, modes=("spatial",))[0]
+    assert even.placement["b"]["devices"] == 8 and even.notes == ()
+    (odd,) = plan(chain(a=dataclasses.replace(a, devices=3), b=dataclasses.replace(b, devices=8)), 11, chunks=8, modes=("spatial",))
+    assert odd.placement["a"]["chunks"] == 8 and odd.notes == (
+        "a: chunks of 8 items do not divide by 3 ranks, which are counted as going on together, chunk by chunk; ranks that take items by themselves may "
+        "need up to 8 % less",
+    )
+    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(chain(a=dataclasses.replace(a, devices=3), b=b), 11, chunks=8).notes
+    small, large = (dataclasses.replace(w, devices=n) for w, n in ((a, 4), (b, 8)))
+    mixed = plan(chain(a=small, b=small, c=large), 8, chunks=8)["hybrid"]
+    assert mixed.shape == "(a | b) > c"
+    assert mixed.notes[-1].startswith("c: takes turns with a and b, each on some of its devices; counted as beginning when all are free")
+
+
+def test_how_good_a_figure_is_in_words() -> None:
+    far = plan(chain(a=WorkerProfile((Sample(1, 1.0, 1.0),), devices=1)), 1)
+    assert far.notes == ("a: extrapolated, good to 70 % (64 items, measured at 1)",), "the scaling with devices is not asked for"
+    uneven = WorkerProfile((Sample(1, 64.0, 1.0), Sample(1, 64.0, 9.0)))
+    assert plan(chain(a=uneven), 1).notes == ("a: measured, may be off by a factor of 3",)

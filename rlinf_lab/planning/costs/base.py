@@ -139,7 +139,7 @@ def _beyond(value: float, seen: Sequence[float], what: str) -> tuple[float, str]
         return 0.0, ""
     far = abs(math.log2(value / (high if value > high else low)))
     span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
-    return far, f"{value:g} {what}, measured at {span}"
+    return far, f"{value:g} {what if value != 1 else what[:-1]}, measured at {span}"
 
 
 def nearest_company(groups: Mapping[frozenset[str], T], beside: Collection[str]) -> T:

@@ -35,7 +35,8 @@ class BatchModel:
     def estimate(self, devices: int, items: float, beside: frozenset[str] = NOBODY) -> CostEstimate:
         curve = nearest_company(self.curves, beside)
         seconds = float(curve.seconds(np.array([float(devices)]), items)[0])
-        return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if curve.assumed else "")
+        elsewhere = curve.assumed and max(devices, 1) != max(curve.samples[0].devices, 1)
+        return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if elsewhere else "")
 
     def reach(self) -> float:
         return float("inf")

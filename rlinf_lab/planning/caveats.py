@@ -1,0 +1,44 @@
+"""Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by themselves may take another time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf_lab.planning.costs.base import of_a_rank
+from rlinf_lab.planning.placement import Placement, Seat
+
+WORTH = 0.02  # of a worker's seconds: less is not worth a word
+
+
+def caveats(placement: Placement) -> tuple[str, ...]:
+    """One sentence for each worker that it matters to."""
+    found = []
+    for name, seat in placement.seats.items():
+        setting = placement.setting
+        alone = len(setting.units[setting.home[name]].members) == 1
+        if seat.ranks > 1 and alone and setting.profile.workers[name].kind != "generation":  # whose ranks stream by themselves in the forecast too
+            found += [f"{name}: {said}" for said in (_uneven(placement, seat), _staggered(placement, seat)) if said]
+    return tuple(found)
+
+
+def _uneven(placement: Placement, seat: Seat) -> str:
+    """Chunks that do not divide by the ranks: in each the rank with most items decides, in all of them together it need not."""
+    items, ranks = placement.setting.profile.items, np.array([seat.ranks])
+    together, alone = (float(n * of_a_rank(items / n, ranks)[0]) for n in (seat.chunks, 1))
+    less = 1 - alone / together
+    if less < WORTH:
+        return ""
+    return (
+        f"chunks of {items / seat.chunks:.3g} items do not divide by {seat.ranks} ranks, which are counted as going on together, chunk by chunk; ranks that "
+        f"take items by themselves may need up to {100 * less:.0f} % less"
+    )
+
+
+def _staggered(placement: Placement, seat: Seat) -> str:
+    """Devices that are taken over from several workers, each on some of them."""
+    own = set(seat.devices)
+    there = {n: own & set(s.devices) for n, s in placement.seats.items() if n != seat.worker and own & set(s.devices)}
+    several = [n for n, some in there.items() if some != own and any(not some & other for other in there.values())]
+    if not several:
+        return ""
+    return f"takes turns with {' and '.join(several)}, each on some of its devices; counted as beginning when all are free, where ranks may begin one by one"
