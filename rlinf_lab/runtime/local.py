@@ -57,7 +57,7 @@ class LocalExecutor:
         self.driver_host.start(self._declarations, torch_device)
 
     def drain(self) -> list[SpanBatch]:
-        return list(self.recorder.batches())
+        return list(self.recorder.batches(as_it_is=True))
 
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         queue, self._rounds = self.driver_host.metrics, self._rounds + 1

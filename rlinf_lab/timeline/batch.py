@@ -55,16 +55,20 @@ _SAME_WIDE, _SAME_NARROW = _part(SPAN_DTYPE, _SAME), _part(NARROW_DTYPE, _SAME)
 _MAGIC = b"RLSB\x01"
 
 
-def widened(data: bytes | bytearray) -> SpanArray:
-    """Rows of `NARROW_STRUCT` as rows of `SPAN_DTYPE`."""
-    narrow = np.frombuffer(data, NARROW_DTYPE)
+def widened(narrow: SpanArray) -> SpanArray:
+    """Rows of `NARROW_DTYPE` as rows of `SPAN_DTYPE`."""
     spans = np.zeros(narrow.size, SPAN_DTYPE)
+    widen(narrow, spans)
+    return spans
+
+
+def widen(narrow: SpanArray, spans: SpanArray) -> None:
+    """Fill in rows of `SPAN_DTYPE` from as many of `NARROW_DTYPE`."""
     spans.view(_SAME_WIDE)[...] = narrow.view(_SAME_NARROW)  # all at once
     np.add(narrow["start"], narrow["duration"], out=spans["end"])
     moment = narrow["moment"]
     np.right_shift(moment, 4, out=spans["iteration"])
     np.bitwise_and(moment, 15, out=spans["kind"], casting="unsafe")
-    return spans
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class SpanBatch:
     host: str
     source: str
     seq: int
-    spans: SpanArray
+    spans: SpanArray  # of SPAN_DTYPE; only of NARROW_DTYPE where the reader of a recorder asked for it
     tracks: tuple[Track, ...] = ()
     names: tuple[str, ...] = ()
     counters: SpanArray = field(default_factory=lambda: np.empty(0, COUNTER_DTYPE))

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, SpanArray, SpanBatch, widened
+from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, SpanArray, SpanBatch, widened
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
 from rlinf_lab.timeline.span import Track, writable
 from rlinf_lab.timeline.spill import Spill
@@ -203,14 +203,15 @@ class Recorder:
             self._spilling = False
 
     # --- the other end --------------------------------------------------------------------------------
-    def drain(self) -> SpanBatch:
+    def drain(self, as_it_is: bool = False) -> SpanBatch:
         """A portion of what is new: the oldest file on disk if there is one, else all that waits in memory.
 
-        May be called from any thread, also while others add. `batches` gives everything.
+        May be called from any thread, also while others add. `batches` gives everything. ``as_it_is``: rows may be of `NARROW_DTYPE`, as they
+        wait here; only `Timeline.extend` reads them, and fills them in where they shall be.
         """
         with self._draining:
             # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
-            spans = self._fetch() if self._spill else self._cut()
+            spans = self._fetch() if self._spill else self._cut(as_it_is)
             self._count_forked()
             with self._lock:
                 samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
@@ -233,12 +234,12 @@ class Recorder:
                     dropped_samples=lost_samples,
                 )
 
-    def batches(self) -> Iterator[SpanBatch]:
-        """All that waits now, portion by portion. It ends, however fast others add meanwhile."""
+    def batches(self, as_it_is: bool = False) -> Iterator[SpanBatch]:
+        """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see `drain`."""
         if not self._has_news():  # asked many times a second
             return
         if not self._spill:
-            yield self.drain()
+            yield self.drain(as_it_is)
             return
         with self._draining:
             portions = self._spill.files + 1
@@ -260,16 +261,16 @@ class Recorder:
         here = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
         return bool(self._buffer or self._wide or self._counters or self._spill) or here != self._sent
 
-    def _cut(self) -> SpanArray:
+    def _cut(self, as_it_is: bool) -> SpanArray:
         """Take what waits in memory."""
         size, wide_size = len(self._buffer), len(self._wide)
-        spans = self._copy(size, wide_size)
+        spans = np.frombuffer(self._buffer[:size], NARROW_DTYPE) if as_it_is and not wide_size else self._copy(size, wide_size)
         del self._buffer[:size], self._wide[:wide_size]
         return spans
 
     def _copy(self, size: int, wide_size: int) -> SpanArray:
         """So many bytes of what waits, as rows. A copy: a view would forbid others to append meanwhile."""
-        narrow = widened(self._buffer[:size])
+        narrow = widened(np.frombuffer(self._buffer[:size], NARROW_DTYPE))
         if not wide_size:
             return narrow
         both = np.empty(len(narrow) + wide_size // SPAN_STRUCT.size, SPAN_DTYPE)  # np.concatenate would take the padding away

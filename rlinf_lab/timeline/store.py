@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE, SpanArray, SpanBatch
+from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_DTYPE, SPAN_DTYPE, SpanArray, SpanBatch, widen, widened
 from rlinf_lab.timeline.span import SpanKind, Track, writable
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
@@ -97,6 +97,11 @@ class Growing:
             warnings.warn(f"A long timeline stays in memory: no {size >> 20} MiB in {tempfile.gettempdir()!r} ({error}).", stacklevel=2)
             return False
         return True
+
+
+def _is_narrow(rows: SpanArray) -> bool:
+    """Rows of `NARROW_DTYPE`, as a recorder of this process gave them."""
+    return rows.itemsize == NARROW_DTYPE.itemsize
 
 
 def _refuse_numbers(source: str, numbers: NDArray[np.int32], tracks: int, names: int) -> None:
@@ -194,7 +199,7 @@ class SpanStore:
             return
         tracks, names = len(source.tracks) - 1 + len(batch.tracks), len(source.names) - 1 + len(batch.names)
         # Asked ten times a second, with cold caches: few calls, and what is wrong is looked for only where something is.
-        rows = batch.spans if batch.spans.dtype is SPAN_DTYPE else batch.spans.astype(SPAN_DTYPE)
+        rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
         numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
         track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
         if track >= tracks or name > names or channel > names:
@@ -216,7 +221,10 @@ class SpanStore:
 
     def _add_spans(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
         ours = self._spans.reserve(len(rows))
-        ours[...] = rows
+        if _is_narrow(rows):
+            widen(rows, ours)
+        else:
+            ours[...] = rows
         if not source.same:
             ours["track"] = source.tracks[rows["track"]]
             ours["name"] = source.names[rows["name"]]

@@ -106,6 +106,35 @@ def test_narrow_and_wide_rows_hold_what_was_added(rows):
     assert sorted(spans[list(fields)].tolist()) == sorted((*r[:4], r[3] + r[4], *r[5:]) for r in rows)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 1), st.integers(0, 10), _long, _long, st.integers(-1, 9), _field, _long, st.integers(-1, 1), _long), max_size=12),
+    st.booleans(),
+)
+def test_rows_as_they_wait_make_the_same_timeline(rows, checked):
+    """Also where the numbers of another recorder are taken already."""
+    whole, narrow = Timeline(), Timeline()
+    for timeline, as_it_is in ((whole, False), (narrow, True)):
+        for numbers in ((1, 0), (0, 1)):
+            recorder = Recorder("far")
+            tracks, names = [recorder.track("w", r) for r in numbers], [recorder.name(f"n{r}") for r in numbers]
+            for track, kind, start, length, iteration, items, nbytes, channel, flow in rows:
+                where = names[channel] if channel >= 0 else -1
+                recorder.add(tracks[track], kind, names[track], start, start + length, iteration, max(items, 0), nbytes, where, flow)
+            for batch in recorder.batches(as_it_is):
+                timeline.extend(batch, 7, checked=checked)
+    fields = [name for name in SPAN_DTYPE.names or () if rows]
+    assert narrow.spans[fields].tolist() == whole.spans[fields].tolist() and len(narrow) == 2 * len(rows)
+    assert (narrow.tracks, narrow.names) == (whole.tracks, whole.names)
+
+
+def test_rows_as_they_wait_are_looked_at_too():
+    recorder = Recorder()
+    recorder.add(recorder.track("w", 0), SpanKind.RUN, 7, 1, 2)
+    with pytest.raises(TimelineError, match="has name 7, of which there are 0"):
+        Timeline().extend(recorder.drain(as_it_is=True))
+
+
 def _filled(spill: Path, portions: int) -> Recorder:
     """A recorder of limit 1000 that was filled up ``portions`` times; each time the disk took what was there."""
     recorder = Recorder(limit=1000, spill=spill)
@@ -122,8 +151,8 @@ def _filled(spill: Path, portions: int) -> Recorder:
 def test_batches_end_while_others_add(monkeypatch: pytest.MonkeyPatch):
     recorder, drain = Recorder(), Recorder.drain
 
-    def drain_and_add(self: Recorder) -> SpanBatch:
-        batch = drain(self)
+    def drain_and_add(self: Recorder, as_it_is: bool) -> SpanBatch:
+        batch = drain(self, as_it_is)
         _add_many(self, 0, 1)
         return batch
 
