@@ -99,7 +99,7 @@ class Cancelled(RlinfLabError, RuntimeError):
 class DeadlockError(RlinfLabError, RuntimeError):
     """Nothing can move any more; the message names who waits for whom.
 
-    Attribute ``waits``: the same as `rlinf_lab.runtime.waits.Wait` objects, where an executor raised it.
+    Attribute ``waits``: the same as `rlinf_lab.planning.waits.Wait` objects, where an executor or the simulator raised it.
     """
 
     waits: tuple[Any, ...] = ()

@@ -16,6 +16,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
+from rlinf_lab.planning.standstill import refuse_standstill, ring_of_channels
 from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -147,7 +148,7 @@ class ExecutionPlan:
 
     # --- checking ----------------------------------------------------------------------------------------
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
-        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow."""
+        """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which calls would wait for each other."""
         graph, read = graph_in(flow), Fields(self.name)
         for where, workers in {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory}.items():
             for worker in workers:
@@ -173,6 +174,7 @@ class ExecutionPlan:
                     f"Plan {self.name!r}: capacities[{channel!r}] is {capacity}, but that channel is declared whole: its consumer waits for "
                     f"everything, so nothing may bound it. Next: leave it out."
                 )
+        refuse_standstill(self.name, graph)
         self._validate_cells(graph)
 
     def _validate_worker(self, worker: str) -> None:
@@ -195,7 +197,7 @@ class ExecutionPlan:
             if not 1 <= chunk <= tokens:
                 raise PlanError(
                     f"Plan {self.name!r}: chunk of channel {edge.channel!r} is {chunk}, but only {tokens} tokens circulate in the "
-                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever. Next: a chunk from 1 to {tokens}."
+                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). Next: a chunk from 1 to {tokens}."
                 )
 
     # --- JSON and pictures ---------------------------------------------------------------------------

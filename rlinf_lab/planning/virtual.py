@@ -22,6 +22,7 @@ from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
+from rlinf_lab.planning.waits import Wait, rings
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.workflow.graph import DRIVER
@@ -171,7 +172,7 @@ class VirtualHost:
         self._timers = [(t.at_ns << _BITS) + 2 * (len(self.ranks) + i) for i, t in enumerate(self._turnover)]
         self._loop()
         if driver.doing != _IDLE:
-            raise DeadlockError("Nothing can move any more:\n" + "\n".join(f"  {line}" for line in self._waits()))
+            raise self._deadlock()
         return self.rows.batch(c.name for c in self.layout.graph.channels if not c.is_fifo)
 
     def _clock(self) -> int:
@@ -624,17 +625,30 @@ class VirtualHost:
         return not spec.keyed and not spec.whole and not any(self._shards[c] for c in (*call.reads, *call.writes))
 
     # --- looking -----------------------------------------------------------------------------------------------
-    def _waits(self) -> list[str]:
-        """Who waits for what, a line each."""
-        names = {queue: name[0] for name, queue in self._queues.items()}
-        rows = []
+    def _deadlock(self) -> DeadlockError:
+        waits = self._waits()
+        ring = "; ".join(" → ".join(ring) for ring in rings(waits))
+        error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
+        error.waits = tuple(waits)
+        return error
+
+    def _waits(self) -> list[Wait]:
+        """Who waits for what, and whom."""
+        names, graph = {queue: name[0] for name, queue in self._queues.items()}, self.layout.graph
+        found = []
         for index, why, where in self._engine.waiting():
-            what = self.layout.plan.devices[where] if why == "lock" else f"channel {names.get(where, where)!r}"
-            rows.append(f"{self.ranks[index].label} waits for {what} ({why})")
+            p = self.ranks[index]
+            if why == "lock":
+                holder = self._engine.holder(where)
+                on, what = [] if holder is None else [self.ranks[holder].label], self.layout.plan.devices[where]
+            else:
+                others = graph.producers(names[where]) if why == "get" else graph.consumers(names[where])
+                on, what = [w for w in others if w != p.worker] or list(others), f"channel {names[where]!r}"
+            found.append(Wait(p.label, f"{what} ({why})", tuple(on)))
         for p in self.ranks:
             if p.doing == _VALUE:
-                rows.append(f"{p.label} waits for the value of a call")
-        return rows
+                found.append(Wait(p.label, "the value of a call", tuple(dict.fromkeys(self.calls[i].worker for i in p.waits_for))))
+        return found
 
 
 def _next(script: Script, got: int | None) -> tuple[int, Any, int, int] | None:

@@ -297,7 +297,8 @@ class Scheduler:
         if self._held is not None:
             self._carry(instructions)
             return
-        self._held = held = []
+        held: list[Gate] = []
+        self._held = held
         try:
             self._carry(instructions)
         finally:

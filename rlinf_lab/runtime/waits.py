@@ -1,36 +1,21 @@
-"""Who waits for whom: a line each for people, an edge each for finding the cycle, and the graph as a widget draws it."""
+"""Who waits for whom in a run, and the graph of it as a widget draws it; see `planning.waits`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.planning.engine import Event
+from rlinf_lab.planning.waits import Wait as Wait
+from rlinf_lab.planning.waits import ranks_of, worker_of
+from rlinf_lab.planning.waits import rings as rings
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
     from rlinf_lab.runtime.process import Process
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could end it.
-
-    ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call. ``needs``: those of ``on`` that
-    all must move; of the others any one is enough.
-    """
-
-    who: str
-    what: str
-    on: tuple[str, ...] = ()
-    via: tuple[str, ...] = ()
-    needs: frozenset[str] = frozenset()
-
-    def __str__(self) -> str:
-        return f"{self.who} waits for {self.what}"
 
 
 def wait_of(host: Host, process: Process) -> Wait | None:
@@ -65,82 +50,6 @@ def _others(host: Host, process: Process) -> dict[str, str]:
     return dict.fromkeys([name for name in names if name != process.worker] or names, channel)  # itself, where nobody else is left
 
 
-def _worker(label: str) -> str:
-    return label.split("[")[0]
-
-
-def _ranks_of(names: Iterable[str]) -> dict[str, list[str]]:
-    """Labels by what `Wait.on` may call them: each by itself, and all of a worker by its name."""
-    found: dict[str, list[str]] = {}
-    for label in names:
-        found.setdefault(_worker(label), []).append(label)
-        found[label] = [label]
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class _Group:
-    """Ranks of a worker that wait for the same: of hundreds of ranks a few groups are looked at."""
-
-    worker: str
-    on: tuple[str, ...]
-    needs: frozenset[str]
-
-
-def rings(waits: Iterable[Wait], computing: Iterable[str] = ()) -> list[list[str]]:
-    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first repeated at the end.
-
-    ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who moves.
-    """
-    group_of = {wait.who: _Group(_worker(wait.who), wait.on, wait.needs) for wait in waits}
-    ranks = _ranks_of([*group_of, *computing])
-    free = _free(group_of, ranks)
-    stuck = {label: group for label, group in group_of.items() if group not in free}
-    edges = {group: {stuck[n]: n for on in group.on for n in reversed(ranks.get(on, ())) if n in stuck} for group in dict.fromkeys(stuck.values())}
-    found = []
-    while ring := min((ring for group in edges if (ring := _ring(group, edges))), key=len, default=[]):
-        found.append([edges[a][b] for a, b in pairwise([ring[-2], *ring])])
-        edges = {group: {g: label for g, label in after.items() if g not in ring} for group, after in edges.items() if group not in ring}
-    return found
-
-
-def _free(group_of: dict[str, _Group], ranks: dict[str, list[str]]) -> set[_Group]:
-    """Those that somebody who moves can free, directly or in some steps."""
-    free: set[_Group] = set()
-
-    def moves(name: str) -> bool:
-        return name not in ranks or any(label not in group_of or group_of[label] in free for label in ranks[name])
-
-    def freed(group: _Group) -> bool:
-        any_of = [name for name in group.on if name not in group.needs]
-        return all(map(moves, group.needs)) and (not any_of or any(map(moves, any_of)))
-
-    groups = set(group_of.values())
-    while fresh := {group for group in groups - free if freed(group)}:
-        free |= fresh
-    return free
-
-
-def _ring(start: _Group, edges: dict[_Group, dict[_Group, str]]) -> list[_Group]:
-    """The shortest way from ``start`` back to it."""
-    came: dict[_Group, _Group] = {}
-    front = [start]
-    while front:
-        later = []
-        for here in front:
-            for after in edges[here]:
-                if after not in came:
-                    came[after] = here
-                    later.append(after)
-        if start in came:
-            ring = [start, came[start]]
-            while ring[-1] != start:
-                ring.append(came[ring[-1]])
-            return ring[::-1]
-        front = later
-    return []
-
-
 @dataclass(frozen=True, slots=True)
 class WaitGraph:
     """Who waits for whom. ``computing``: ``worker[rank].method`` of the calls that wait for nobody."""
@@ -164,17 +73,17 @@ class WaitGraph:
         every call goes without saying, unless somebody waits for the loop.
         """
         calls, cycles = dict(call.split(".", 1) for call in self.computing), [ring[:-1] for ring in self.rings()]
-        on_cycle, awaited = {label for ring in cycles for label in ring}, {_worker(on) for wait in self.waits for on in wait.on}
-        waits = [wait for wait in self.waits if _worker(wait.who) != DRIVER or DRIVER in awaited]
+        on_cycle, awaited = {label for ring in cycles for label in ring}, {worker_of(on) for wait in self.waits for on in wait.on}
+        waits = [wait for wait in self.waits if worker_of(wait.who) != DRIVER or DRIVER in awaited]
         texts = {label: f"computes {method}" for label, method in calls.items()} | {wait.who: wait.what for wait in waits}
         # Ranks before workers: whoever waits for a worker waits for its ranks, where some are known.
         for on in sorted({on for wait in waits for on in wait.on}, key=lambda on: "[" not in on):
-            if on not in _ranks_of(texts):
+            if on not in ranks_of(texts):
                 texts[on] = "in no call"
-        called = _ranks_of(texts)
+        called = ranks_of(texts)
         groups: dict[Any, list[str]] = {}
         for label, text in texts.items():
-            groups.setdefault(label if label in on_cycle else (_worker(label), text), []).append(label)
+            groups.setdefault(label if label in on_cycle else (worker_of(label), text), []).append(label)
         number = {label: n for n, labels in enumerate(groups.values()) for label in labels}
         edges = {
             (number[wait.who], number[label], via or "")
@@ -202,4 +111,4 @@ def _named(labels: Sequence[str]) -> str:
         return labels[0]
     ranks = sorted(int(label[label.index("[") + 1 : -1]) for label in labels)
     one_by_one = ranks[-1] - ranks[0] == len(ranks) - 1
-    return f"{_worker(labels[0])}[{ranks[0]}–{ranks[-1]}]" if one_by_one else f"{_worker(labels[0])} ({len(ranks)} ranks)"
+    return f"{worker_of(labels[0])}[{ranks[0]}–{ranks[-1]}]" if one_by_one else f"{worker_of(labels[0])} ({len(ranks)} ranks)"

@@ -1,0 +1,102 @@
+"""Who waits for whom: a line each for people, an edge each for finding the cycle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could end it.
+
+    ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call. ``needs``: those of ``on`` that
+    all must move; of the others any one is enough.
+    """
+
+    who: str
+    what: str
+    on: tuple[str, ...] = ()
+    via: tuple[str, ...] = ()
+    needs: frozenset[str] = frozenset()
+
+    def __str__(self) -> str:
+        return f"{self.who} waits for {self.what}"
+
+
+def worker_of(label: str) -> str:
+    """Of worker[rank]."""
+    return label.split("[")[0]
+
+
+def ranks_of(names: Iterable[str]) -> dict[str, list[str]]:
+    """Labels by what `Wait.on` may call them: each by itself, and all of a worker by its name."""
+    found: dict[str, list[str]] = {}
+    for label in names:
+        found.setdefault(worker_of(label), []).append(label)
+        found[label] = [label]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Ranks of a worker that wait for the same: of hundreds of ranks a few groups are looked at."""
+
+    worker: str
+    on: tuple[str, ...]
+    needs: frozenset[str]
+
+
+def rings(waits: Iterable[Wait], computing: Iterable[str] = ()) -> list[list[str]]:
+    """Rings of ranks that wait for each other and that nobody else can free, the shortest first, each with its first repeated at the end.
+
+    ``computing``: labels of ranks that wait for nobody; who is neither in ``waits`` nor among them is taken for one who moves.
+    """
+    group_of = {wait.who: _Group(worker_of(wait.who), wait.on, wait.needs) for wait in waits}
+    ranks = ranks_of([*group_of, *computing])
+    free = _free(group_of, ranks)
+    stuck = {label: group for label, group in group_of.items() if group not in free}
+    edges = {group: {stuck[n]: n for on in group.on for n in reversed(ranks.get(on, ())) if n in stuck} for group in dict.fromkeys(stuck.values())}
+    found = []
+    while ring := min((ring for group in edges if (ring := _ring(group, edges))), key=len, default=[]):
+        found.append([edges[a][b] for a, b in pairwise([ring[-2], *ring])])
+        edges = {group: {g: label for g, label in after.items() if g not in ring} for group, after in edges.items() if group not in ring}
+    return found
+
+
+def _free(group_of: dict[str, _Group], ranks: dict[str, list[str]]) -> set[_Group]:
+    """Those that somebody who moves can free, directly or in some steps."""
+    free: set[_Group] = set()
+
+    def moves(name: str) -> bool:
+        return name not in ranks or any(label not in group_of or group_of[label] in free for label in ranks[name])
+
+    def freed(group: _Group) -> bool:
+        any_of = [name for name in group.on if name not in group.needs]
+        return all(map(moves, group.needs)) and (not any_of or any(map(moves, any_of)))
+
+    groups = set(group_of.values())
+    while fresh := {group for group in groups - free if freed(group)}:
+        free |= fresh
+    return free
+
+
+def _ring(start: _Group, edges: dict[_Group, dict[_Group, str]]) -> list[_Group]:
+    """The shortest way from ``start`` back to it."""
+    came: dict[_Group, _Group] = {}
+    front = [start]
+    while front:
+        later = []
+        for here in front:
+            for after in edges[here]:
+                if after not in came:
+                    came[after] = here
+                    later.append(after)
+        if start in came:
+            ring = [start, came[start]]
+            while ring[-1] != start:
+                ring.append(came[ring[-1]])
+            return ring[::-1]
+        front = later
+    return []
