@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.candidates import Candidate, candidates
@@ -15,6 +16,8 @@ from rlinf_lab.planning.search.solver import BOTH
 from rlinf_lab.planning.setting import Setting
 
 MODES = ("temporal", "spatial", "hybrid")
+MOST_GIB = 10**9
+LOOKED_AT = 512  # devices up to which every one of the next numbers is tried
 
 
 def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool, staying: int = 0) -> list[Candidate]:
@@ -31,32 +34,95 @@ def why_none(setting: Setting, modes: tuple[str, ...]) -> str:
         said = short.said
     else:
         said = " ".join(f"{mode}: {why_no(setting, mode)}" for mode in modes)
-    return said + nearest(setting, modes)
+    wish = Wish(setting.profile, setting.devices, setting.chunks, setting.rule, setting.staleness, modes)
+    return said + nearest(wish, math.ceil(short.gib) if math.isfinite(short.gib) else None, fewest_apart(setting))
 
 
-def nearest(setting: Setting, modes: tuple[str, ...]) -> str:
-    """What to change so that there is a plan. Each way was tried."""
-    gib, kind = math.ceil(shortage(setting).gib), next(iter(setting.devices))
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for: see `planner.plan`."""
+
+    profile: Profile
+    devices: Mapping[str, int]
+    chunks: int
+    rule: str
+    staleness: int
+    modes: tuple[str, ...]
+
+    def is_possible(self, **changed: Any) -> bool:
+        """Whether there is a plan when this and that is changed."""
+        wish = replace(self, **changed)
+        try:
+            setting = Setting.of(wish.profile, wish.devices, wish.chunks, wish.rule, wish.staleness)
+        except PlanError:
+            return False
+        return bool(of_modes(setting, wish.modes, quick=True))
+
+
+def nearest(wish: Wish, gib: int | None = None, count: int | None = None) -> str:
+    """What to change so that there is a plan. Each way was tried. ``gib``, ``count``: memory and devices that are likely to do."""
     found = []
-    if _possible(setting, setting.profile, setting.devices, MODES):
+    if wish.modes != MODES and wish.is_possible(modes=MODES):
         found.append(f"modes={MODES}")
-    if gib > min(map(setting.cap, setting.kinds)) and _possible(setting, limited(setting.profile, gib), setting.devices, modes):
-        found.append(f"memory_gib={gib}")
-    counts = sorted(n for n in {fewest_apart(setting), *(t * setting.devices[kind] for t in (2, 4, 8))} if setting.devices[kind] < n <= MOST_DEVICES)
-    for count in counts:
-        more = {**setting.devices, kind: count}
-        if _possible(setting, setting.profile, more, modes):
-            found.append(f"devices={more if kind else more[kind]}")
-            break
-    return f" Next: {', or '.join(found)}." if found else " Next: more memory, more devices, or workers that can leave (offloadable: true)."
+    if (enough := _least_memory(wish, gib)) is not None:
+        found.append(f"memory_gib={enough}")
+    if (more := _least_devices(wish, count)) is not None:
+        found.append(f"devices={more.get('', more)}")
+    return f" Next: {', or '.join(found) or _both(wish)}."
 
 
-def _possible(setting: Setting, profile: Profile, devices: Mapping[str, int], modes: tuple[str, ...]) -> bool:
-    try:
-        changed = Setting.of(profile, devices, setting.chunks, setting.rule, setting.staleness)
-    except PlanError:
-        return False
-    return bool(of_modes(changed, modes, quick=True))
+def _both(wish: Wish) -> str:
+    """Where more memory or more devices alone would not do."""
+    more = _least_devices(replace(wish, profile=limited(wish.profile, MOST_GIB)), None)
+    gib = _least_memory(replace(wish, devices=more), None) if more is not None else None
+    if more is None or gib is None:
+        return "other ranks or pins of the workers, or workers that can leave (offloadable: true)"
+    return f"memory_gib={gib} and devices={more.get('', more)}"
+
+
+def _least_memory(wish: Wish, likely: int | None) -> int | None:
+    """Whole GiB of a device with which there is a plan, and with one less there is none; None when memory is not what is missing."""
+
+    def does(gib: int) -> bool:
+        return wish.is_possible(profile=limited(wish.profile, gib))
+
+    caps = [k.memory_gib for k in wish.profile.kinds if k.name in wish.devices] or [None]
+    least = min((c if c is not None else wish.profile.device_memory_gib or math.inf for c in caps), default=math.inf)
+    if not math.isfinite(least) or not does(MOST_GIB):
+        return None
+    low, high = math.floor(least), max(1, math.ceil(least))
+    if likely is not None and likely > low and does(likely):
+        low, high = (likely - 1, likely) if likely - 1 <= low or not does(likely - 1) else (low, likely - 1)
+    while high < MOST_GIB and not does(high):
+        low, high = high, min(MOST_GIB, 2 * high)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if does(middle) else (middle, high)
+    return high
+
+
+def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
+    """With the fewest more of one kind, among the numbers that are tried."""
+    found = []
+    for kind, there in wish.devices.items():
+
+        def does(number: int, kind: str = kind) -> bool:
+            return number <= MOST_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
+
+        if likely is not None and likely > there and does(likely) and (likely == there + 1 or not does(likely - 1)):
+            found.append((likely - there, {**wish.devices, kind: likely}))
+            continue
+        near = range(there + 1, there + 9) if there <= LOOKED_AT else ()
+        low = there
+        for high in sorted({*near, *(there * t for t in (2, 3, 4, 8, 16, 64))}):
+            if does(high):
+                while high - low > 1:  # more need not always do, but what is said was tried
+                    middle = (low + high) // 2
+                    low, high = (low, middle) if does(middle) else (middle, high)
+                found.append((high - there, {**wish.devices, kind: high}))
+                break
+            low = high
+    return min(found, key=lambda f: f[0])[1] if found else None
 
 
 def limited(profile: Profile, gib: float) -> Profile:

@@ -20,12 +20,13 @@ from rlinf_lab.planning.candidates import SAME, Candidate, alike
 from rlinf_lab.planning.caveats import caveats
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.execution import execution_plan, same_workers
-from rlinf_lab.planning.feasible import MODES, limited, of_modes, why_none
+from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
+from rlinf_lab.planning.refusals import Unplaceable
 from rlinf_lab.planning.scripts import Outage
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.planning.steady import settled, steady
@@ -34,7 +35,6 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
-MOST_GIB = 1e9
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,12 @@ def plan(
     if memory_gib is not None:
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
         profile = limited(profile, memory_gib)
-    return searched(Setting.of(profile, counts, chunks, rule, staleness), graph, names, tuple(modes), simulate, quick)
+    try:
+        setting = Setting.of(profile, counts, chunks, rule, staleness)
+    except Unplaceable as error:
+        wish = Wish(profile, error.devices, chunks, rule, staleness, tuple(modes))
+        raise PlanError(error.said + nearest(wish, error.likely_gib, error.likely_devices)) from None
+    return searched(setting, graph, names, tuple(modes), simulate, quick)
 
 
 def searched(

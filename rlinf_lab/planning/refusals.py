@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 
 import numpy as np
 
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget, Unit
 from rlinf_lab.planning.given import MOST_DEVICES
@@ -15,13 +18,58 @@ from rlinf_lab.planning.tables import allowed
 FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
 
 
+class Unplaceable(PlanError):
+    """A worker fits nowhere. ``said``: who and why, without what to do next, which was only estimated (`feasible.nearest` tries it).
+
+    ``devices``: how many of each kind were to be had. ``likely_gib``, ``likely_devices``: what was estimated to do, if that could be.
+    """
+
+    def __init__(self, text: str, devices: Mapping[str, int]) -> None:
+        super().__init__(text)
+        self.devices, (self.said, _, advice) = devices, text.partition(" Next: ")
+        gib, count = re.search(r"device_memory_gib=(\d+)", advice), re.search(r"\bdevices=(\d+)", advice)
+        self.likely_gib, self.likely_devices = (int(found[1]) if found else None for found in (gib, count))
+
+
 def refusal(setting: Budget, unit: Unit) -> str:
     """One sentence for the first worker of a unit that cannot be placed, and what to do next."""
     for name in unit.members:
         for said in (_ranks(setting, name), _memory(setting, (name,)), _reach(setting, name)):
             if said:
                 return said
-    return _memory(setting, unit.members) or f"Workers {', '.join(map(repr, unit.members))} have no number of devices in common and too few to sit apart."
+    return _memory(setting, unit.members) or _kinds(setting, unit) or _apart(setting, unit)
+
+
+def _kinds(setting: Budget, unit: Unit) -> str:
+    """Of kinds of devices none will do: too few, or too small."""
+    if len(setting.devices) == 1:
+        return ""
+    for name in unit.members:
+        found = []
+        for kind, there in setting.devices.items():
+            counts = _counts(setting, name)
+            few = counts[counts <= there]
+            if not len(few):
+                found.append(f"of {kind} there are {there}, it needs {counts.min()}" if len(counts) else f"of {kind} there are {there}")
+                continue
+            least = float(_least_need(setting, (name,), few).min())
+            if least > setting.cap(kind) + ROUNDING:
+                found.append(f"a {kind} has {setting.cap(kind):g} GiB, it needs {least:.3g}")
+        if len(found) == len(setting.devices):
+            return f"Worker {name!r} fits on no kind of device: {'; '.join(found)}."
+    return ""
+
+
+def _apart(setting: Budget, unit: Unit) -> str:
+    """The members of a cell share no number of devices, and there are too few for them to sit apart."""
+    fewest = {name: int(counts.min()) for name in unit.members if len(counts := _counts(setting, name))}
+    needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
+    total = sum(fewest.values())
+    more = f" Next: devices={total}." if total > max(setting.counts) else ""
+    return (
+        f"Workers {', '.join(map(repr, unit.members))} of a cell have no number of devices in common, and apart they need {needs} = {total} devices; "
+        f"there are {_there(setting)}.{more}"
+    )
 
 
 def _there(setting: Budget) -> str:

@@ -20,7 +20,7 @@ from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
-from rlinf_lab.planning.refusals import refusal
+from rlinf_lab.planning.refusals import Unplaceable, refusal
 from rlinf_lab.planning.search.problem import Problem, members, subsets
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, Tables
 
@@ -132,4 +132,4 @@ class Setting(Budget):
             forms = [TOGETHER, APART] if len(unit.members) > 1 else [SINGLE]
             tried = [Forms(tuple(f if j == i else SINGLE for j in range(len(self.units)))) for f in forms]
             if not any(np.isfinite(self.tables.of(i, 0, t)).any() for t in tried):
-                raise PlanError(refusal(self, unit))
+                raise Unplaceable(refusal(self, unit), self.devices)

@@ -17,10 +17,11 @@ from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
 from rlinf_lab.planning.device import extended
+from rlinf_lab.planning.feasible import MOST_GIB
 from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
 from rlinf_lab.planning.memory import limits
-from rlinf_lab.planning.planner import MOST_GIB, Plans, searched
+from rlinf_lab.planning.planner import Plans, searched
 from rlinf_lab.planning.profile import DeviceKind, Profile
 from rlinf_lab.planning.setting import Setting
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import random
+import re
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from rlinf_lab.planning.candidates import candidates
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.setting import Setting
 
 NO_MEMORY, ANY_RANKS = Memory(), RankRule()
@@ -73,6 +75,44 @@ def test_what_would_help_is_said_and_helps() -> None:
     with pytest.raises(PlanError, match=r"'b' needs 64 GiB on each of 8 devices while 'a' keeps 20 GiB there .* Next: memory_gib=84, or devices=16\.$"):
         plan(profile, 8, chunks=1)
     assert plan(profile, 8, chunks=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, chunks=1).best.mode == "spatial"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_is_advised_works(seed: int) -> None:
+    """Random profiles on few devices with little memory: each way that a refusal names leads to a plan."""
+    rng = random.Random(seed)
+    made = random_profile(seed).replace(device_memory_gib=float(rng.choice([3, 8, 20])))
+    devices = rng.randint(1, 4)
+    try:
+        plan(made, devices, simulate=False, quick=True)
+    except PlanError as refused:
+        gib, count = re.search(r"Next: .*memory_gib=(\d+)", str(refused)), re.search(r"Next: .*\bdevices=(\d+)", str(refused))
+        assert gib or count or " and " in str(refused), refused
+        if " and devices=" in str(refused):
+            assert plan(made, int(count[1]), memory_gib=float(gib[1]), simulate=False, quick=True)
+            return
+        if gib:
+            assert plan(made, devices, memory_gib=float(gib[1]), simulate=False, quick=True)
+            with pytest.raises(PlanError):
+                plan(made, devices, memory_gib=float(gib[1]) - 1, simulate=False, quick=True)
+        if count:
+            assert plan(made, int(count[1]), simulate=False, quick=True)
+
+
+def test_members_of_a_cell_that_cannot_sit_together_or_apart_are_named() -> None:
+    s, p = (dataclasses.replace(worker(), devices=n) for n in (2, 3))
+    ring = Profile(64, {"s": s, "p": p}, (EdgeProfile("s", "p"), EdgeProfile("p", "s")))
+    with pytest.raises(PlanError, match=r"'s', 'p' of a cell have no .* apart they need 2 s \+ 3 p = 5 devices; .* Next: devices=5\.$"):
+        plan(ring, 4)
+    assert plan(ring, 5)
+
+
+def test_a_worker_that_fits_on_no_kind_says_why_of_each() -> None:
+    kinds = (DeviceKind("A", 1.0, 40.0), DeviceKind("B", 1.0, 60.0))
+    one = Profile(12, {"c": worker(memory=Memory(50), ranks=RankRule(devices_per_rank=2))}, (), kinds=kinds)
+    with pytest.raises(PlanError, match=r"fits on no kind of device: a A has 40 GiB, it needs 50; of B there are 1, it needs 2\. Next: memory_gib=50, or"):
+        plan(one, {"A": 2, "B": 1})
+    assert plan(one, {"A": 2, "B": 1}, memory_gib=50) and plan(one, {"A": 2, "B": 2})
 
 
 def test_more_devices_for_who_stays_can_make_room() -> None:
