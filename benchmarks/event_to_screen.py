@@ -2,7 +2,7 @@
 
 A workflow of two workers in threads of the kernel, started with `lab.run`, writes some hundred spans a second; its own observer looks for
 them and its own dashboard is told, exactly as users have it. The page notes when the dashboard's timeline has drawn how many spans; both
-ends read the same clock. Spans are counted from the start of the busy cell on.
+ends read the same clock. Spans are counted from the start of the busy cell on. Those of other processes come up to 0.1 s later (`device_host`).
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class SpanStore:
         if spans_are_right or not len(batch.spans):
             return
         tracks, names = len(source.tracks) - 1 + len(batch.tracks), len(source.names) - 1 + len(batch.names)
-        # Asked ten times a second, with cold caches: few calls, and what is wrong is looked for only where something is.
+        # Asked many times a second, with cold caches: few calls, and what is wrong is looked for only where something is.
         rows = widened(batch.spans) if _is_narrow(batch.spans) else batch.spans.astype(SPAN_DTYPE, copy=False)
         numbers = np.ascontiguousarray(rows).view(np.uint32).reshape(len(rows), -1)[:, _NUMBERS]
         track, name, channel = np.maximum.reduce(numbers + _NONE_IS_LEAST, axis=0).tolist()
