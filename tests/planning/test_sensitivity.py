@@ -116,6 +116,18 @@ def test_memory_that_was_underestimated() -> None:
     assert sensitivity(plan(chain(a=heavy, b=heavy), 8, simulate=False), ("memory",)).ranges == ()  # no limit, no question
 
 
+@pytest.mark.parametrize(("devices", "exponent", "choice"), [(2, 1.0, "a+b"), (2, 0.5, "(a | b)"), (3, 1.0, "a+b")])
+def test_a_flow_that_is_one_ring(devices: int, exponent: float, choice: str) -> None:
+    """One unit to place, in either form: the search has nobody else to leave devices to."""
+    a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=exponent, calls=4.0) for s in (1.0, 1.1))
+    plans = plan(Profile(64, {"a": a, "b": b}, (EdgeProfile("a", "b"), EdgeProfile("b", "a"))), devices, simulate=False)
+    assert plans.best.shape == choice
+    found = sensitivity(plans)
+    assert {r.worker for r in found.ranges} == {"a", "b"}
+    for r in found.ranges:
+        search_again(plans, r)
+
+
 def test_how_it_is_shown() -> None:
     found = sensitivity(plan(chain(a=FLAT, b=STEEP), 8, simulate=False), ("seconds", "memory"))
     assert repr(found).startswith(f"The choice {found.choice} stands while") and "<svg" in found._repr_html_()

@@ -357,7 +357,7 @@ class _Solver:
         """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
         if leaves not in self._beside:
             others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
-            self._beside[leaves] = int(self.problem.totals[-1] - min(self._fewest[v] for v in others)), sum(self._areas[v] for v in others)
+            self._beside[leaves] = int(self.problem.totals[-1] - min((self._fewest[v] for v in others), default=0)), sum(self._areas[v] for v in others)
         return self._beside[leaves]
 
     def _area(self, leaf: int) -> float:
