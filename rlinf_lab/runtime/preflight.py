@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from rlinf_lab.errors import PlanError, RlinfLabError, said
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.hosts import place_hosts
 from rlinf_lab.planning.layout import Layout, checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan_fields import some
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import devices_here, refuse_missing
+from rlinf_lab.runtime.fillers import declarations_of
 from rlinf_lab.runtime.nodes import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray
 from rlinf_lab.runtime.report import BROKEN, OK, OPTIONAL, Check, Report
 from rlinf_lab.runtime.run import check_executor, check_workflow
 from rlinf_lab.runtime.unfit import refuse_unfit_workers
+from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.graph import counted
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -32,10 +35,12 @@ def check(
     profile: Profile | None = None,
     address: str | None = None,
     emulate: bool = False,
+    fillers: Sequence[Filler] = (),
+    absent: Mapping[str, Sequence[int]] | None = None,
 ) -> Report:
     """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the connection to one.
 
-    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``: as in `run`.
+    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``, ``absent``: as in `run`.
     Returns a `Report` of plan, workers, devices, memory, and for other processes pickling, packages and ports of every node;
     ``report.ok`` says whether a launch can succeed. Never raises for what it finds, only for arguments that are none.
     """
@@ -45,7 +50,8 @@ def check(
     if profile is not None and not isinstance(profile, Profile):
         raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
     wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
-    looking = _Looking(flow, wanted, profile, emulate, executor)
+    specs_of(fillers)
+    looking = _Looking(flow, wanted, profile, emulate, executor, fillers, absent)
     checks = [looking.plan()]
     if checks[0].status != BROKEN:
         checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
@@ -53,18 +59,24 @@ def check(
 
 
 class _Looking:
-    def __init__(self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local") -> None:
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local", fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
         self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
+        self.fillers, self.absent = tuple(fillers), absent
 
     # --- the plan and the workers -----------------------------------------------------------------------------
     def plan(self) -> Check:
         """Names, ranks, granularity, and whether it would stand still."""
 
         def look() -> str:
-            self.layout: Layout = checked_layout(self.flow.graph, self.wanted)
+            self.layout: Layout = checked_layout(self.flow.graph, self.wanted, specs_of(self.fillers), self.absent)
             workers = self.flow.graph.workers
             ranks = counted(sum(map(self.layout.ranks, workers)), "rank")
-            return f"{ranks} of {counted(len(workers), 'worker')} on {counted(len(self.wanted.devices), 'device')}"
+            away = f", {', '.join(f'{w}[{r}]' for w, r in sorted(self.layout.absent))} not there at first" if self.layout.absent else ""
+            filling = f"; fillers {', '.join(f'{f.spec.name} on {some(f.spec.on)}' for f in self.fillers)}" if self.fillers else ""
+            return f"{ranks} of {counted(len(workers), 'worker')} on {counted(len(self.wanted.devices), 'device')}{away}{filling}"
 
         return _tried("plan", look)
 
@@ -73,7 +85,7 @@ class _Looking:
 
         def look() -> str:
             place = dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
-            refuse_unfit_workers(self.flow, self.layout, place)
+            refuse_unfit_workers(self.flow, self.layout, place, self.fillers)
             return "every worker accepts its ranks and sub-batches"
 
         return _tried("workers", look)
@@ -112,12 +124,14 @@ class _Looking:
         packed: dict[str, Packed] = {}
 
         def look() -> str:
-            for name, declaration in self.flow.workers.items():
+            for name, declaration in {**self.flow.workers, **declarations_of(self.fillers)}.items():
                 try:
                     packed[name] = Packed.of(declaration)
                 except RlinfLabError as error:
-                    raise PlanError(f"worker {name!r} cannot travel: {said(error)}") from error
-            return f"{counted(len(packed), 'worker')}, {sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
+                    kind = "worker" if name in self.flow.workers else "filler"
+                    raise PlanError(f"{kind} {name!r} cannot travel: {said(error)}") from error
+            filling = f" and {counted(len(self.fillers), 'filler')}" if self.fillers else ""
+            return f"{counted(len(self.flow.workers), 'worker')}{filling}, {sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
 
         return _tried("pickling", look), packed
 
@@ -168,7 +182,8 @@ class _Looking:
                 there = self._there(place, facts)
                 if there is not None and need > there:
                     raise PlanError(f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer ranks there, or device_memory=.")
-            return ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
+            found = ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
+            return f"{found}; fillers come on top, a profile does not have them" if self.fillers else found
 
         return [_tried("memory", look)]
 

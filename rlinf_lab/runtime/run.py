@@ -278,7 +278,7 @@ def make_executor(name: str, flow: Workflow, plan: ExecutionPlan | Planned | Non
     if plan is None:
         plan = ExecutionPlan.temporal(flow, devices_here())
     executor: Executor = made(flow, plan.execution if isinstance(plan, Planned) else plan, **options)
-    refuse_unfit_workers(flow, executor.layout, executor.driver_host.place)
+    refuse_unfit_workers(flow, executor.layout, executor.driver_host.place, options.get("fillers", ()))
     return executor
 
 

@@ -164,3 +164,80 @@ def test_every_node_of_a_cluster_is_asked() -> None:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", THREE], capture_output=True, text=True, timeout=150, env=env)
     assert done.returncode == 0 and "done" in done.stdout, done.stderr[-3000:]
+
+
+# --- fillers, and ranks that come later ------------------------------------------------------------------------------
+class Copying(lab.Worker):
+    """A source and a sink, elastic: no keys."""
+
+    def make(self, out: lab.Outbox) -> None:
+        out.put(1)
+
+    def take(self, inbox: lab.Inbox) -> int:
+        return sum(len(batch) for batch in inbox)
+
+
+def elastic() -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    flow = lab.Workflow("elastic")
+    items = flow.channel("items")
+    source, sink = flow.worker(Copying, name="source"), flow.worker(Copying, name="sink")
+
+    @flow.iteration
+    def iteration():
+        source.make(items)
+        return sink.take(items)
+
+    return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"source": [0], "sink": [1, 2]})
+
+
+class Evaluates(lab.Worker):
+    def __init__(self, what: object = None) -> None:
+        self.what = what
+
+    def preflight(self) -> None:
+        if self.ranks > 1:
+            raise ConfigError("Evaluates works alone. Next: one device.")
+
+    def step(self) -> bool:
+        return False
+
+
+def test_fillers_and_absent_ranks_are_looked_at_and_told() -> None:
+    flow, plan = elastic()
+    report = lab.check(flow, plan, emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:2")], absent={"sink": [1]})
+    assert report.ok
+    assert report["plan"].found == "3 ranks of 2 workers on 3 devices, sink[1] not there at first; fillers evaluates on cpu:2"
+
+
+@pytest.mark.parametrize(
+    ("options", "where", "found"),
+    [
+        ({"fillers": [lab.Filler(Evaluates, on="cuda:7")]}, "plan", "cuda:7"),
+        ({"fillers": [lab.Filler(Evaluates, on="cpu:2", name="sink")]}, "plan", "Filler 'sink': plan 'spatial' has another worker of that name"),
+        ({"absent": {"sink": [0]}}, "plan", "rank 0 of 'sink' stays"),
+        ({"absent": {"sink": [5]}}, "plan", "'sink' has no rank 5"),
+        ({"fillers": [lab.Filler(Evaluates, on=["cpu:0", "cpu:1"])]}, "workers", "Evaluates works alone"),
+    ],
+)
+def test_what_is_wrong_with_them_is_found_and_a_session_refuses_it_too(options: dict, where: str, found: str) -> None:
+    flow, plan = elastic()
+    report = lab.check(flow, plan, emulate=True, **options)
+    assert [c.name for c in report.broken] == [where] and found in report[where].found
+    with pytest.raises(lab.errors.RlinfLabError, match=found.split(":")[0]), lab.session(flow, plan, emulate=True, **options):
+        pass
+
+
+def test_a_filler_that_cannot_travel_is_named() -> None:
+    flow, plan = elastic()
+    locked = lab.Filler(Evaluates, threading.Lock(), on="cpu:0")
+    assert lab.check(flow, plan, emulate=True, fillers=[locked]).ok  # threads need not travel
+    report = lab.check(flow, plan, "processes", emulate=True, fillers=[locked])
+    assert "filler 'evaluates' cannot travel" in report["pickling"].found
+    travels = lab.check(flow, plan, "processes", emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:0")])
+    assert travels["pickling"].found.startswith("2 workers and 1 filler, ")
+
+
+def test_fillers_that_are_none_are_an_error_of_the_question() -> None:
+    flow, plan = elastic()
+    with pytest.raises(lab.errors.WorkflowError, match="a list of fillers"):
+        lab.check(flow, plan, fillers="evaluates")
