@@ -22,6 +22,7 @@ class Fingerprint:
     processor: str = rule("", doc="model name of the CPU")
     cores: int = rule(0, low=0, doc="cores that may be used")
     devices: tuple[str, ...] = rule((), doc="names of the accelerators, such as 'NVIDIA H100'")
+    measured: tuple[str, ...] = rule((), doc="arguments and code of the iteration and of each worker, 'name: ...'; none: not compared")
 
     @classmethod
     def here(cls, devices: Collection[str] | None = None) -> Fingerprint:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Sample
+from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
@@ -57,6 +58,7 @@ class Observed:
         missing = [w for w in graph.workers if w not in seen]
         if missing:
             raise PlanError(f"The timeline has no span of {', '.join(map(repr, missing))} after its first iteration; is it a timeline of {graph.name!r}?")
+        _refuse_other_places(plan, timeline)
         turns: dict[str, dict[int, dict[int, Turn]]] = {}
         for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns, s.kind != SpanKind.RUN)):
             if span.iteration in warm and span.track.worker != DRIVER:
@@ -170,6 +172,19 @@ class Observed:
         outside = [e.channel for e in self.graph.edges if not any(e.producer in c and e.consumer in c for c in self.graph.cells)]
         counts = [self.items(c) for c in outside] + [self.tokens(c) for c in self.graph.cells]
         return max(1, round(max(counts, default=1)))
+
+
+def _refuse_other_places(plan: ExecutionPlan, timeline: Timeline) -> None:
+    """Seconds on other devices than the plan's would be counted as seconds on as many as it has."""
+    for track in timeline.tracks:
+        if track.worker in plan.placements and track.devices:
+            here = plan.device_names(track.worker, track.rank) if track.rank < plan.ranks(track.worker) else ()
+            if set(here) != set(track.devices):
+                where = f"has it on {listing(here)}" if here else f"has {plan.ranks(track.worker)} ranks of it"
+                raise PlanError(
+                    f"In the timeline {track.worker}[{track.rank}] worked on {listing(track.devices)}; plan {plan.name!r} {where}. "
+                    f"Next: the plan that was run."
+                )
 
 
 def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:

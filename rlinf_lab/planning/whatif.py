@@ -57,6 +57,8 @@ class Question:
             whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
         whole("what if chunks", self.chunks, 1, MOST_CHUNKS)
         whole("what if staleness", self.staleness, 0, MOST_STALENESS)
+        if isinstance(self.memory_gib, Mapping) and set(self.devices) == {""}:
+            raise PlanError(f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such as memory_gib=80.")
         for kind, gib in self._memories().items():
             if kind and kind not in self.devices:
                 raise UnknownNameError.of("kind of device", kind, self.devices, f"It stands in what if memory_gib = {shown(self.memory_gib)}.")
@@ -158,7 +160,7 @@ class Slider:
         """Where a question stands: the nearest value."""
         name, _, kind = self.field.partition(".")
         now = getattr(question, name)
-        now = now[kind] if isinstance(now, Mapping) else now
+        now = now.get(kind) if isinstance(now, Mapping) else now
         return min(range(len(self.values)), key=lambda i: _distance(self.values[i], now))
 
 

@@ -16,6 +16,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.runtime.devices import devices_here, refuse_missing
 from rlinf_lab.runtime.run import check_executor
+from rlinf_lab.runtime.subject import changed, subject
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -63,6 +64,8 @@ class Request:
         if self.items is not None and profile.items != self.items:
             found.append(f"it counts {profile.items} items an iteration, asked for are {self.items}")
         found += [why for worker in graph.workers for why in (*self._other_ranks(profile, worker), *self._other_lengths(profile, worker))]
+        if profile.fingerprint is not None and profile.fingerprint.measured:
+            found += changed(profile.fingerprint.measured, subject(self.flow, self.inputs))
         if profile.fingerprint is not None and set(profile.fingerprint.devices) != set(accelerators):
             ours, theirs = listing(sorted(set(accelerators))), listing(sorted(set(profile.fingerprint.devices)))
             found.append(f"it was measured on accelerators: {theirs}; asked for are: {ours}")

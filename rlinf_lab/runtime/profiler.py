@@ -25,6 +25,7 @@ from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.messages import message_costs
 from rlinf_lab.runtime.profile_request import Request
 from rlinf_lab.runtime.run import run
+from rlinf_lab.runtime.subject import subject
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER
@@ -56,8 +57,9 @@ def profile(
     ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile counts in (default: the
     most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
     ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` where ranks shall not share this process. ``generators``: workers that generate
-    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there, fresh, of this workflow and for what is asked,
-    else say why not, measure and write it. A file without a fingerprint was written by hand and is never written over.
+    with continuous batching, and the longest response in tokens. ``path``: read this file if it is there, fresh, of this workflow (its
+    inputs, arguments and code too) and for what is asked, else say why not, measure and write it. A file without a fingerprint was written by
+    hand and is never written over.
 
     Training state is not kept: every plan starts with new workers. Raises `PlanError` or a worker's own exception.
     """
@@ -87,6 +89,9 @@ class _Measuring:
     executor: str
     notes: list[str] = field(default_factory=list)
 
+    def _fingerprint(self) -> Fingerprint:
+        return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
+
     def profile(self, items: int | None, generators: Mapping[str, float] | None, progress: bool) -> Profile:
         graph = self.flow.graph
         counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
@@ -103,7 +108,7 @@ class _Measuring:
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
-            device_memory_gib=_device_memory(self.devices), fingerprint=Fingerprint.here(_device_names(self.devices)), notes=self.notes, messages=messages,
+            device_memory_gib=_device_memory(self.devices), fingerprint=self._fingerprint(), notes=self.notes, messages=messages,
         )  # fmt: skip
         for worker in (w for w, p in probed.items() if not p.leaves):
             found = found.with_worker(worker, offloadable=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import traitlets
@@ -50,10 +51,12 @@ class PlanExplorer(PushedWidget):
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
         """Change fields of the question (`planning.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show the answer, which is returned.
 
-        ``devices``: how many, or how many of each kind. Raises `PlanError` when nothing fits.
+        ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError` when nothing fits.
         """
         if isinstance(devices := changes.get("devices"), int):
             changes["devices"] = {next(iter(self.question.devices)): devices}
+        if isinstance(memory := changes.get("memory_gib"), Mapping) and isinstance(before := self.question.memory_gib, Mapping):
+            changes["memory_gib"] = {**before, **memory}
         for name in changes:
             if name not in (known := [f.name for f in dataclasses.fields(Question)]):
                 raise ConfigError(f"ask({name}=...): a question has {', '.join(known)}.")

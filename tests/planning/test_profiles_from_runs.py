@@ -213,6 +213,16 @@ def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
     assert "'a' never left its devices in this run: it is taken to leave as fast as it came (0 s)" in " ".join(stays.notes)
 
 
+def test_a_plan_that_was_not_run_is_refused() -> None:
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    done = timeline(flow, plan)
+    with pytest.raises(PlanError, match=r"a\[0\] worked on cpu:0; plan 'wide' has it on cpu:0, cpu:1\. Next: the plan that was run\."):
+        profile_from_run(flow, ExecutionPlan("wide", DEVICES[:2], {"a": [[0, 1]], "b": [[0]], "c": [[0]]}), done)
+    with pytest.raises(PlanError, match=r"a\[0\] worked on cpu:0; plan 'elsewhere' has it on cpu:1"):
+        profile_from_run(flow, ExecutionPlan("elsewhere", DEVICES[:2], {"a": [[1]], "b": [[0]], "c": [[0]]}), done)
+
+
 def test_traces_of_other_tools(tmp_path: Path) -> None:
     """Two iterations: two rollout lanes of which one has the tail, a trainer."""
     events = []

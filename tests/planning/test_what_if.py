@@ -175,6 +175,8 @@ def test_every_kind_of_device_has_its_own_memory() -> None:
     assert part.answer(plans.profile).best.seconds == best[4], "H keeps what it has"
     everywhere = moved(asked, "memory_gib", 64.0)
     assert moved(everywhere, "memory_gib.R", 80.0).memory_gib == {"H": 64.0, "R": 80.0}
+    with pytest.raises(PlanError, match=r"there is one kind of device. Next: one number"):
+        dataclasses.replace(asked, devices={"": 8}, memory_gib={"H": 1.0})
     with pytest.raises(UnknownNameError, match="Unknown kind of device 'X'"):
         dataclasses.replace(asked, memory_gib={"X": 1.0})
     with pytest.raises(UnknownNameError, match="slider"):

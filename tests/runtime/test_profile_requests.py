@@ -13,6 +13,7 @@ from rlinf_lab.errors import PlanError, RlinfLabError
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.runtime.profile_request import Request
+from rlinf_lab.runtime.subject import subject
 
 
 class Source(lab.Worker):
@@ -137,3 +138,77 @@ def test_what_was_written_by_hand_is_not_written_over(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"was written by hand and is not what is asked for: it is of workers a, b, .* Next: another path"):
         lab.profile(flow("x", "y"), ["cpu:0"], path=path)
     assert path.read_text() == before
+
+
+class Sleeper(lab.Worker):
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def make(self, n: int, out: lab.Outbox) -> None:
+        for i in range(n):
+            self.compute(self.seconds)
+            out.put(i)
+
+
+def quicker(times: int) -> type[Sleeper]:
+    class Local(Sleeper):
+        def make(self, n: int, out: lab.Outbox) -> None:
+            for i in range(n):
+                self.compute(self.seconds / times)
+                out.put(i)
+
+    return Local
+
+
+def sleeping(cls: type[Sleeper] = Sleeper, seconds: float = 0.001, items: int = 4) -> lab.Workflow:
+    made = lab.Workflow("sleeping")
+    channel = made.channel("items", capacity=None)
+    source, sink = made.worker(cls, seconds, name="a"), made.worker(lambda batch: batch, name="b")
+    out = made.channel("out", capacity=None)
+
+    @made.iteration
+    def iteration(n: int = 1) -> None:
+        source.make(n * items, channel)
+        sink(channel, out)
+        out.get_all()
+
+    return made
+
+
+def test_a_profile_is_of_these_inputs_arguments_and_this_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "p.json"
+
+    def measured(made: lab.Workflow, inputs: list[int]) -> tuple[Profile, str]:
+        found = lab.profile(made, ["cpu:0"], inputs=inputs, iterations=1, path=path, progress=False)
+        streams = capsys.readouterr()
+        return found, streams.out + streams.err
+
+    first, _ = measured(sleeping(), [2])
+    assert first.items == 8 and measured(sleeping(), [2]) == (first, "")
+    more, said = measured(sleeping(), [4])
+    assert more.items == 16 and "iteration was measured with (2), is (4)" in said
+    _, said = measured(sleeping(seconds=0.002), [4])
+    assert "a was measured with Sleeper(0.001), is Sleeper(0.002)" in said
+    _, said = measured(sleeping(seconds=0.002, items=5), [4])
+    assert "the code of iteration has changed" in said, "what it has from outside counts, too"
+    _, said = measured(sleeping(quicker(2), 0.002, 5), [4])
+    assert "a was measured with Sleeper(0.002), is Local(0.002)" in said
+    assert measured(sleeping(quicker(2), 0.002, 5), [4])[1] == ""
+    _, said = measured(sleeping(quicker(3), 0.002, 5), [4])
+    assert "the code of a has changed" in said
+
+
+def test_arguments_are_told_apart_without_addresses() -> None:
+    class Thing:
+        def __repr__(self) -> str:
+            raise ValueError("no")
+
+    made = [lab.Workflow("w") for _ in range(2)]
+    for flow_ in made:
+        flow_.worker(Sleeper, object(), name="a")
+        flow_.worker(Sleeper, "x" * 500, name="b")
+        flow_.worker(Sleeper, Thing(), name="c")
+        flow_.worker(Sleeper, lambda x: x + 1, name="d")
+        flow_.iteration(lambda: None)
+    one, other = (subject(flow_, (object(),)) for flow_ in made)
+    assert one == other and all(len(line) < 200 for line in one)

@@ -14,7 +14,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
 
@@ -157,3 +157,15 @@ def test_workers_of_published_profiles_have_their_sliders() -> None:
     explorer = PlanExplorer(plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16, simulate=False))
     texts = {s["field"]: s["texts"][s["at"]] for s in explorer.sliders}
     assert texts == {"devices.": "16", "items": "8192 items", "chunks": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
+
+
+def test_memory_is_asked_for_some_kinds_or_for_all() -> None:
+    worker = WorkerProfile((Sample(1, 64.0, 8.0),), exponent=1.0, memory=Memory(20.0))
+    made = Profile(64, {"a": worker, "b": worker}, (EdgeProfile("a", "b"),), kinds=(DeviceKind("H", 1.0, 80.0), DeviceKind("R", 1.0, 24.0)))
+    explorer = PlanExplorer(plan(made, {"H": 2, "R": 2}, simulate=False))
+    explorer.ask(memory_gib={"H": 40.0})
+    assert explorer.question.memory_gib == {"H": 40.0, "R": 24.0}
+    explorer.ask(memory_gib={})
+    assert explorer.question.memory_gib == {"H": 40.0, "R": 24.0}
+    explorer.ask(memory_gib=None)
+    assert explorer.question.memory_gib is None and [s.field for s in explorer._sliders if "memory" in s.field]
