@@ -108,11 +108,15 @@ class Budget:
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
 
     def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device, or those on the first kind at the relative speed."""
+        """The profile with each worker's samples on a kind of device, or those on the first kind at the relative speed. Who works on the host is on no
+        kind: as fast as measured."""
         first = self.profile.kinds[0].name if self.profile.kinds else ""
         speeds = {k.name: k.speed for k in self.profile.kinds}
         workers = {}
         for name, worker in self.profile.workers.items():
+            if worker.resource == "host":
+                workers[name] = worker
+                continue
             own = tuple(s for s in worker.samples if (s.kind or first) == kind)
             scaled = tuple(replace(s, seconds=s.seconds / speeds[kind]) for s in worker.samples if (s.kind or first) == first and kind != first)
             if not own and not scaled:

@@ -82,6 +82,20 @@ def test_on_the_host_it_is_as_fast_as_measured_whatever_the_devices(devices: int
     assert 8.0 < plans.best.seconds <= plans["a > b"].seconds < 9.0
 
 
+@pytest.mark.parametrize("kind", ["batch", "generation"])
+@pytest.mark.parametrize("devices", [{"A": 2}, {"B": 2}, {"A": 2, "B": 3}])
+@pytest.mark.parametrize("rule", ["fitted", "rlinf"])
+def test_on_the_host_it_is_as_fast_as_measured_whatever_the_kind(devices: dict[str, int], rule: str, kind: str) -> None:
+    """Faster devices are faster for who sits on them; samples of a host are on no kind, whatever they name."""
+    base = changed(GENERATION, {"workers.a.max_running": 256}) if kind == "generation" else BASE
+    for named in ("", "B"):
+        kinds = [{"name": "A"}, {"name": "B", "speed": 2.0}]
+        changes = {"workers.a.resource": "host", FIRST + "devices": 0, FIRST + "kind": named, "kinds": kinds}
+        plans = plan(Profile.from_dict(changed(base, changes)), devices, rule=rule, simulate=False)
+        assert plans.bound.seconds == pytest.approx(8.0) and plans.best.seconds > 8.0
+        assert plans["a > b"].candidate.streamed.work[0].busy == pytest.approx(8.0)
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "says"),
     [
