@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 WIDEST = 4.0  # times as much, or as little, is looked at
 FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
 FINE = 1e-3  # relative: how near an end is found
+GUESSES = 2
 FAINT = 5e-3  # relative: what is faster by less may be overlooked between two factors that are searched
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
 ENTRIES = ("seconds", "memory")
@@ -223,16 +224,28 @@ class _Scan:
         self.asked, self.worker, self.entry = asked, worker, entry
         self._looks: dict[float, _Look] = {}
 
-    def until(self, here: float, there: float) -> tuple[float, str]:
-        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there)."""
+    def until(self, here: float, there: float, guesses: int = GUESSES) -> tuple[float, str]:
+        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there).
+
+        ``guesses``: how often plans that are known say where to look.
+        """
         winner = self.asked.verdict(self._look(there))
         if not winner and self._nothing_between(min(here, there), max(here, there)):
             return there, ""
         if abs(math.log(there / here)) <= FINE:
             return (here, winner) if winner else (there, "")
-        middle = (here * there) ** 0.5
+        middle = self._crossing(here, there) if winner and guesses else (here * there) ** 0.5
         reached, between = self.until(here, middle)
-        return (reached, between) if between else self.until(middle, there)
+        return (reached, between) if between else self.until(middle, there, guesses - 1 if winner and guesses else 0)
+
+    def _crossing(self, here: float, there: float) -> float:
+        """Where a known plan begins to win: a factor just before, or just behind if ``here`` is one just before."""
+        good, bad = here, there
+        while abs(math.log(bad / good)) > FINE / 2:
+            middle = (good * bad) ** 0.5
+            chosen, other = self.asked.known(self._changed(middle))
+            good, bad = (middle, bad) if chosen * (1 - 1e-9) <= other else (good, middle)
+        return good if good != here else bad
 
     def _nothing_between(self, low: float, high: float) -> bool:
         """Whether no plan, known or not, can be faster than the choice by more than `FAINT` at any factor between two at which it stands.

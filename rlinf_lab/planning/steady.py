@@ -18,7 +18,7 @@ from rlinf_lab.timeline.timeline import Timeline
 
 OVERLAPPING = 8  # iterations at most that are compared with earlier ones
 LONGEST = 64  # iterations that are forecast, unless more than half of them overlap; where nothing comes again until then, the later half counts
-MOST_SPANS = 200_000  # of a forecast that is made longer: some tenths of a second
+MOST_SPANS = 100_000  # of a forecast that is made longer: some tenths of a second
 ALIKE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 

@@ -115,7 +115,7 @@ def test_nothing_beats_the_lower_bound() -> None:
     """Whatever seconds are shown: followed, simulated, with iterations that overlap. And they are the ranking."""
     checked = 0
     for seed in (*range(14), 42, 43, 47, 52):
-        for staleness in (0, 2) if seed < 8 or seed > 40 else (0,):
+        for staleness in (0, 2) if seed < 3 or seed > 40 else (0,):
             try:
                 profile = random_profile(seed)
                 plans = plan(profile, 8, simulate=seed % 2 == 0 or seed > 40, chunks=8, staleness=staleness)

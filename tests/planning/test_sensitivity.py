@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -83,12 +82,10 @@ def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the profile's value and at four times of it the choice is the best; between them a rival is, by a little more than is overlooked."""
     plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
     asked = _Asked(plans, "shape", 0.0)
-    real = asked.look
 
     def look(profile: Profile) -> _Look:
-        seconds = profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds
-        found = real(profile)
-        return replace(found, rival=0.99 * min(found.own, found.same), shape="rival") if 2.5 < seconds < 2.6 else replace(found, rival=1.001 * found.same)
+        own = asked.known(profile)[0]
+        return _Look(own, own, own * (0.99 if 2.5 < profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds < 2.6 else 1.001), "rival")
 
     monkeypatch.setattr(asked, "look", look)
     assert _Scan(asked, "a", "seconds").until(1.0, WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
