@@ -1,13 +1,15 @@
 """A profile from a trace of another tool, with a mapping of the names in it to workers.
 
 A device is known where a lane is a stream of a GPU, or a rank of a timeline of ours. Lanes of other processes (a node with Ray's workers, a Python process)
-do not say which device they worked on: then each lane counts as one, and the profile's notes say so.
+do not say which device they worked on: then each lane counts as one, and the profile's notes say so. Where fewer devices are given than there are lanes,
+the lanes share them: spans of one device may hop between lanes, as with a pool of threads or tasks that any process of a node takes.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_lab.errors import PlanError, shown
@@ -33,7 +35,8 @@ def profile_from_trace(
 
     ``workers``: for each worker a pattern (``"generate*"``) of the names of its spans, or of the lanes that it works on. Where some of its spans are on
     a GPU, only those count. ``items`` of an iteration. ``iterations`` that the trace holds (default: those that it marks, as torch's profiler does
-    with ``step()``; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many each worker has (default: those it was seen on).
+    with ``step()``; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many each worker has (default: those it was seen on);
+    where it is fewer than the lanes, as many of them are taken to work at a time as lanes do, all of them for equally long.
 
     Raises `PlanError` naming a pattern that nothing matches, with what is there, or two patterns whose time would count twice.
     """
@@ -51,10 +54,11 @@ def profile_from_trace(
         notes.append(f"The trace marks {marked} iterations, {iterations} were asked for: seconds are its time over {iterations}.")
     found = {}
     for worker, own in seen.items():
-        count = (devices or {}).get(worker, len(own.places))
+        count = (devices or {}).get(worker, own.seen_on)
         if own.guessed and worker not in (devices or {}):
-            notes.append(f"{worker}: the trace does not name its devices, so its {count} lanes count as one each. Give devices={{{worker!r}: ...}}.")
-        found[worker] = WorkerProfile((Sample(count, float(items), own.ns / 1e9 / counted),), resource="device" if count else "host")
+            at_once = f" (at most {own.at_once} at work at a time)" if own.at_once < count else ""
+            notes.append(f"{worker}: the trace does not name its devices, so its {count} lanes{at_once} count as one each. Give devices={{{worker!r}: ...}}.")
+        found[worker] = WorkerProfile((Sample(count, float(items), own.busy_ns(count) / 1e9 / counted),), resource="device" if count else "host")
     return Profile(items, found, tuple(EdgeProfile(p, c) for p, c in edges), name, notes=tuple(notes))
 
 
@@ -74,12 +78,35 @@ def _check(timeline: object, workers: object, edges: object, devices: object) ->
 
 @dataclass(frozen=True)
 class _Seen:
-    """``spans`` of one worker; ``places``: its devices, or its lanes where those are not known (``guessed``); ``ns`` of the place busy longest."""
+    """``spans`` of one worker, and when each of its places was at work, [start, end) in ns, apart and in order. Places are its devices, or its lanes where
+    those are not known (``guessed``) or it has none; ``seen_on`` so many devices."""
 
     spans: tuple[Span, ...]
-    places: tuple[object, ...]
     guessed: bool
-    ns: int
+    seen_on: int
+    work: tuple[tuple[tuple[int, int], ...], ...]
+
+    @property
+    def at_once(self) -> int:
+        """Most places at work at a time."""
+        return max(active for active, _ in self._stretches())
+
+    def busy_ns(self, devices: int) -> float:
+        """Nanoseconds for which the busiest of so many devices worked."""
+        # The ranks of a worker advance together: the one that was busy longest tells.
+        longest = max(sum(end - start for start, end in own) for own in self.work)
+        if devices >= len(self.work) or devices == self.seen_on:
+            return longest
+        shared = max(devices, 1)  # of none, on the host, it is one service
+        return max(longest, sum(min(active, shared) * ns for active, ns in self._stretches()) / shared)
+
+    def _stretches(self) -> Iterator[tuple[int, int]]:
+        """(places at work, for how many ns), one after another."""
+        turns = sorted((at, change) for own in self.work for start, end in own for at, change in ((start, 1), (end, -1)))
+        active = 0
+        for (at, change), (then, _) in itertools.pairwise(turns):
+            active += change
+            yield active, then - at
 
 
 def _seen(spans: Sequence[Span], worker: str, pattern: str) -> _Seen:
@@ -94,10 +121,8 @@ def _seen(spans: Sequence[Span], worker: str, pattern: str) -> _Seen:
     for s in own:
         for place in [s.track] if guessed or not s.track.devices else [(s.track.host, d) for d in s.track.devices]:
             times.setdefault(place, []).append((s.start_ns, s.end_ns))
-    # The ranks of a worker advance together: the one that was busy longest tells.
-    longest = max(_covered(intervals) for intervals in times.values())
-    places = tuple(times) if guessed else tuple(p for p in times if not isinstance(p, Track))
-    return _Seen(tuple(own), places, guessed, longest)
+    seen_on = len(times) if guessed else sum(not isinstance(p, Track) for p in times)
+    return _Seen(tuple(own), guessed, seen_on, tuple(_joined(intervals) for intervals in times.values()))
 
 
 def _devices(track: Track) -> bool:
@@ -133,10 +158,12 @@ def _check_outside(span: Span, worker: str, around: Mapping[str, Span], workers:
             )
 
 
-def _covered(times: Iterable[tuple[int, int]]) -> int:
-    """Nanoseconds that at least one of the intervals covers."""
-    total, reached = 0, -1
+def _joined(times: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """What at least one of the intervals covers."""
+    found: list[tuple[int, int]] = []
     for start, end in sorted(times):
-        total += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return total
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return tuple(found)

@@ -294,6 +294,32 @@ def test_lanes_that_name_no_device_are_said_to_be_counted(tmp_path: Path) -> Non
     assert not any("lanes" in n for n in profile_from_trace(trace, {"a": "gen*"}, 8, [], devices={"a": 1}).notes)
 
 
+@pytest.mark.parametrize(
+    ("spans", "devices", "seconds"),
+    [
+        ([(0, 0, 6), (1, 10, 16)], 1, 12.0),  # one device, whose spans hop between two lanes
+        ([(0, 0, 6), (1, 10, 16)], 0, 12.0),  # a service on the host
+        ([(0, 0, 6), (1, 10, 16)], 2, 6.0),
+        ([(0, 0, 6), (1, 0, 6), (2, 10, 16), (3, 10, 16)], 2, 12.0),  # two devices, four lanes
+        ([(0, 0, 6), (0, 1, 2), (1, 4, 10)], 1, 10.0),  # both work on it from 4 to 6; a span within another is no second one
+        ([(0, 0, 9), (1, 10, 12), (2, 10, 11)], 2, 9.0),  # no shorter than the busiest lane
+    ],
+)
+def test_spans_of_a_device_may_hop_between_lanes(spans: list[tuple[int, int, int]], devices: int, seconds: float, tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": "gen", "pid": 1, "tid": lane, "ts": 1e6 * start, "dur": 1e6 * (end - start)} for lane, start, end in spans]
+    (tmp_path / "hop.json").write_text(json.dumps({"traceEvents": events}))
+    profile = profile_from_trace(Timeline.open(tmp_path / "hop.json"), {"a": "gen"}, 64, [], devices={"a": devices})
+    (sample,) = profile.workers["a"].samples
+    assert (sample.devices, sample.seconds) == (devices, pytest.approx(seconds))
+
+
+def test_lanes_that_never_work_together_are_said(tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": "gen", "pid": 1, "tid": i % 2, "ts": 10e6 * i, "dur": 6e6} for i in range(4)]
+    (tmp_path / "hop.json").write_text(json.dumps({"traceEvents": events}))
+    notes = profile_from_trace(Timeline.open(tmp_path / "hop.json"), {"a": "gen"}, 64, [], iterations=4).notes
+    assert any("its 2 lanes (at most 1 at work at a time) count as one each" in n for n in notes)
+
+
 def test_a_simulated_timeline_names_its_devices() -> None:
     flow = stages()
     profile = profile_from_trace(timeline(flow, ExecutionPlan.temporal(flow, DEVICES, {"b": 2})), {"b": "convert", "c": "c"}, 24, [("b", "c")], iterations=3)
