@@ -294,22 +294,9 @@ class Scheduler:
     # --- the engine's instructions -------------------------------------------------------------------------
     def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
         """Under the mutex. Nobody goes on before all of it is done: who is resumed and shall leave its device knows both when it looks."""
-        if self._held is not None:
-            self._carry(instructions)
+        if self._held is None:
+            self._apply_together(instructions)
             return
-        held: list[Gate] = []
-        self._held = held
-        try:
-            self._carry(instructions)
-        finally:
-            self._held = None
-            self._open(held)
-
-    def _open(self, held: Iterable[Gate]) -> None:
-        for gate in held:
-            gate.open()
-
-    def _carry(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
         self._batch += 1
         batch = self._batch
         for do, index, a, b in instructions:
@@ -337,6 +324,19 @@ class Scheduler:
                 self._delayed()
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
+
+    def _apply_together(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
+        held: list[Gate] = []
+        self._held = held
+        try:
+            self._apply(instructions)
+        finally:
+            self._held = None
+            self._open(held)
+
+    def _open(self, held: Iterable[Gate]) -> None:
+        for gate in held:
+            gate.open()
 
     # --- nothing runs here ---------------------------------------------------------------------------------
     def _quiescent(self) -> None:
