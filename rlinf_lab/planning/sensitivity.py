@@ -235,8 +235,9 @@ class _Scan:
         if abs(math.log(there / here)) <= FINE:
             return (here, winner) if winner else (there, "")
         middle = self._crossing(here, there) if winner and guesses else (here * there) ** 0.5
-        reached, between = self.until(here, middle)
-        return (reached, between) if between else self.until(middle, there, guesses - 1 if winner and guesses else 0)
+        left = max(guesses - 1, 0) if winner else GUESSES
+        reached, between = self.until(here, middle, left)
+        return (reached, between) if between else self.until(middle, there, left)
 
     def _crossing(self, here: float, there: float) -> float:
         """Where a known plan begins to win: a factor just before, or just behind if ``here`` is one just before."""
