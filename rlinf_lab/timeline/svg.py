@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Sequence
 from html import escape
 
+from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.palette import CAUSE_COLOURS, INK, MODES, worker_colour
 from rlinf_lab.timeline.picture import Line, Scene, Word
 from rlinf_lab.timeline.span import Cause
@@ -25,6 +26,8 @@ _HATCH = {
 
 def to_svg(scene: Scene, theme: str = "auto") -> str:
     """The picture as SVG text. ``theme``: "light", "dark", or "auto" for that of the page it is in."""
+    if theme not in (*MODES, "auto"):
+        raise UnknownNameError.of("theme", theme, (*MODES, "auto"))
     used = [cause for cause in _HATCH if any(bar.fill is cause for bar in scene.bars)]
     # Patterns and classes of several pictures in one page must not meet.
     prefix = f"h{zlib.crc32(repr((scene.bars, theme)).encode()):x}"

@@ -163,7 +163,7 @@ class TimelineFeed:
         settled = marks if final or still else marks[marks["end"] <= now.end_ns - SETTLE_NS]
         assert self._idle_until is not None and self._origin is not None
         self._not_before = time.monotonic() + LOOK_SECONDS
-        sure = max(self._idle_until, int(settled["end"].max(initial=0)))
+        sure = int(settled["end"].max(initial=self._idle_until))
         until = now.end_ns if final else sure
         if until <= self._told_until:
             return

@@ -121,7 +121,7 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
 
 def a_bubble_says_its_cause_and_what_it_cost(hand: Hand, theme: str) -> None:
     said = hand.click(SLOW, "cpu:1: starved")
-    assert "waiting for input" in said and "39.0 ms from 107 ms, iteration 2" in said
+    assert "waiting for input" in said and "39.0 ms from 107 ms, iteration 1" in said
     assert "18 like it on cpu:1: 107 ms in all (60 % of its time), median 4.00 ms, longest 39.0 ms; this one is 9.8 × the median" in said
     assert "policy 0 waited for input from channel obs" in said and "simulator 0 ran step (100 % of it)" in said
     hand.lab.screenshot(f"timeline-bubble-{theme}")
@@ -176,7 +176,7 @@ def keys_zoom_and_pan(hand: Hand) -> None:
 
 def outliers_lead_to_the_slow_step(hand: Hand) -> None:
     hand.page.get_by_role("button", name="Outliers").click()
-    assert "simulator 0 step: 40.0 ms, 8.0 ×, iteration 2" in hand.says("Outliers")
+    assert "simulator 0 step: 40.0 ms, 8.0 ×, iteration 1" in hand.says("Outliers")
     hand.details.get_by_role("button", name="simulator 0 step: 40.0 ms").click()
     hand.says("simulator 0 · step")
     start, end = hand.shown()

@@ -100,7 +100,7 @@ def test_arrows_are_those_of_an_exported_trace(page: Any) -> None:
 def test_a_bubble_says_its_cause_and_follows_who_was_waited_for(page: Any) -> None:
     fill(page, pipeline())
     found = page.evaluate("() => checks.explained('cpu:1', 'starved')")
-    assert found["title"] == "cpu:1: starved" and "iteration 2" in found["lines"][1] and found["lines"][1].startswith("39.0 ms")
+    assert found["title"] == "cpu:1: starved" and "iteration 1" in found["lines"][1] and found["lines"][1].startswith("39.0 ms")
     assert found["chain"] == ["policy 0 waited for input from channel obs", "simulator 0 ran step (100 % of it)"]
     chain = page.evaluate("() => checks.explained('cpu:2', 'fill')")["chain"]
     assert chain[0] == "learner 0 waited for input from channel traj"

@@ -181,6 +181,12 @@ def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline
         timeline.to_svg(lanes="workers")
 
 
+def test_an_unknown_theme_is_named(timeline: Timeline, tmp_path: Path):
+    for draw in (timeline.to_svg, lambda theme: timeline.to_png(tmp_path / "t.png", theme=theme)):
+        with pytest.raises(UnknownNameError, match="Unknown theme 'q'"):
+            draw(theme="q")
+
+
 def test_a_fixed_theme_needs_no_page(timeline: Timeline):
     light, dark, page = (timeline.to_svg(theme=theme) for theme in ("light", "dark", "auto"))
     assert "#1e69b4" in light and "#4b96ff" not in light and "media" not in light

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from widget_samples import SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
-from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.batch import SPAN_DTYPE
 from rlinf_lab.widgets import Dashboard, TimelineView
 from rlinf_lab.widgets import feed as feed_module
@@ -270,3 +270,12 @@ def test_what_is_no_timeline_is_refused_by_name(given: Any) -> None:
     if given is not None:
         with pytest.raises(TimelineError, match="names of devices"):
             Timeline(given)
+
+
+def test_device_time_before_zero_is_as_long_as_the_timeline() -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("step"), -5_000_000, -4_000_000)
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    idle = np.frombuffer(TimelineFeed(timeline).take(final=True).idle, IDLE_WIRE)
+    assert timeline.elapsed_ns == 1_000_000 == idle["dur"].sum() and set(idle["cause"]) == {BUSY}

@@ -55,7 +55,7 @@ export class Details {
     lines.push(`${duration(c.dur[i])} from ${duration(c.start[i])}`);
     if (c.channel[i] >= 0) lines.push(`channel ${store.name(c.channel[i])}`);
     if (c.items[i] > 0) lines.push(`${c.items[i].toLocaleString("en")} items`);
-    if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i] + 1}`);
+    if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i]}`);
     const error = store.tables.clock_errors[track.host];
     if (error) lines.push(`by the clock of another node, aligned to ± ${duration(error)}`);
     const jumps = store.tables.clock_jumps[track.host];
@@ -138,7 +138,7 @@ export class Details {
     if (!found.length) { this.show("No outliers", make("div", {}, "No span took more than 1.5 times the median of its method.")); return; }
     this.show("Outliers", make("div.muted", {}, "longest against the median of their method; click to go there"), ...found.map((f) => {
       const store = this.view.stores[f.layer], c = f.lane.columns;
-      const text = `${f.track.label} ${store.name(c.name[f.i])}: ${duration(f.dur)}, ${f.ratio.toFixed(1)} ×${c.iteration[f.i] >= 0 ? `, iteration ${c.iteration[f.i] + 1}` : ""}`;
+      const text = `${f.track.label} ${store.name(c.name[f.i])}: ${duration(f.dur)}, ${f.ratio.toFixed(1)} ×${c.iteration[f.i] >= 0 ? `, iteration ${c.iteration[f.i]}` : ""}`;
       return this.link(text, { layer: f.layer, track: f.track, lane: f.lane, i: f.i });
     }));
   }

@@ -93,7 +93,7 @@ export function explain(store, device, lane, i) {
   if (!cause) return { title: `${device}: busy`, lines: [`${duration(c.dur[i])} from ${duration(from)}`], chain: [] };
   const lines = [CAUSE_TEXT[cause], `${duration(c.dur[i])} from ${duration(from)}`];
   const mark = store.markAt(from);
-  if (mark) lines[1] += `, iteration ${mark.iteration + 1}`;
+  if (mark) lines[1] += `, iteration ${mark.iteration}`;
   const chain = [], waiting = store.tracks[c.track[i]];
   if (waiting) follow(store, waiting, c.waitKind[i], c.channel[i], from, to, chain, new Set());
   else chain.push(...busyOnes(store, device, from, to));

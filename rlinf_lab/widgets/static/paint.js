@@ -116,7 +116,7 @@ export function paintGutter(view, g) {
       paintText(g, `600 11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 44), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
     }
-    if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", `${Math.round(100 * view.busyShare(row))} %`, view.gutter - 8, mid);
+    if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", shareText(view.busyShare(row)), view.gutter - 8, mid);
     if (head) continue;
     if (row.layer) { if (row.h >= 9) paintText(g, `10px ${FONT}`, c.muted, "right", view.cut(g, view.labels[row.layer], view.gutter - 20), view.gutter - 8, mid); continue; }
     g.fillStyle = view.workerColour(row.track.worker);
@@ -179,7 +179,7 @@ function paintIterations(view, g) {
   let free = view.gutter;
   for (const mark of view.store.marks) {
     if (mark.end < view.from || mark.start > view.to) continue;
-    const x0 = Math.max(view.gutter, view.x(mark.start)), x1 = Math.min(view.gutter + view.plot, view.x(mark.end)), text = String(mark.iteration + 1);
+    const x0 = Math.max(view.gutter, view.x(mark.start)), x1 = Math.min(view.gutter + view.plot, view.x(mark.end)), text = String(mark.iteration);
     g.fillStyle = c.muted;
     if (view.x(mark.start) >= view.gutter) { g.globalAlpha = 0.55; g.fillRect(Math.round(x0), RULER - 12, 1, 12); g.globalAlpha = 1; }
     const need = 8 + 6.5 * text.length;
@@ -264,14 +264,16 @@ export function paintScrollbar(view, g) {
   g.fillRect(view.width - 6, y, 5, size);
 }
 
-/** Share of the visible time of a device in which user code ran. */
+/** Share of the visible time of a device in which user code ran, as far as it is known; NaN where nothing is known yet. */
 export function busyShare(view, row) {
   const store = view.stores[row.layer], shift = view.shift(row.layer);
   const from = Math.max(0, view.from - shift), to = Math.min(store.end, view.to - shift);
   const sums = row.lane.sum(from, to, new Float64Array(CATEGORIES));
   const total = sums.reduce((a, b) => a + b, 0);
-  return total ? sums[BUSY] / total : 0;
+  return total ? sums[BUSY] / total : NaN;
 }
+
+function shareText(share) { return Number.isNaN(share) ? "–" : `${Math.round(100 * share)} %`; }
 
 function niceStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));

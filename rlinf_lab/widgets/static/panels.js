@@ -140,7 +140,7 @@ export function headline(keys, rows, bubbles) {
   const row = bubbles.last;
   if (row) {
     const idle = CAUSES.reduce((s, cause) => s + (row[cause] || 0), 0);
-    tiles.push(["Devices busy", `${Math.round((100 * row.busy) / (row.busy + idle))} %`, `iteration ${row.iteration + 1}`]);
+    tiles.push(["Devices busy", `${Math.round((100 * row.busy) / (row.busy + idle))} %`, `iteration ${row.iteration}`]);
   }
   return tiles;
 }

@@ -26,10 +26,11 @@ export class Series {
   extent(first, last) {
     if (this.name.endsWith("%")) return [0, 100];
     let low = Infinity, high = -Infinity;
-    for (let i = first; i < last; i++) { const v = this.values[i]; if (v < low) low = v; if (v > high) high = v; }
+    for (let i = first; i < last; i++) { const v = this.values[i]; if (!Number.isFinite(v)) continue; if (v < low) low = v; if (v > high) high = v; }
     if (!(low <= high)) return [0, 1];
     if (low >= 0 && low < 0.7 * high) low = 0;
-    return low === high ? [low - (Math.abs(low) || 1), high + (Math.abs(high) || 1)] : [low, high];
+    if (low === high && low === 0) return [0, 1];
+    return low === high ? [low - Math.abs(low), high + Math.abs(high)] : [low, high];
   }
 }
 

@@ -7,6 +7,8 @@ import { busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicke
 import { Details } from "./details.js";
 import { listen } from "./hands.js";
 
+const TAIL_NS = 6e9; // the least that is followed of a longer run
+
 export class TimelineView {
   /**
    * `root`: an element of its own. `stores`: the spans of one timeline, or of two to lay over each other (`options.labels` names them).
@@ -281,7 +283,8 @@ export class TimelineView {
 
   tailStart() {
     const marks = this.store.marks;
-    return this.tail && marks.length > this.tail ? marks[marks.length - this.tail].start : 0;
+    if (!this.tail || marks.length <= this.tail) return 0;
+    return Math.max(0, Math.min(marks[marks.length - this.tail].start, this.end - TAIL_NS)); // device time is told a little late
   }
 
   drawLegend() {
