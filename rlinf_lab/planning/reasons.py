@@ -16,20 +16,22 @@ from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, allowed
 from rlinf_lab.timeline.timeline import Timeline
 
 SHOWN = 0.02  # share of a bubble's cause that is worth a word
+AS_FAST = 1.0005  # 0.0 % slower
 
 
 def reason(candidate: Candidate, seconds: float, best: float, timeline: Timeline | None, bound: Bound | None) -> str:
-    """Why a plan is where it is: how much slower, and where its devices' time goes. ``bound``: given for the best one."""
+    """Why a plan is where it is: how much slower, and where its devices' time goes. ``seconds``: those that are shown, of the simulation where there is
+    one, which knows links and messages; ``best``: of the fastest plan. ``bound``: given for that one."""
     if bound is not None:
-        above = seconds / bound.seconds - 1 if bound.seconds else 0.0
-        return f"fastest; {100 * above:.0f} % above the lower bound" + _idle(candidate, timeline)
+        above = round(100 * (seconds / bound.seconds - 1)) if bound.seconds else 0
+        return f"fastest; {above} % above the lower bound" + _idle(candidate, seconds, timeline)
     slower = f"{100 * (seconds / best - 1):.1f} % slower" if best else f"{seconds:.4g} s slower"
-    return slower + _idle(candidate, timeline)
+    return ("as fast" if seconds <= best * AS_FAST else slower) + _idle(candidate, seconds, timeline)
 
 
-def _idle(candidate: Candidate, timeline: Timeline | None) -> str:
+def _idle(candidate: Candidate, seconds: float, timeline: Timeline | None) -> str:
     """Where the devices' time goes: turns one after another, who waits most, causes."""
-    said = _turns(candidate) or _waiting(candidate)
+    said = _turns(candidate, seconds) or _waiting(candidate, seconds)
     if timeline is None:
         return said
     bubbles = timeline.bubbles()
@@ -37,7 +39,7 @@ def _idle(candidate: Candidate, timeline: Timeline | None) -> str:
     return said + (f"; idle: {', '.join(worst)}" if worst else "")
 
 
-def _turns(candidate: Candidate) -> str:
+def _turns(candidate: Candidate, seconds: float) -> str:
     """One after another on the devices; who works on the host does so meanwhile."""
     if candidate.placement.mode != TEMPORAL:
         return ""
@@ -47,24 +49,38 @@ def _turns(candidate: Candidate) -> str:
         parts[any(seats[m].devices for m in units[u].members)].append(f"{units[u].name} {w.busy:.4g} s")
     other = candidate.seconds - sum(w.busy for w in candidate.streamed.work.values())
     switching = f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else ""
+    profile, carried = candidate.placement.setting.profile, seconds - candidate.seconds
+    if carried > SHOWN * seconds and (profile.link is not None or profile.messages):
+        switching += f", waiting for what is moved {carried:.3g} s"
     beside = f"; on the host beside them: {', '.join(parts[False])}" if parts[False] else ""
     return (f"; turns: {', '.join(parts[True])}" if parts[True] else "") + switching + beside
 
 
-def _waiting(candidate: Candidate) -> str:
+def _waiting(candidate: Candidate, seconds: float) -> str:
     """The unit with devices of its own that wastes most of them."""
-    placement, seconds, found = candidate.placement, candidate.seconds, []
-    for unit, work in candidate.streamed.work.items():
+    placement, found = candidate.placement, []
+    for unit in candidate.streamed.work:
         names = placement.setting.units[unit].members
         devices = {d for m in names for d in placement.seats[m].devices}
         shared = any(devices & set(s.devices) for m, s in placement.seats.items() if m not in names)
         if devices and not shared:
-            idle = 1 - work.busy / seconds if seconds else 0.0
+            idle = max(0.0, 1 - _worked(candidate, unit) / (len(devices) * seconds)) if seconds else 0.0
             found.append((idle * len(devices), idle, placement.setting.units[unit].name, len(devices)))
     if not found:
         return ""
     _, idle, name, count = max(found)
-    return f"; {name}'s {count} devices wait {100 * idle:.0f} % of the time"
+    who = f"{name}'s device waits" if count == 1 else f"{name}'s {count} devices wait"
+    return f"; {who} {100 * idle:.0f} % of the time"
+
+
+def _worked(candidate: Candidate, unit: int) -> float:
+    """Device seconds for which a unit works in an iteration. Members of a cell that sit apart work for as long as each takes, not as long as the cell."""
+    placement = candidate.placement
+    names = placement.setting.units[unit].members
+    seats = [placement.seats[m] for m in names]
+    if placement.arrangement.forms[unit] != APART:
+        return candidate.streamed.work[unit].busy * len({d for seat in seats for d in seat.devices})
+    return sum(placement.member_seconds(s.worker) * s.chunks * s.sub_batches * len(s.devices) for s in seats)
 
 
 def why_no(setting: Setting, kind: str) -> str:

@@ -91,3 +91,37 @@ def test_a_cell_says_what_its_seconds_rest_on(devices: int, shape: str) -> None:
     estimate = made.candidate.placement.estimate(0)
     assert estimate.seconds == pytest.approx(made.candidate.searched) and estimate.low < estimate.seconds < estimate.high
     assert devices > 1 or any(n.startswith("env+pol: ") and "pol: " in n.partition("(")[2] for n in found.notes)
+
+
+def pair(first: float, second: float, calls: int = 1, cycle: bool = False, **more: Any) -> Profile:
+    """Two workers on a device each."""
+    workers = {"a": {"devices": 1, "calls": calls, **samples(1, 64, first)}, "b": {"devices": 1, "calls": calls, **samples(1, 64, second)}}
+    edges = [{"producer": p, "consumer": c, "item_mib": 64} for p, c in (("a", "b"), ("b", "a"))[: 1 + cycle]]
+    return Profile.from_dict({"items": 64, "workers": workers, "edges": edges, **more})
+
+
+LINK = {"link": {"gib_per_s": 0.1, "latency_s": 0}}
+MESSAGES = {"messages": [{"transport": "unix", "latency_s": 0.1, "busy_s": 0.01}]}
+
+
+@pytest.mark.parametrize(
+    ("profile", "shape", "worked"),
+    [
+        (pair(8, 4), "a | b", 4.0),
+        (pair(8, 4, **LINK), "a | b", 4.0),  # 40 s on the link
+        (pair(0.01, 0.01, 100, True, **MESSAGES), "(a | b)", 1.0),
+        (pair(1, 2, 1, True), "(a | b)", 1.5),  # of both, in the mean: one waits while the other works
+    ],
+)
+def test_who_waits_waits_of_the_seconds_that_are_shown(profile: Profile, shape: str, worked: float) -> None:
+    made = next(p for p in plan(profile, 2) if p.shape == shape)
+    share = re.search(r"wait(?:s)? (\d+) % of the time", made.reason)
+    assert share is not None and int(share[1]) == pytest.approx(100 * (1 - worked / made.seconds), abs=1)
+
+
+def test_turns_say_what_is_moved_to_a_worker_on_the_host() -> None:
+    workers = {"a": {"resource": "host", **samples(0, 64, 8)}, "b": samples(1, 64, 4)}
+    edges = [{"producer": "a", "consumer": "b", "item_mib": 64}]
+    made = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, **LINK}), 1)["temporal"]
+    moved = re.search(r"waiting for what is moved ([\d.]+) s", made.reason)
+    assert moved is not None and float(moved[1]) == pytest.approx(made.seconds - 12, rel=0.01) and made.seconds > 30
