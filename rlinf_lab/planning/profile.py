@@ -115,7 +115,7 @@ class WorkerProfile:
     samples: tuple[Sample, ...] = rule(doc="measurements; two device counts or sizes let the model tell fixed cost from scaling")
     kind: str = rule("batch", choices=KINDS, doc="cost model")
     calls: float = rule(1.0, above=0, high=1e9, doc="calls of an iteration, each with the sample's items (steps of an episode)")
-    exponent: float | None = rule(None, low=0, high=2, doc="seconds fall with devices to this power, where the samples cannot tell")
+    exponent: float | None = rule(None, low=0, high=2, doc="where samples do not tell: seconds fall with devices to this power (of a generator this part)")
     ranks: RankRule = rule(RankRule(), doc="valid numbers of ranks")
     memory: Memory = rule(Memory(), doc="bytes on a device")
     onload_s: float = rule(0.0, low=0, high=1e9, unit="s", doc="coming to the device")
@@ -396,6 +396,10 @@ def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
         if worker.lengths is None:
             raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")
         _check_lengths(f"{where}.lengths", worker.lengths)
+        if worker.exponent is not None and worker.exponent > 1:
+            raise ConfigError(
+                f"{where}.exponent is {worker.exponent:g}: of a generator it is the part of the measured seconds that falls with devices. Next: 1 or less."
+            )
     elif worker.lengths is not None or worker.model is not None or worker.max_running is not None:
         raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'.")
     if worker.devices is not None and not worker.ranks.allows(worker.devices):

@@ -100,6 +100,14 @@ def test_mean_length_is_met() -> None:
     assert (np.diff(model.tokens) >= 0).all()
 
 
+@pytest.mark.parametrize("exponent", [0.0, 0.5, 1.0])
+def test_an_exponent_of_a_generator_is_the_part_that_falls_with_devices(exponent: float) -> None:
+    """As docs/profile.md has it."""
+    model = GenerationModel(samples((8, 512, 100)), Lengths(4096.0, mean_tokens=900.0), exponent=exponent)
+    devices = np.array([4, 8, 64])
+    assert model.seconds(devices, 512) == pytest.approx(100 * (1 - exponent) + 100 * exponent * 8 / devices)
+
+
 def test_a_cap_makes_waves() -> None:
     free = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), exponent=0.5)
     waves = GenerationModel(samples((8, 1024, 100)), Lengths(1000.0, mean_tokens=400.0), max_running=16, exponent=0.5)

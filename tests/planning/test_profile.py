@@ -66,6 +66,7 @@ def test_json_there_and_back(tmp_path: Path) -> None:
         ("workers.learner.memori", {}, UnknownNameError, r"Did you mean 'memory'.*profile\.workers\.learner"),
         ("workers.learner.memory.resident_gib", True, ConfigError, r"resident_gib is True; it must be a number"),
         ("workers.learner.max_running", 4, ConfigError, r"belong to kind 'generation'"),
+        ("workers.rollout.exponent", 1.5, ConfigError, r"rollout\.exponent is 1\.5: of a generator it is the part .* Next: 1 or less"),
         ("workers.rollout.lengths", ..., ConfigError, r"rollout\.lengths is missing"),
         ("workers.rollout.lengths.mean_tokens", 5000, ConfigError, r"mean_tokens is 5000, not below max_tokens = 4096"),
         ("workers.rollout.lengths.quantiles", [[10, 0.5], [20, 1.0]], ConfigError, r"gives quantiles, mean_tokens; exactly one"),

@@ -9,7 +9,7 @@ not depend on alpha or beta, so seconds are linear in both and they can be ident
 
 - from two or more measurements at different device counts or sizes (least squares, neither negative), or
 - from one measurement and the model's shape: ``beta / alpha = cache bytes of a token / bytes of weights``, or
-- from one measurement and an exponent: the local slope of seconds over devices is the load's share.
+- from one measurement and an exponent: the load's share of its seconds, and so the local slope of seconds over devices, log against log.
 
 With nothing of these, all is taken as load (perfect scaling) and every answer says that this is assumed.
 
