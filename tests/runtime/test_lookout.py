@@ -33,6 +33,7 @@ class Host:
             self.heard[message[0]].append(message[1])
             self.by.append(threading.get_ident())
             self.changed.notify_all()
+        self.lookout.ring()  # as a host does that wakes a rank: a reading thread may have been faster than the one that listens
 
     def _on_broken(self, peer: str) -> None:
         with self.changed:
