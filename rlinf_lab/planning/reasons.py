@@ -9,6 +9,7 @@ import numpy as np
 
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.bounds import Bound
+from rlinf_lab.planning.budget import Unit
 from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.search.trees import TEMPORAL
 from rlinf_lab.planning.setting import Setting
@@ -86,7 +87,8 @@ def _worked(candidate: Candidate, unit: int) -> float:
 def why_no(setting: Setting, kind: str) -> str:
     """Why there is no plan of a mode."""
     if len(setting.units) == 1:
-        return "the flow has one worker to place."
+        return _nobody_else(setting.units[0])
+    split = next((u for i, u in enumerate(setting.units) if not _together(setting, i)), None)
     if kind == "spatial":
         fewest = {u.name: _fewest(setting, i) for i, u in enumerate(setting.units)}
         needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
@@ -94,16 +96,44 @@ def why_no(setting: Setting, kind: str) -> str:
             return f"devices of their own for all need {needs} = {sum(fewest.values())} devices, {setting.totals[-1]} are there."
     elif kind == "hybrid" and len(setting.units) == 2:
         return "two that take turns or stream are no mixture; it takes three."
-    elif not _somebody_shares(setting):
+    elif kind == "temporal" and split is not None:
+        return f"{_all(split)} cannot sit on the same devices{_no_number(setting, split)}, and apart they stream to each other."
+    elif not _somebody_shares(setting, kind):
         return "no two have room on the same devices: " + shortage(setting).said
     elif kind == "temporal" and shortage(setting).gib > min(map(setting.cap, setting.kinds)):
         return "who stays on the devices leaves too little memory for the others: " + shortage(setting).said
     return ("no mixture" if kind == "hybrid" else "none") + " was found that is different from the others."
 
 
-def _somebody_shares(setting: Setting) -> bool:
+def _all(unit: Unit) -> str:
+    return f"{', '.join(unit.members[:-1])} and {unit.members[-1]}"
+
+
+def _nobody_else(unit: Unit) -> str:
+    if len(unit.members) == 1:
+        return "the flow has one worker to place."
+    return f"{_all(unit)} answer each other step by step and are placed as one; there is nobody else to take turns or to stream with."
+
+
+def _together(setting: Setting, unit: int) -> bool:
+    """Whether all members of a unit fit on the same devices, with nobody else there."""
+    if len(setting.units[unit].members) == 1:
+        return True
+    forms = Forms(tuple(TOGETHER if i == unit else SINGLE for i in range(len(setting.units))))
+    return bool(np.isfinite(setting.tables.of(unit, 0, forms)).any())
+
+
+def _no_number(setting: Setting, unit: Unit) -> str:
+    """Of a cell whose members cannot share devices: whether that is because of how many each may have."""
+    devices = np.arange(1, max(setting.counts) + 1)
+    workers = [setting.profile.workers[m] for m in unit.members]
+    common = np.all([allowed(w, devices) for w in workers if w.resource == "device"], axis=0)
+    return "" if np.any(common) else " (no number of devices suits all of them)"
+
+
+def _somebody_shares(setting: Setting, kind: str) -> bool:
     """Whether any two units on devices may take turns on the same ones, one of them perhaps leaving."""
-    forms = [f for f in {a.forms for a in setting.arrangements()} if APART not in f.of]
+    forms = [f for f in {a.forms for a in setting.arrangements()} if kind == "hybrid" or APART not in f.of]
     stays = [any(not setting.profile.workers[m].offloadable for m in u.members) for u in setting.units]
     on_devices = [i for i, u in enumerate(setting.units) if any(setting.profile.workers[m].resource == "device" for m in u.members)]
 
@@ -132,9 +162,10 @@ def shortage(setting: Setting) -> Shortage:
     keeps = {m: float(memory.kept(workers[m], np.array([most[m]]), setting.profile.items)[0]) for m in stay}
     needs = {m: float(memory.needed(workers[m], np.array([n]), finest)[0]) for m, n in most.items()}
     short = max(most, key=lambda m: needs[m] + sum(g for s, g in keeps.items() if s != m))
-    beside = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short) or "nobody keeps anything"
+    others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
+    beside = f" while {others} there (offloadable: false)" if others else ""
     cap = max(setting.cap(k) for k in setting.kinds)
-    said = f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices while {beside} there (offloadable: false), and a device has {cap:g} GiB."
+    said = f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices{beside}, and a device has {cap:g} GiB."
     return Shortage(said, needs[short] + sum(g for s, g in keeps.items() if s != short))
 
 

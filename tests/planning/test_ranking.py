@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlinf_lab.planning.bounds import Bound
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.reasons import reason
 
 
 def samples(devices: int, items: int, seconds: float) -> dict[str, Any]:
@@ -125,3 +127,45 @@ def test_turns_say_what_is_moved_to_a_worker_on_the_host() -> None:
     made = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges, **LINK}), 1)["temporal"]
     moved = re.search(r"waiting for what is moved ([\d.]+) s", made.reason)
     assert moved is not None and float(moved[1]) == pytest.approx(made.seconds - 12, rel=0.01) and made.seconds > 30
+
+
+def pinned(pins: tuple[int, int], *feeding: str) -> Profile:
+    """A cycle of b and c on so many devices each, and workers that feed it."""
+    workers = {n: {"devices": k, **samples(k, 12, 40)} for n, k in zip("bc", pins, strict=True)}
+    workers |= {n: {"devices": 2, **samples(2, 12, 40)} for n in feeding}
+    edges = [{"producer": p, "consumer": c} for p, c in ("bc", "cb", *(n + "c" for n in feeding))]
+    return Profile.from_dict({"items": 12, "workers": workers, "edges": edges})
+
+
+def test_why_there_are_no_turns_of_a_cell_whose_members_share_no_devices() -> None:
+    found = plan(pinned((1, 2), "a"), 3, simulate=False)
+    assert [p.mode for p in found] == ["hybrid"]
+    assert found.refused["temporal"] == "b and c cannot sit on the same devices (no number of devices suits all of them), and apart they stream to each other."
+
+
+def test_a_flow_of_one_cycle_has_several_workers() -> None:
+    found = plan(pinned((1, 2)), 3, simulate=False)
+    assert found.best.shape == "(b | c)" and set(found.refused) == {"temporal", "hybrid"}
+    assert all(why.startswith("b and c answer each other step by step and are placed as one; there is nobody else") for why in found.refused.values())
+
+
+def test_who_keeps_nothing_is_not_said_to_keep_it() -> None:
+    """c stays too, but has no memory."""
+    workers = {"a": {"memory": {"resident_gib": 30}, "offloadable": False, **samples(1, 64, 8)}, "b": {"memory": {"resident_gib": 60}, **samples(1, 64, 8)},
+               "c": {"offloadable": False, **samples(1, 64, 8)}}  # fmt: skip
+    edges = [{"producer": p, "consumer": c} for p, c in ("ab", "bc")]
+    said = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges}), 3, memory_gib=80, simulate=False).refused["temporal"]
+    assert "'b' needs 60 GiB on each of 3 devices while 'a' keeps 30 GiB there (offloadable: false), and a device has 80 GiB" in said
+
+
+def test_nothing_takes_no_time() -> None:
+    found = plan(pair(0, 0), 2)
+    assert [p.reason.partition(";")[0] for p in found] == ["fastest", "as fast"] and "0 % above" in found.best.reason
+
+
+def test_a_rounding_below_the_bound_has_no_sign() -> None:
+    made = plan(pair(8, 4), 2)
+    best = made.best
+    assert reason(best.candidate, 8.0, 8.0, None, Bound(8.0 + 1e-9, "")).startswith("fastest; 0 % above the lower bound")
+    assert reason(best.candidate, 8.001, 8.0, None, None).startswith("as fast")
+    assert reason(best.candidate, 8.1, 8.0, None, None).startswith("1.2 % slower")
