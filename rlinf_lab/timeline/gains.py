@@ -3,12 +3,13 @@
 The replay keeps what each rank did, in its order, and who waited for whom; only times change:
 
 - a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before;
-- a GET ends when all of its items are put, a PUT that waited when the get has made room, a LOCK when the rank before has left the device,
+- a GET ends when all of its items are put, a PUT when there is room for them, a LOCK when the rank before has left the device,
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
-With ``times`` 1 every span ends when it did. Orders do not change and a channel that was never full never fills, so a schedule that decides anew may
-gain more, and a buffer that is too small may gain less. What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
+With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more. How many items a channel holds is known
+only if it was full at least once in the iteration (`room`): one that never was never fills, and where it would the gain told is too large.
+What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from numpy.typing import NDArray
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.causal import in_causal_order
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.grouping import grouped_by
+from rlinf_lab.timeline.room import made_room
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -34,9 +37,8 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
 REPLAYED = 60_000
+_EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
-#: Of spans that end at one instant: whose end may be the reason for another's.
-_RANK = np.array([{SpanKind.PUT: 1, SpanKind.GET: 2, SpanKind.LOCK: 3, SpanKind.WAIT: 4}.get(kind, 0) for kind in SpanKind])
 
 
 def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
@@ -84,7 +86,7 @@ def _last_iterations(store: SpanStore) -> tuple[SpanArray, int, int]:
         begins = store.marks()["start"]
         later = begins[begins >= low]
         spans = spans[spans["start"] >= (later.min() if later.size else low)]
-    return spans[np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))], whole_ns, count
+    return in_causal_order(spans), whole_ns, count
 
 
 def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tuple, NDArray[np.bool_]]:
@@ -107,7 +109,11 @@ class _Replay:
         self._track, self._channel = spans["track"].tolist(), spans["channel"].tolist()
         self._call = list(zip(spans["iteration"].tolist(), spans["name"].tolist(), strict=True))
         self._devices = [track.devices for track in store.tracks]
-        self._puts_of = self._puts()
+        self._puts_of, self._room_of = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
+        for put, get in zip(*(rows.tolist() for rows in arrows(spans)), strict=True):
+            self._puts_of[get].append(put)
+        for put, get in zip(*(rows.tolist() for rows in made_room(spans)), strict=True):
+            self._room_of[put].append(get)
         self._of_track, self._on_device = defaultdict[int, _Ended](_Ended), defaultdict[str, _Ended](_Ended)
         self._gets_of, self._causes = defaultdict[int, _Ended](_Ended), _Ended()  # the latter: whose end others may have waited for
         self._before: list[list[tuple[int, int]]] = []  # of each: what its start waits for, and how much later it is
@@ -122,44 +128,39 @@ class _Replay:
         last = self._of_track[track].last(at)
         other = -1
         if last < 0 or self._call[last] != self._call[i]:  # a call begins: somebody made it
-            other = self._causes.last(at, -1 if last < 0 else self._end[last], track, self._track)
+            other = self._causes.last(at, _EVER if last < 0 else self._end[last], track)
         found = [(other, at - self._end[other])] if other >= 0 else []
         if last >= 0:
             found.append((last, 0 if found else at - self._end[last]))
         if kind in _WORK:
-            users = [self._on_device[device].last(at, -1, track, self._track) for device in self._devices[track]]
+            users = [self._on_device[device].last(at, _EVER, track) for device in self._devices[track]]
             found += [(user, 0) for user in users if user >= 0]
         return found
 
     def _end_of(self, i: int, kind: int) -> list[int]:
         if kind == SpanKind.GET:
-            return [put for put in self._puts_of.get(i, ()) if put < i]
+            return [put for put in self._puts_of[i] if put < i]
+        room = self._room_of[i] if kind == SpanKind.PUT else []
         if kind in _WORK or self._end[i] == self._start[i]:
-            return []
+            return room
         track, places = self._track[i], [self._causes]
         if kind == SpanKind.PUT:
-            places = [self._gets_of[self._channel[i]]]
+            places = [] if room else [self._gets_of[self._channel[i]]]
         elif kind == SpanKind.LOCK:
             places = [self._on_device[device] for device in self._devices[track]]
-        found = [ended.last(self._end[i], self._start[i], track, self._track) for ended in places]
-        return [other for other in found if other >= 0]
+        found = [ended.last(self._end[i], self._start[i], track) for ended in places]
+        return room + [other for other in found if other >= 0]
 
     def _ended(self, i: int, kind: int) -> None:
         end, track = self._end[i], self._track[i]
-        self._of_track[track].add(i, end)
+        self._of_track[track].add(i, end, track)
         if kind in _WORK:
             for device in self._devices[track]:
-                self._on_device[device].add(i, end)
+                self._on_device[device].add(i, end, track)
         if kind in _WORK or kind == SpanKind.WAIT:
-            self._causes.add(i, end)
+            self._causes.add(i, end, track)
         if kind == SpanKind.GET:
-            self._gets_of[self._channel[i]].add(i, end)
-
-    def _puts(self) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        for put, get in zip(*(rows.tolist() for rows in arrows(self._spans)), strict=True):
-            found[get].append(put)
-        return found
+            self._gets_of[self._channel[i]].add(i, end, track)
 
     def finish(self, faster: NDArray[np.bool_] | None = None, times: float = 1.0) -> int:
         """The length of the timeline, ns, when the RUN spans ``faster`` are so many times as fast."""
@@ -179,23 +180,24 @@ class _Replay:
 
 
 class _Ended:
-    """Numbers of spans by their end; they come in that order."""
+    """Numbers of spans by their end; they come in that order. Asking takes O(log n)."""
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
         self._ends: list[int] = []
+        self._tracks: list[int] = []
+        self._other: list[int] = []  # of each: the place before it of the last one on another track; -1 for none
 
-    def add(self, number: int, end: int) -> None:
+    def add(self, number: int, end: int, track: int) -> None:
+        at = len(self._numbers) - 1
+        self._other.append(-1 if at < 0 else at if self._tracks[at] != track else self._other[at])
         self._numbers.append(number)
         self._ends.append(end)
+        self._tracks.append(track)
 
-    def last(self, until: int, after: int = -1, not_track: int = -1, tracks: Sequence[int] = ()) -> int:
+    def last(self, until: int, after: int = _EVER, not_track: int = -1) -> int:
         """The one that ended last in (after, until], on another track than ``not_track``; -1 for none."""
         at = bisect_right(self._ends, until) - 1
-        while at >= 0 and self._ends[at] > after:
-            number = self._numbers[at]
-            if not_track < 0 or tracks[number] != not_track:
-                return number
-            at -= 1
-        return -1
-
+        if at >= 0 and self._tracks[at] == not_track:
+            at = self._other[at]
+        return self._numbers[at] if at >= 0 and self._ends[at] > after else -1

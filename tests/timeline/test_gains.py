@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import rlinf_lab as lab
@@ -116,3 +119,135 @@ def test_of_a_long_timeline_the_last_iterations_are_replayed(monkeypatch: pytest
     told = f"replayed are the last {part.attrs['replayed_spans']} of {part.attrs['spans']} spans"
     summary = whole.summary()
     assert told in part.attrs["note"] and told in str(summary) and told in json.loads(summary.to_json())["notes"]["gains"]
+
+
+class Link(lab.Worker):
+    """One of a chain of workers: takes an item, works on it, hands it on."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def first(self, out: lab.Outbox) -> None:
+        for item, seconds in enumerate(self.seconds):
+            self.compute(seconds)
+            out.put(item)
+
+    def between(self, into: lab.Inbox, out: lab.Outbox) -> None:
+        for seconds in self.seconds:
+            item = into.get()
+            self.compute(seconds)
+            out.put(item)
+
+    def last(self, into: lab.Inbox) -> None:
+        for seconds in self.seconds:
+            into.get()
+            self.compute(seconds)
+
+
+def chained(steps: list[list[int]], capacities: list[int | None], faster: int = -1) -> Timeline:
+    """Workers w0 → w1 → …, each on a device of its own, with bounded channels between; ``steps``: 2 ms each, for each worker and item."""
+    flow = lab.Workflow("chain")
+    channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
+    links = [flow.worker(Link, [0.002 * n / (2 if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
+
+    @flow.iteration
+    def iteration():
+        links[0].first(channels[0])
+        for i, link in enumerate(links[1:-1]):
+            link.between(channels[i], channels[i + 1])
+        links[-1].last(channels[-1])
+
+    devices = [f"cpu:{i}" for i in range(len(steps))]
+    plan = lab.ExecutionPlan.spatial(flow, devices, {f"w{i}": [i] for i in range(len(steps))}, chunk=1)
+    done = lab.run(flow, plan, 1, dashboard=False, clock=MockClock())
+    done.wait(60)
+    return done.timeline
+
+
+def was_full(timeline: Timeline, channel: str) -> bool:
+    spans = timeline.to_pandas()
+    puts = spans[(spans["kind"] == "put") & (spans["channel"] == channel)]
+    return bool((puts["end_ns"] > puts["start_ns"]).any())
+
+
+def chains(items: int = 8) -> st.SearchStrategy[tuple[list[list[int]], list[int | None]]]:
+    def of(size: tuple[int, int]) -> st.SearchStrategy[tuple[list[list[int]], list[int | None]]]:
+        workers, count = size
+        row = st.lists(st.integers(0, 40), min_size=count, max_size=count)
+        capacity = st.sampled_from([1, 1, 2, 3, None])
+        return st.tuples(st.lists(row, min_size=workers, max_size=workers), st.lists(capacity, min_size=workers - 1, max_size=workers - 1))
+
+    return st.tuples(st.integers(2, 4), st.integers(2, items)).flatmap(of)
+
+
+@given(chains())
+@example(([[45, 10, 27, 41, 1], [12, 36, 24, 12, 33], [35, 14, 3, 6, 28]], [3, 1]))
+@settings(max_examples=25, deadline=None)
+def test_what_a_faster_worker_gains_before_and_behind_a_bounded_channel(chain: tuple[list[list[int]], list[int | None]]) -> None:
+    steps, capacities = chain
+    before = chained(steps, capacities)
+    told = before.gains(2).set_index("worker")["seconds"]
+    known = all(capacity is None or was_full(before, f"c{i}") for i, capacity in enumerate(capacities))
+    for worker in range(len(steps)):
+        gained = (before.elapsed_ns - chained(steps, capacities, worker).elapsed_ns) / 1e9
+        if known:  # the capacity is to be seen, so nothing is left open
+            assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
+        else:  # a channel that might fill is taken for one that does not
+            assert told.get(f"w{worker}", 0.0) >= gained - 1e-7
+
+
+def test_the_clock_may_begin_anywhere() -> None:
+    batches = []
+    for zero in (0, -1000):
+        recorder = Recorder()
+        for i in range(20):  # in turns on one device
+            recorder.add(recorder.track(f"w{i % 2}", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("m"), zero + i * 10, zero + i * 10 + 10)
+        batches.append(recorder.drain())
+    first, second = Timeline(), Timeline()
+    first.extend(batches[0])
+    second.extend(batches[1])
+    assert list(first.gains()["seconds"]) == list(second.gains()["seconds"]) and (first.gains()["seconds"] > 0).all()
+
+
+def one_after_another(recorder: Recorder, count: int) -> None:
+    track, name = recorder.track("torch", 0, ("cpu:0",)), recorder.name("op")
+    for i in range(count):
+        recorder.add(track, SpanKind.RUN, name, i * 10, i * 10 + 9)
+
+
+def in_threads(recorder: Recorder, count: int) -> None:
+    name = recorder.name("op")
+    for i in range(count):
+        recorder.add(recorder.track("torch", i % 2, (f"cpu:{i % 2}",)), SpanKind.RUN, name, i * 10, i * 10 + 19)
+
+
+def at_one_instant(recorder: Recorder, count: int) -> None:
+    name, channel = recorder.name("m"), recorder.channel("c")
+    for i in range(count):
+        kind = (SpanKind.RUN, SpanKind.PUT, SpanKind.GET)[i % 3]
+        recorder.add(recorder.track("w", i % 3 + 3 * (i // 6)), kind, name, 90, 100, 0, 1, 0, channel, i // 3)
+
+
+def steps_of(write: Callable[[Recorder, int], None], count: int) -> int:
+    """Lines that `gains` runs in its room of the house for a timeline of so many spans."""
+    recorder, timeline, steps = Recorder(), Timeline(), 0
+    write(recorder, count)
+    timeline.extend(recorder.drain())
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return trace if "timeline" in frame.f_code.co_filename else None
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        timeline.gains()
+    finally:
+        sys.settrace(outer)
+    return steps
+
+
+@pytest.mark.parametrize("write", [one_after_another, in_threads, at_one_instant])
+def test_four_times_as_many_spans_take_about_four_times_as_many_steps(write: Callable[[Recorder, int], None]) -> None:
+    assert steps_of(write, 1600) < 5 * steps_of(write, 400)
