@@ -66,10 +66,9 @@ def _events(store: SpanStore) -> Iterator[str]:
     if len(store.counter_samples):
         yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": COUNTERS}})
     for name, time, value in store.counter_samples.tolist():
-        yield (
-            f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},'
-            f'"args":{{"value":{json.dumps(value) if np.isfinite(value) else "null"}}}}}'
-        )
+        # JSON has no number for the others: a gap for viewers, and what it was for `Timeline.from_chrome`.
+        args = f'{{"value":{json.dumps(value)}}}' if np.isfinite(value) else f'{{"value":null}},"not_finite":"{value}"'
+        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}}}'
 
 
 def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:

@@ -233,7 +233,8 @@ class _OwnReader(_Reader):
 
     def _sample(self, event: Event) -> None:
         value = event["args"]["value"]
-        self._samples.append((self._name(event["name"]), self._other["start_ns"] + _ns(event["ts"]), float("nan") if value is None else float(value)))
+        number = float(event.get("not_finite", "nan") if value is None else value)
+        self._samples.append((self._name(event["name"]), self._other["start_ns"] + _ns(event["ts"]), number))
 
     def devices(self) -> list[str]:
         return list(self._other["devices"])

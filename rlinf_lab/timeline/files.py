@@ -13,7 +13,7 @@ from pathlib import Path
 from rlinf_lab.errors import TimelineError, shown
 
 #: What readers raise for bytes that are not what they should be: also numbers beyond 64 bits, lists in lists without end, sizes beyond all memory.
-_DAMAGE = (
+DAMAGE = (
     OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, MemoryError, struct.error, zlib.error,
 )  # fmt: skip
 
@@ -59,7 +59,7 @@ def reading(who: str, path: object) -> Iterator[Path]:
         raise
     except FileNotFoundError as error:
         raise TimelineError(f"{who}({str(source)!r}): there is no such file. Next: look at {str(source.parent)!r}.") from error
-    except _DAMAGE as error:
+    except DAMAGE as error:
         text = str(error).split("\n", 1)[0][:200]
         raise TimelineError(
             f"{who}({shown(str(source), 300)}): the file is damaged, cut off, or of something else: {type(error).__name__}: {text}."

@@ -180,14 +180,14 @@ class Recorder:
 
     def _is_full(self) -> bool:
         """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
-        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
-            self._drop(1, 0)
-            return True
-        if not self._spilling and not self._spill.problem:
+        if not self._is_forked and not self._spilling and self._spill.may_write:
             with self._lock:
                 start, self._spilling = not self._spilling, True
             if start:
                 threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
+        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
+            self._drop(1, 0)
+            return True
         return False
 
     def _write_out(self) -> None:

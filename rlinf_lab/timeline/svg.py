@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from html import escape
@@ -11,6 +12,8 @@ from rlinf_lab.timeline.palette import CAUSE_COLOURS, INK, MODES, worker_colour
 from rlinf_lab.timeline.picture import Line, Scene, Word
 from rlinf_lab.timeline.span import Cause
 
+#: What a document of XML 1.0 cannot hold, not even escaped.
+_NO_XML = re.compile("[^\\t\\n\\r\\x20-\\ud7ff\\ue000-\\ufffd\\U00010000-\\U0010ffff]")
 #: Shapes of a 6 x 6 tile; their colour comes from the cause.
 _HATCH = {
     Cause.STARVED: '<path d="M0 6L6 0" class="{0}s" stroke-width="1.2"/>',
@@ -43,7 +46,7 @@ def to_svg(scene: Scene, theme: str = "auto") -> str:
     parts += [_line(line, prefix) for line in scene.lines] + [_word(word, prefix) for word in scene.words]
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {scene.width} {scene.height}" width="100%" role="img"'
-        f' style="max-width:{scene.width}px"><title>{escape(scene.title)}</title>{"".join(parts)}</svg>'
+        f' style="max-width:{scene.width}px"><title>{_text(scene.title)}</title>{"".join(parts)}</svg>'
     )
 
 
@@ -64,8 +67,13 @@ def _rules(prefix: str, mode: str, used: Sequence[Cause], workers: int, where: s
     return "".join(rules)
 
 
+def _text(text: str) -> str:
+    """As XML can hold it: no control characters, which a name may have, nor halves of characters."""
+    return escape(_NO_XML.sub("\N{REPLACEMENT CHARACTER}", text))
+
+
 def _word(word: Word, prefix: str) -> str:
-    return f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{escape(word.text)}</text>'
+    return f'<text class="{prefix}-t" x="{word.x:g}" y="{word.y:g}" text-anchor="{word.anchor}">{_text(word.text)}</text>'
 
 
 def _line(line: Line, prefix: str) -> str:

@@ -218,7 +218,10 @@ class Timeline(SpanStore):
 
     @classmethod
     def from_spill(cls, folder: str | Path) -> Self:
-        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed, say."""
+        """What recorders left on disk: the Arrow files of a folder (or one of them), of processes that were killed, say.
+
+        Files of a folder that are cut or damaged are left out, and a warning says how many.
+        """
         from rlinf_lab.timeline import spill
 
         timeline = cls()

@@ -173,6 +173,32 @@ def test_pictures_and_files_of_an_empty_timeline(tmp_path: Path):
     assert timeline.packed()[1] == b""
 
 
+@pytest.mark.parametrize("strange", ["\x00", "\x0b", "\x1b[31m", "\ufffe", "\x7f\t<&"])
+def test_pictures_are_xml_whatever_a_name_holds(strange: str):
+    recorder, timeline = Recorder(), Timeline()
+    recorder.add(recorder.track(f"a{strange}b", 0, (f"cpu{strange}:0",)), K.RUN, recorder.name(strange), 0, 10)
+    timeline.extend(recorder.drain())
+    for lanes in ("device", "worker"):
+        words = "".join(ET.fromstring(timeline.to_svg(lanes=lanes)).itertext())
+        assert "cpu" in words or "a" in words
+
+
+def test_counters_come_back_from_chrome_json_also_without_a_bound(timeline: Timeline, tmp_path: Path):
+    recorder = Recorder()
+    values = [1.5, float("inf"), float("-inf"), float("nan"), -0.0, 1e308]
+    for i, value in enumerate(values):
+        recorder.counter("loss", 10**15 + i, value)
+    timeline.extend(recorder.drain())
+    path = timeline.to_chrome(tmp_path / "t.json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    json.loads(path.read_text(), parse_constant=refuse)
+    back = Timeline.from_chrome(path).counter_samples
+    assert np.array_equal(back["value"], timeline.counter_samples["value"], equal_nan=True) and len(back) == 7
+
+
 def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline):
     root = ET.fromstring(timeline.to_svg(lanes="worker", theme="light"))
     words = {e.text for e in root.iter() if e.tag.endswith("text")}

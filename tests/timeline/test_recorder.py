@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -183,9 +184,16 @@ def test_files_that_a_killed_process_left_can_be_read(tmp_path: Path):
     timeline = Timeline.from_spill(tmp_path)
     assert len(timeline) == on_disk and {t.worker for t in timeline.tracks} == {"worker"}
     assert "call 7" in timeline.names
+    files = len(list(tmp_path.glob("*.arrow")))
     (tmp_path / "cut.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(TimelineError, match=r"cut\.arrow.*not written to its end"):
-        Timeline.from_spill(tmp_path)
+    (tmp_path / "other.arrow.part").write_bytes(b"ARROW1")
+    with pytest.warns(UserWarning, match=rf"2 of {files + 2} files in .*cut or damaged.*cut\.arrow.*not written to its end"):
+        assert np.array_equal(Timeline.from_spill(tmp_path).spans, timeline.spans)
+    for path in tmp_path.glob("local*.arrow"):
+        path.unlink()
+    for place in (tmp_path, tmp_path / "cut.arrow"):  # nothing else is there
+        with pytest.raises(TimelineError, match=r"cut\.arrow.*not written to its end"):
+            Timeline.from_spill(place)
     with pytest.raises(TimelineError, match="no Arrow files"):
         Timeline.from_spill(tmp_path / "nothing")
 
@@ -200,6 +208,49 @@ def test_what_a_full_disk_does_not_take_is_counted_and_said(tmp_path: Path):
     assert "3 DROPPED" in repr(recorder) and "cannot write spans" in repr(recorder)
     timeline.extend(recorder.drain())
     assert (len(timeline), timeline.dropped) == (10, 3)
+
+
+def test_a_disk_that_has_room_again_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
+
+    class AtOnce:
+        def __init__(self, target: Callable[[], None], **_: object) -> None:
+            self.start = target
+
+    monkeypatch.setattr(threading, "Thread", AtOnce)
+    write, full = spill.write_arrow, True
+
+    def into_a_full_disk(*what: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(*what)
+
+    monkeypatch.setattr(spill, "write_arrow", into_a_full_disk)
+    recorder, timeline = Recorder(limit=10, spill=tmp_path), Timeline()
+    _add_many(recorder, 0, 13)
+    assert recorder.dropped == 3 and "No space left" in repr(recorder)
+    full = False
+    _add_many(recorder, 0, 40)
+    assert recorder.dropped == 3 and len(recorder._spill) > 10
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    assert (len(timeline), timeline.dropped) == (50, 3)
+
+
+def test_a_file_that_does_not_fit_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    recorder = _filled(tmp_path / "good", 1)
+    spans, about = spill.read_arrow(next((tmp_path / "good").glob("*.arrow")))
+    assert len(recorder) >= len(spans) > 0
+    whole = tmp_path / "spans.arrow"
+    whole.write_bytes(b"what was there before")
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        spill.write_arrow(whole, spans, about["source"], about["tracks"], about["names"])
+    assert whole.read_bytes() == b"what was there before" and not list(tmp_path.glob("*.part"))
 
 
 def test_the_spill_folder_of_its_own_is_gone_with_the_recorder():
