@@ -9,6 +9,8 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
 
 With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more. How many items a channel holds is known
 only if it was full at least once in the iteration (`room`): one that never was never fills, and where it would the gain told is too large.
+A get that waits for a chunk of more items than its bounded channel holds ends when a put finds no room: that is not replayed, and gains there may be
+told far too small.
 What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
