@@ -6,9 +6,19 @@ import contextlib
 import os
 import select
 import threading
+import weakref
 
 MOST = 256  # gates of a process that have a counter each
-_FREE: list[int] = []  # counters whose gates are gone; kept, for a finaliser that closes files lets other threads run in the middle of anything
+_FREE: list[_Counter] = []  # those whose gates are gone; kept, for a finaliser that closes files lets other threads run in the middle of anything
+_USED: set[_Counter] = set()
+
+
+class _Counter(weakref.ref["Gate"]):
+    """The counter of a gate, as a reference to it. When the gate goes, the reference joins the free ones by itself: no line of Python is run in between,
+    which an interrupt could hit."""
+
+    __slots__ = ("file",)
+    file: int
 
 
 class Gate:
@@ -19,10 +29,10 @@ class Gate:
     """
 
     _made = 0
-    _counter = _process = -1
+    _counter = -1
 
     def __init__(self) -> None:
-        self._counter, self._process = _counter(), os.getpid()
+        self._counter = _counter(self)
         self._lock = threading.Lock()
         self._lock.acquire()
 
@@ -46,29 +56,31 @@ class Gate:
         os.eventfd_read(self._counter)
         return True
 
-    def __del__(self) -> None:
-        if self._counter >= 0 and os.getpid() == self._process:  # in a forked child it is still the parent's
-            _FREE.append(self._counter)
 
-
-def _counter() -> int:
+def _counter(gate: Gate) -> int:
     """The file of one that is zero; -1 if there is none to be had."""
+    file = -1
     with contextlib.suppress(IndexError):
-        counter = _FREE.pop()
-        os.eventfd_write(counter, 1)
-        os.eventfd_read(counter)
-        return counter
-    if hasattr(os, "eventfd") and Gate._made < MOST:
+        used = _FREE.pop()
+        _USED.discard(used)
+        file = used.file
+        os.eventfd_write(file, 1)
+        os.eventfd_read(file)
+    if file < 0 and hasattr(os, "eventfd") and Gate._made < MOST:
         with contextlib.suppress(OSError):  # no more files
-            counter = os.eventfd(0, os.EFD_CLOEXEC)
+            file = os.eventfd(0, os.EFD_CLOEXEC)
             Gate._made += 1
-            return counter
-    return -1
+    if file >= 0:
+        counter = _Counter(gate, _FREE.append)
+        counter.file = file
+        _USED.add(counter)
+    return file
 
 
 def _forked() -> None:
     """In a new process: the counters are its parent's."""
     _FREE.clear()
+    _USED.clear()
     Gate._made = 0
 
 

@@ -73,11 +73,11 @@ def test_counters_are_used_again_and_never_more_than_a_few_are_made() -> None:
     assert Gate._made == gates.MOST and many[-1]._counter < 0
     many[0].open()
     counters = {gate._counter for gate in many} - {-1}
-    assert len(counters) <= gates.MOST
+    assert 0 < len(counters) <= gates.MOST
     del many
     gc.collect()
     again = [Gate() for _ in counters]
-    assert {gate._counter for gate in again} == counters and Gate._made == gates.MOST
+    assert all(gate._counter >= 0 for gate in again) and Gate._made == gates.MOST, "no new ones"
     assert not any(gate.wait(0.0) for gate in again)  # what was open before is not open now
 
 
