@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.runtime import links
+from rlinf_lab.runtime import listener
 from rlinf_lab.runtime.node_clocks import ASK_NS, AT_ONCE, NodeClocks
 from rlinf_lab.runtime.run import session
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -93,7 +93,7 @@ class Pair(Worker):
 
 
 def test_processes_that_are_taken_for_other_nodes_are_asked_and_found_to_have_our_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "node_id", lambda: "elsewhere")  # of the driver only: its hosts live on another node, it believes
+    monkeypatch.setattr(listener, "node_id", lambda: "elsewhere")  # of the driver only: its hosts live on another node, it believes
     flow = Workflow("two nodes")
     items = flow.channel("items")
     maker, taker = flow.worker(Pair, name="maker"), flow.worker(Pair, name="taker")
