@@ -81,8 +81,8 @@ class Fillers:
             self._under_way[iteration] += 1
 
     def are_in_the_way(self) -> bool:
-        """Whether somebody of the flow waits for the end of a step."""
-        return any(map(self._is_awaited, self.running))
+        """Whether somebody of the flow waits for the end of a step. May be asked while steps begin and end."""
+        return any(map(self._is_awaited, list(self.running)))
 
     def _is_awaited(self, p: Process) -> bool:
         return any(self._queues[d] for d in p.devices)

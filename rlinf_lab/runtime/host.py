@@ -605,7 +605,8 @@ class Host(Scheduler):
 
     # --- does anything still move? (see `watch`) ------------------------------------------------------------
     def is_quiet(self) -> bool:
-        return self._running == 0 and not self._engine.is_kept_waiting()
+        with self._mutex:
+            return self._running == 0 and not self._engine.is_kept_waiting()
 
     def hear_news(self, name: str, quiet: bool) -> None:
         """At the driver's host: another one has said in passing whether it is quiet."""

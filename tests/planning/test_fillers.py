@@ -8,6 +8,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from driving import recorded
@@ -16,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
+from rlinf_lab.planning.filling import Fillers
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
 from rlinf_lab.runtime.clocks import MockClock
@@ -282,3 +284,20 @@ def test_what_cannot_take_steps_is_refused() -> None:
         LocalExecutor(flow, plan, MockClock(), fillers=Filler(Loner, on="cpu:0", method="work"))  # type: ignore[arg-type]
     with pytest.raises(WorkflowError, match="takes 0 ns"):
         Simulator(flow, plan, fillers=[SimFiller("idler", "cpu:1", lambda rank: [0])]).simulate(calls)
+
+
+def test_steps_may_begin_and_end_while_it_is_asked_whether_they_are_in_the_way() -> None:
+    """By a host's thread that tells the driver whether anything moves."""
+
+    class Step:
+        devices = (0,)
+
+    class Queues(list[list[Any]]):
+        def __getitem__(self, device: Any) -> Any:
+            del fillers.running[next(iter(fillers.running))]
+            fillers.running[cast(Any, Step())] = False
+            return super().__getitem__(device)
+
+    fillers = Fillers([None], Queues([[]]))
+    fillers.running.update({cast(Any, Step()): False for _ in range(3)})
+    assert not fillers.are_in_the_way()
