@@ -299,5 +299,5 @@ def test_steps_may_begin_and_end_while_it_is_asked_whether_they_are_in_the_way()
             return super().__getitem__(device)
 
     fillers = Fillers([None], Queues([[]]))
-    fillers.running.update({cast(Any, Step()): False for _ in range(3)})
+    fillers.running.update({cast(Any, Step()): False for _ in range(2)})
     assert not fillers.are_in_the_way()
