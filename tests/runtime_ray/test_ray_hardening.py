@@ -237,7 +237,7 @@ def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_r
         import rlinf_lab as lab
         from rlinf_lab.errors import PlanError
         from rlinf_lab.runtime.run import session
-        ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)  # logical: none is needed
+        ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)  # logical: none is needed
 
         class Where(lab.Worker):
             def where(self):
