@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,13 @@ def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
     A span of either kind moves the items ``flow`` to ``flow + items`` of its channel, counted from 0 in each iteration;
     without a channel, a flow or items it takes part in no arrow, and no arrow leads to a get that was over before the put.
     """
+    put, get = paired(spans, _overlaps)
+    causal = spans["start"][put] <= spans["end"][get]
+    return put[causal], get[causal]
+
+
+def paired(spans: SpanArray, pair: Callable[[SpanArray, Indices, Indices], tuple[Indices, Indices]]) -> tuple[Indices, Indices]:
+    """What ``pair(spans, puts, gets)`` finds among the row numbers of each channel in each iteration, in order of the rows; all of it."""
     joined = (spans["channel"] >= 0) & (spans["flow"] >= 0) & (spans["items"] > 0)
     puts = np.flatnonzero(joined & (spans["kind"] == SpanKind.PUT))
     gets = np.flatnonzero(joined & (spans["kind"] == SpanKind.GET))
@@ -25,10 +34,9 @@ def arrows(spans: SpanArray) -> tuple[Indices, Indices]:
     pairs = [(puts[:0], gets[:0])]
     for one in np.intersect1d(stream[puts], stream[gets]):
         mine = [rows[slice(*np.searchsorted(stream[rows], [one, one + 1]))] for rows in (puts, gets)]
-        pairs.append(_overlaps(spans, *mine))
+        pairs.append(pair(spans, *mine))
     put, get = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    causal = spans["start"][put] <= spans["end"][get]
-    return put[causal], get[causal]
+    return put, get
 
 
 def _overlaps(spans: SpanArray, puts: Indices, gets: Indices) -> tuple[Indices, Indices]:

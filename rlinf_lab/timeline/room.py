@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlinf_lab.timeline.batch import SpanArray
-from rlinf_lab.timeline.flows import Indices
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.flows import Indices, paired
 
 
 def made_room(spans: SpanArray) -> tuple[Indices, Indices]:
@@ -15,17 +14,7 @@ def made_room(spans: SpanArray) -> tuple[Indices, Indices]:
     ``spans`` in causal order (`causal.in_causal_order`). Only of channels that were full at least once in the iteration: a put waited until a get.
     How many items such a channel holds is taken as the most that it was seen to hold, which is exact where items are put one by one.
     """
-    joined = (spans["channel"] >= 0) & (spans["flow"] >= 0) & (spans["items"] > 0)
-    puts = np.flatnonzero(joined & (spans["kind"] == SpanKind.PUT))
-    gets = np.flatnonzero(joined & (spans["kind"] == SpanKind.GET))
-    stream = spans["channel"].astype(np.int64) << 32 | spans["iteration"] + 1
-    puts, gets = (rows[np.argsort(stream[rows], kind="stable")] for rows in (puts, gets))
-    pairs = [(puts[:0], gets[:0])]
-    for one in np.intersect1d(stream[puts], stream[gets]):
-        mine = [rows[slice(*np.searchsorted(stream[rows], [one, one + 1]))] for rows in (puts, gets)]
-        pairs.append(_of_channel(spans, *mine))
-    put, get = (np.concatenate(side) for side in zip(*pairs, strict=True))
-    return put, get
+    return paired(spans, _of_channel)
 
 
 def _of_channel(spans: SpanArray, puts: Indices, gets: Indices) -> tuple[Indices, Indices]:
