@@ -241,7 +241,7 @@ def plan(
         setting = Setting.of(profile, counts, chunks, rule, staleness)
     except Unplaceable as error:
         wish = Wish(profile, error.devices, chunks, rule, staleness, tuple(modes))
-        raise PlanError(error.said + nearest(wish, error.likely_gib, error.likely_devices)) from None
+        raise PlanError(error.refusal.said + nearest(wish, error.refusal.gib, error.refusal.devices)) from None
     return searched(setting, graph, names, tuple(modes), simulate, quick)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,32 +18,36 @@ from rlinf_lab.planning.tables import allowed
 FURTHER = 64  # times as many devices as there are: so far a larger number is looked for
 
 
+class Refusal(NamedTuple):
+    """``said``: who fits nowhere and why; ``advice``: what is likely to help, with the memory and the devices in it as numbers where they are there."""
+
+    said: str
+    advice: str = ""
+    gib: int | None = None
+    devices: int | None = None
+
+
 class Unplaceable(PlanError):
-    """A worker fits nowhere. ``said``: who and why, without what to do next, which was only estimated (`feasible.nearest` tries it).
+    """A worker fits nowhere. What is advised was only estimated (`feasible.nearest` tries it). ``devices``: how many of each kind were to be had."""
 
-    ``devices``: how many of each kind were to be had. ``likely_gib``, ``likely_devices``: what was estimated to do, if that could be.
-    """
-
-    def __init__(self, text: str, devices: Mapping[str, int]) -> None:
-        super().__init__(text)
-        self.devices, (self.said, _, advice) = devices, text.partition(" Next: ")
-        gib, count = re.search(r"device_memory_gib=(\d+)", advice), re.search(r"\bdevices=(\d+)", advice)
-        self.likely_gib, self.likely_devices = (int(found[1]) if found else None for found in (gib, count))
+    def __init__(self, refusal: Refusal, devices: Mapping[str, int]) -> None:
+        super().__init__(f"{refusal.said} Next: {refusal.advice}." if refusal.advice else refusal.said)
+        self.refusal, self.devices = refusal, devices
 
 
-def refusal(setting: Budget, unit: Unit) -> str:
-    """One sentence for the first worker of a unit that cannot be placed, and what to do next."""
+def refusal(setting: Budget, unit: Unit) -> Refusal:
+    """The first worker of a unit that cannot be placed."""
     for name in unit.members:
-        for said in (_ranks(setting, name), _memory(setting, (name,)), _reach(setting, name)):
-            if said:
-                return said
+        found = _ranks(setting, name) or _memory(setting, (name,)) or _reach(setting, name)
+        if found:
+            return found
     return _memory(setting, unit.members) or _kinds(setting, unit) or _apart(setting, unit)
 
 
-def _kinds(setting: Budget, unit: Unit) -> str:
+def _kinds(setting: Budget, unit: Unit) -> Refusal | None:
     """Of kinds of devices none will do: too few, or too small."""
     if len(setting.devices) == 1:
-        return ""
+        return None
     for name in unit.members:
         found = []
         for kind, there in setting.devices.items():
@@ -56,20 +60,20 @@ def _kinds(setting: Budget, unit: Unit) -> str:
             if least > setting.cap(kind) + ROUNDING:
                 found.append(f"a {kind} has {setting.cap(kind):g} GiB, it needs {least:.3g}")
         if len(found) == len(setting.devices):
-            return f"Worker {name!r} fits on no kind of device: {'; '.join(found)}."
-    return ""
+            return Refusal(f"Worker {name!r} fits on no kind of device: {'; '.join(found)}.")
+    return None
 
 
-def _apart(setting: Budget, unit: Unit) -> str:
+def _apart(setting: Budget, unit: Unit) -> Refusal:
     """The members of a cell share no number of devices, and there are too few for them to sit apart."""
     fewest = {name: int(counts.min()) for name in unit.members if len(counts := _counts(setting, name))}
     needs = " + ".join(f"{n} {name}" for name, n in fewest.items())
     total = sum(fewest.values())
-    more = f" Next: devices={total}." if total > max(setting.counts) else ""
-    return (
+    said = (
         f"Workers {', '.join(map(repr, unit.members))} of a cell have no number of devices in common, and apart they need {needs} = {total} devices; "
-        f"there are {_there(setting)}.{more}"
+        f"there are {_there(setting)}."
     )
+    return Refusal(said, f"devices={total}", devices=total) if total > max(setting.counts) else Refusal(said)
 
 
 def _there(setting: Budget) -> str:
@@ -81,37 +85,40 @@ def _counts(setting: Budget, name: str) -> np.ndarray:
     return devices[allowed(setting.profile.workers[name], devices)]
 
 
-def _ranks(setting: Budget, name: str) -> str:
+def _ranks(setting: Budget, name: str) -> Refusal | None:
     worker = setting.profile.workers[name]
     if worker.resource == "host" or len(_counts(setting, name)):
-        return ""
+        return None
     if worker.devices is not None:
-        return f"Worker {name!r} is pinned to {worker.devices} devices, but there are {_there(setting)}. Next: devices={worker.devices} or fewer for the pin."
+        said = f"Worker {name!r} is pinned to {worker.devices} devices, but there are {_there(setting)}."
+        return Refusal(said, f"devices={worker.devices} or fewer for the pin", devices=worker.devices)
     more = np.arange(1, FURTHER * max(setting.counts) + 1)
     more = more[allowed(worker, more)]
     rule = f"profile.workers.{name}.ranks ({worker.ranks.devices_per_rank} devices a rank)"
     if not len(more):
-        return f"Worker {name!r}: {rule} allows no number of devices up to {FURTHER * max(setting.counts)}."
-    return f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}. Next: devices={more[0]}, or smaller ranks."
+        return Refusal(f"Worker {name!r}: {rule} allows no number of devices up to {FURTHER * max(setting.counts)}.")
+    said = f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}."
+    return Refusal(said, f"devices={more[0]}, or smaller ranks", devices=int(more[0]))
 
 
-def _memory(setting: Budget, names: tuple[str, ...]) -> str:
+def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:
     """``names``: workers that share each device."""
     cap = max(setting.cap(k) for k in setting.kinds)
     counts = [n for n in _counts(setting, names[0]) if all(n in _counts(setting, m) for m in names)]
     if math.isinf(cap) or not counts:
-        return ""
+        return None
     needs = _least_need(setting, names, np.array(counts))
     least, at = float(needs.min()), counts[int(needs.argmin())]
     if least <= cap + ROUNDING:
-        return ""
+        return None
     who = f"Worker {names[0]!r} needs" if len(names) == 1 else f"Workers {' and '.join(map(repr, names))} together need"
     further = np.arange(max(setting.counts) + 1, min(FURTHER * max(setting.counts), MOST_DEVICES) + 1)
     further = further[np.all([allowed(setting.profile.workers[m], further) for m in names], axis=0)]
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
-    nearest = f"devices={fitting[0]}, or " if len(fitting) else ""
+    count = int(fitting[0]) if len(fitting) else None
     enough = math.ceil(max(_enough(setting, unit) for unit in setting.units))
-    return f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB. Next: {nearest}device_memory_gib={enough}."
+    said = f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB."
+    return Refusal(said, f"{f'devices={count}, or ' if count else ''}device_memory_gib={enough}", enough, count)
 
 
 def _enough(setting: Budget, unit: Unit) -> float:
@@ -134,14 +141,12 @@ def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) ->
     return np.asarray(np.max([memory.needed(w, devices, finest) + sum(rest) - r for w, r in zip(workers, rest, strict=True)], axis=0))
 
 
-def _reach(setting: Budget, name: str) -> str:
+def _reach(setting: Budget, name: str) -> Refusal | None:
     worker = setting.profile.workers[name]
     reach = max(setting.models[name, k].reach() for k in setting.kinds)
     counts = _counts(setting, name)
     finest = setting.profile.items / 2 ** (setting.granularities - 1)
     if worker.resource == "host" or math.isinf(reach) or not len(counts) or finest / counts.max() <= reach:
-        return ""
-    return (
-        f"Worker {name!r} would have {finest / counts.max():g} items on a device, and was measured up to {reach:g}. "
-        f"Next: at least {math.ceil(finest / reach)} devices, or a sample with more items."
-    )
+        return None
+    said = f"Worker {name!r} would have {finest / counts.max():g} items on a device, and was measured up to {reach:g}."
+    return Refusal(said, f"at least {math.ceil(finest / reach)} devices, or a sample with more items", devices=math.ceil(finest / reach))
