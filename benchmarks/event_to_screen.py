@@ -18,37 +18,6 @@ from harness import Case
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "browser"))
 
-START = """
-import json, time
-import rlinf_lab as lab
-
-class Source(lab.Worker):
-    def produce(self, out: lab.Outbox):
-        for i in range(20):
-            self.compute(0.01)
-            out.put(i)
-
-class Sink(lab.Worker):
-    def consume(self, inbox: lab.Inbox):
-        total = 0
-        for batch in inbox:
-            self.compute(0.01)
-            total += sum(batch)
-        self.log(reward=total)
-        return {"return": total}
-
-flow = lab.Workflow("pipeline")
-numbers = flow.channel("numbers")
-source, sink = flow.worker(Source), flow.worker(Sink)
-
-@flow.iteration
-def iteration():
-    source.produce(numbers)
-    return sink.consume(numbers)
-
-plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]}, chunk=1)
-run = lab.run(flow, plan, emulate=True)
-"""
 BUSY = {
     "python": "n = 0\nwhile time.monotonic() < limit:\n    n += sum(i * i for i in range(200))",
     "numpy": "import numpy as np\na = np.random.rand(600, 600)\nwhile time.monotonic() < limit:\n    b = a @ a",
@@ -83,10 +52,11 @@ WATCH = """() => {
 def latencies(kind: str, seconds: float) -> tuple[list[float], list[list[float]]]:
     """Milliseconds from the end of each span to the frame that showed it; and what the page noted."""
     import lab_browser
+    from pipeline_cell import pipeline_cell
 
     with tempfile.TemporaryDirectory() as folder, lab_browser.chromium() as browser, lab_browser.jupyterlab(browser, Path(folder)) as server:
         path = Path(folder) / "ended.json"
-        cells = [START, WORK.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
+        cells = [pipeline_cell("pipeline", 20, 0.01, 0.01, chunk=1), WORK.format(seconds=seconds, busy=BUSY[kind], path=str(path))]
         lab = server.open_notebook(server.write_notebook("latency", cells))
         lab.execute("notebook:run-cell-and-select-next")
         drawn_once = "() => Number(document.querySelector('.rl-dashboard .rl-timeline')?.dataset.spans) > 0"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline_cell import pipeline_cell
 from test_live_widgets import cut_off, data, watch_errors
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -13,37 +14,7 @@ from rlinf_lab.widgets import timeline_html
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "test-artifacts"
-
-RUN = """
-import rlinf_lab as lab
-
-class Source(lab.Worker):
-    def produce(self, out: lab.Outbox):
-        for i in range(4):
-            self.compute(0.02)
-            out.put(i)
-
-class Sink(lab.Worker):
-    def consume(self, inbox: lab.Inbox):
-        total = 0
-        for batch in inbox:
-            self.compute(0.03)
-            total += sum(batch)
-        self.log(reward=total)
-        return {"return": total}
-
-flow = lab.Workflow("endless")
-numbers = flow.channel("numbers")
-source, sink = flow.worker(Source), flow.worker(Sink)
-
-@flow.iteration
-def iteration():
-    source.produce(numbers)
-    return sink.consume(numbers)
-
-plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
-run = lab.run(flow, plan, emulate=True)
-"""
+RUN = pipeline_cell("endless", 4, 0.02, 0.03)
 
 
 def test_a_real_run_is_paused_resumed_and_stopped_from_its_dashboard(jupyterlab: Any) -> None:
