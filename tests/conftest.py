@@ -12,6 +12,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER"}
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray, or a browser, run one after another: two cores hold one of each."""
     for item in items:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from rlinf_lab.errors import Cancelled, PlanError, UnknownNameError
+from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, UnknownNameError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.ray_library import load_ray
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray
+from rlinf_lab.runtime.servant import Task
 
 JOIN_SECONDS = 60
+ANSWER_SECONDS = 20.0  # for a question that takes milliseconds
+ASKED = 2
+T = TypeVar("T")
 _LOCK = threading.Lock()
 _SEEN: dict[str, list[str]] = {}  # cluster: ids of its nodes, in the order of their numbers
 
@@ -23,11 +27,29 @@ def nodes() -> dict[int, dict[str, Any]]:
     ray = load_ray()
 
     context = ray.get_runtime_context()
-    living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    living = {node["NodeID"]: node for node in answer_of_ray(ray.nodes) if node["Alive"]}
     with _LOCK:
         seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
         seen += sorted(set(living) - set(seen), key=lambda n: (living[n]["NodeManagerAddress"], n))
         return {number: living[name] for number, name in enumerate(seen) if name in living}
+
+
+def answer_of_ray(question: Callable[[], T]) -> T:
+    """What Ray's control service says; `ExecutorError` when it says nothing.
+
+    Ray itself waits for ever, inside C++ where no interrupt reaches it. An answer can get lost on a busy machine (seen: one that came with the next
+    sign of life on the connection, minutes later), so it is asked again.
+    """
+    for _ in range(ASKED):
+        task = Task(question)
+        threading.Thread(target=task.perform, name="question to ray", daemon=True).start()
+        if task.is_done_within(ANSWER_SECONDS):
+            return task.result()
+    address = load_ray().get_runtime_context().gcs_address
+    raise ExecutorError(
+        f"The Ray at {address!r} did not answer {ASKED} times within {ANSWER_SECONDS:g} s: its control service (gcs_server) is stopped, or its node is "
+        f"overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a private one, and the next run starts another."
+    )
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:

@@ -35,23 +35,30 @@ class Incoming:
         self._peer, self._stream, self._frames, self._ears, self._lookout = peer, stream, frames, ears, lookout
         self._number = connection.fileno()
         self._reading = threading.Lock()
+        self._has_left = False
         self._poll: select.epoll | None = None  # of the thread; without one it waits in the stream, and nobody else hears
         if lookout is not None:
             with contextlib.suppress(OSError):  # no more files
                 poll = select.epoll()
                 lookout.watch(self)  # first: it is the first that is woken
-                poll.register(self._number, IN_TURN)
+                try:
+                    poll.register(self._number, IN_TURN)
+                except OSError:
+                    lookout.forget(self)
+                    raise
                 self._poll = poll
 
     def fileno(self) -> int:
         return self._number
 
     def leave(self) -> None:
-        """Nothing more is heard."""
-        if self._lookout is not None:
-            self._lookout.forget(self)
-        if self._poll is not None:
-            self._poll.close()
+        """Nothing more is heard: the number of a file that is closed may become somebody else's."""
+        with self._reading:
+            self._has_left = True
+            if self._poll is not None:
+                assert self._lookout is not None
+                self._lookout.forget(self)
+                self._poll.close()
 
     # --- the thread ----------------------------------------------------------------------------------------
     def hear(self) -> None:
@@ -85,12 +92,16 @@ class Incoming:
         if not self._reading.acquire(blocking=False):
             return False
         try:
-            self._stream.waits = False
+            return self._has_left or self._hear_some_or_rouse()
+        finally:
+            self._reading.release()
+
+    def _hear_some_or_rouse(self) -> bool:
+        self._stream.waits = False
+        try:
             heard_all = self._hear_some()
         except (OSError, EOFError, struct.error):  # the thread will meet it, too
             heard_all = False
-        finally:
-            self._reading.release()
         if not heard_all:
             self._rouse()
         return heard_all
@@ -123,10 +134,9 @@ class Incoming:
 
     def _rouse(self) -> None:
         """Have the thread look at what is there: the kernel tells it again."""
-        with contextlib.suppress(OSError, ValueError):  # it has left
-            assert self._poll is not None
-            self._poll.unregister(self._number)
-            self._poll.register(self._number, IN_TURN)
+        assert self._poll is not None
+        self._poll.unregister(self._number)
+        self._poll.register(self._number, IN_TURN)
 
     # --- both ----------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:
@@ -184,8 +194,11 @@ class Listener:
             try:
                 connection, _ = server.accept()
             except OSError:  # closed
+                server.close()
                 return
             self._sockets.append(connection)
+            if self._closed:  # meanwhile
+                self.close()
             close_when_forked(connection)
             threading.Thread(target=self._read, args=(connection,), name="link", daemon=True).start()
 
@@ -223,8 +236,8 @@ class Listener:
             return self._left_changed.wait_for(lambda: peers <= self._left, seconds)
 
     def close(self) -> None:
+        """Nothing more is heard. Each socket is closed by the thread that uses it: in between, its number could become somebody else's."""
         self._closed = True
-        for each in self._sockets:
+        for each in list(self._sockets):
             with contextlib.suppress(OSError):  # it was not connected, or the other end was faster
                 each.shutdown(socket.SHUT_RDWR)
-            each.close()

@@ -39,8 +39,8 @@ class Lookout:
     def watch(self, connection: Heard) -> None:
         """Before its own thread watches it. `OSError` when that cannot be."""
         number = connection.fileno()
-        self._heard[number] = connection
         self._poll.register(number, IN_TURN)
+        self._heard[number] = connection
 
     def forget(self, connection: Heard) -> None:
         """It is about to be closed."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError
 from rlinf_lab.planning.device import Device
-from rlinf_lab.runtime.cluster import nodes
+from rlinf_lab.runtime.cluster import answer_of_ray, nodes
 from rlinf_lab.runtime.ray_library import load_ray
 
 SECONDS = 5.0  # a run that has just ended may not have given everything back yet
@@ -74,7 +74,7 @@ class Reservation:
 
     def _lacking(self) -> list[str]:
         """Of each node that has too little free: what is wanted and what there is. Of all nodes when they have had too little for a moment only."""
-        free, there = load_ray()._private.state.available_resources_per_node(), nodes()
+        free, there = answer_of_ray(load_ray()._private.state.available_resources_per_node), nodes()
         rows, short = [], []
         for number in self._order:
             now = free.get(self._ids[number], {})

@@ -363,3 +363,31 @@ def test_a_process_that_dies_in_setup_is_told_by_worker() -> None:
 
     with pytest.raises(ExecutorError, match=r"Host 'host0' died while its workers were being set up .*; w\[0\] lived there"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray").wait(60)
+
+
+def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import os, signal
+        import psutil
+        from rlinf_lab.errors import ExecutorError
+        from rlinf_lab.runtime import cluster
+        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
+        ensure_ray(None)
+        print(len(cluster.nodes()))
+        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
+        cluster.ANSWER_SECONDS = 0.5
+        service.suspend()
+        try:
+            cluster.nodes()
+        except ExecutorError as error:
+            print(error)
+        service.resume()
+        cluster.ANSWER_SECONDS = 20.0
+        print(len(cluster.nodes()))
+        shutdown()
+        """,
+    )
+    assert said[0] == "1" and said[2] == "1"
+    assert "did not answer 2 times within 0.5 s" in said[1] and "ray status --address=" in said[1]
