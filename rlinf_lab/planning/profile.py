@@ -31,6 +31,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.reading import check, known, listing, read, rule
+from rlinf_lab.timeline.files import whole
 from rlinf_lab.workflow.graph import DRIVER
 
 FORMAT = "rlinf_lab.profile/1"
@@ -247,7 +248,8 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         try:
-            _path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+            with whole(_path(path)) as target:
+                target.write_text(self.to_json() + "\n", encoding="utf-8")
         except (OSError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from rlinf_lab.timeline.files import whole
+
 
 @dataclass(frozen=True, eq=False)
 class Weights:
@@ -28,8 +30,9 @@ class Weights:
         return sum(array.nbytes for array in self.arrays.values())
 
     def save(self, path: str | Path) -> Path:
-        """Write one safetensors file; the version goes into its metadata. Returns the path."""
-        save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, path, {"version": str(self.version)})
+        """Write one safetensors file, which is there whole or as it was before; the version goes into its metadata. Returns the path."""
+        with whole(Path(path)) as target:
+            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, target, {"version": str(self.version)})
         return Path(path)
 
     @classmethod

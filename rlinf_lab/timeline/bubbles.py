@@ -30,9 +30,7 @@ def busy(accounting: Accounting) -> pd.DataFrame:
 
     elapsed = accounting.end_ns - accounting.start_ns
     ns = accounting.busy_ns
-    return pd.DataFrame(
-        {"device": accounting.devices, "ns": ns, "seconds": ns / 1e9, "share": ns / elapsed if elapsed else 0.0 * ns}
-    )
+    return pd.DataFrame({"device": accounting.devices, "ns": ns, "seconds": ns / 1e9, "share": ns / elapsed if elapsed else 0.0 * ns})
 
 
 def bubbles(store: SpanStore, accounting: Accounting, by: str | Sequence[str] | None = "cause") -> pd.DataFrame:

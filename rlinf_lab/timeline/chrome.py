@@ -17,6 +17,7 @@ from rlinf_lab.timeline.span import SpanKind, Track
 from rlinf_lab.timeline.store import SpanStore
 
 COUNTERS = "counters"  # the process that holds the counter tracks
+_DOUBLE_NS = 1000 << 41  # 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
 
 
 def process_of(track: Track) -> str:
@@ -27,7 +28,8 @@ def process_of(track: Track) -> str:
 def to_chrome(store: SpanStore, path: str | Path) -> Path:
     """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path.
 
-    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane the number of its track.
+    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane the number of its track;
+    times that are 25 days and more from the start are there once more, in ns.
     """
     path = Path(path)
     with path.open("w", encoding="utf-8") as file:
@@ -68,7 +70,8 @@ def _events(store: SpanStore) -> Iterator[str]:
     for name, time, value in store.counter_samples.tolist():
         # JSON has no number for the others: a gap for viewers, and what it was for `Timeline.from_chrome`.
         args = f'{{"value":{json.dumps(value)}}}' if np.isfinite(value) else f'{{"value":null}},"not_finite":"{value}"'
-        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}}}'
+        exact = f',"time_ns":{time}' if abs(time - zero) >= _DOUBLE_NS else ""
+        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}{exact}}}'
 
 
 def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:
@@ -77,11 +80,12 @@ def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarra
     kinds = [kind.name.lower() for kind in SpanKind]
     for row, tid in zip(spans[order].tolist(), tids[order].tolist(), strict=True):
         start, end, nbytes, flow, track, name, channel, iteration, items, kind = row
+        exact = f',"start_ns":{start},"end_ns":{end}' if end - zero >= _DOUBLE_NS else ""
         title = texts[name] if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else f'"{kinds[kind]}"'
         yield (
             f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{tid},'
             f'"ts":{_us(start - zero)},"dur":{_us(end - start)},"args":{{"call":{texts[name]},"iteration":{iteration},'
-            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}}}}}'
+            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}{exact}}}}}'
         )
 
 

@@ -48,7 +48,7 @@ def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
 def _load(path: Path) -> tuple[list[Event], Event]:
     """The events, and what the file says beside them."""
     data = path.read_bytes()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8", errors="replace").strip()
+    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace").strip()
     found = next((parsed for parsed in (_whole(text), _lines(text), _whole(text.rstrip(",") + "]")) if parsed is not None), None)
     if found is None:
         raise TimelineError(
@@ -130,7 +130,9 @@ class _Reader:
             key = ("gpu", args.get("device", pid), args.get("stream", tid))
         if key not in self._lanes:
             if stream:
-                track = Track("stream", _number(key[2]), (_text(f"cuda:{key[1]}"),))
+                number = _number(key[2])
+                named = ("stream", number) if number < 1 << 63 else (f"stream {number}", 0)  # a rank has 64 bits
+                track = Track(*named, (_text(f"cuda:{key[1]}"),))
             else:
                 process = self._processes.get(pid) or _text(f"process {pid}")
                 thread = _text(f"{category} (async)") if joined else self._threads.get((pid, tid)) or _text(f"thread {tid}")
@@ -224,24 +226,27 @@ class _OwnReader(_Reader):
 
     def _add(self, event: Event) -> None:
         zero, args = self._other["start_ns"], event["args"]
-        start = zero + _ns(event["ts"])
+        start = args.get("start_ns", zero + _ns(event["ts"]))
+        end = args.get("end_ns", start + _ns(event["dur"]))
         channel = self._name(args["channel"]) if args["channel"] else -1
         self._rows.append((
-            start, start + _ns(event["dur"]), args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
+            start, end, args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
             args["iteration"], args["items"], SpanKind[event["cat"].upper()],
         ))  # fmt: skip
 
     def _sample(self, event: Event) -> None:
         value = event["args"]["value"]
         number = float(event.get("not_finite", "nan") if value is None else value)
-        self._samples.append((self._name(event["name"]), self._other["start_ns"] + _ns(event["ts"]), number))
+        time = event.get("time_ns", self._other["start_ns"] + _ns(event["ts"]))
+        self._samples.append((self._name(event["name"]), time, number))
 
     def devices(self) -> list[str]:
         return list(self._other["devices"])
 
     def content(self) -> dict[str, Any]:
-        told = {"dropped": "dropped_spans", "dropped_samples": "dropped_samples", "clock_errors": "clock_errors", "clock_jumps": "clock_jumps"}
-        return super().content() | {mine: self._other[theirs] for mine, theirs in told.items() if theirs in self._other}
+        told = {"dropped": int(self._other.get("dropped_spans", 0)), "dropped_samples": int(self._other.get("dropped_samples", 0))}
+        clocks = {key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()} for key in ("clock_errors", "clock_jumps")}
+        return super().content() | told | clocks
 
 
 def _ns(us: float) -> int:

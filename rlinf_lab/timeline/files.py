@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import secrets
+import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
@@ -36,11 +39,40 @@ def holds(question: Callable[[], bool]) -> bool:
 
 
 @contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what shall be at ``path`` whole or not at all: a name beside it, which becomes ``path`` when the block ends without an error.
+
+    What was at ``path`` before stays until then, and for good when the block fails or is interrupted. A link stays a link, a file keeps its mode,
+    and what is no ordinary file (a pipe, ``/dev/stdout``) is written to as it is. Raises `OSError`; a process that is killed leaves a ``.….part``.
+    """
+    target = Path(os.path.realpath(path))
+    there = target.exists()
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if there and not target.is_file():
+        yield path
+        return
+    if there and not os.access(target, os.W_OK):  # replacing it asks the folder only
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    part = target.with_name(f".{target.name[:40]}.{secrets.token_hex(4)}.part")
+    try:
+        yield part
+        if there:
+            shutil.copymode(target, part)
+        part.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):  # it would take the room that is missing
+            part.unlink()
+        raise
+
+
+@contextmanager
 def writing(who: str, path: object) -> Iterator[Path]:
-    """The path to write to. Raises `TimelineError` where it cannot be written."""
+    """Where to write a file, which is there `whole` or not at all. Raises `TimelineError` where it cannot be written."""
     target = path_of(who, path)
     try:
-        yield target
+        with whole(target) as part:
+            yield part
     except OSError as error:
         folder = target.parent
         missing = not holds(folder.is_dir) and error.errno != errno.ENAMETOOLONG

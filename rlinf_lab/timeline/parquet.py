@@ -40,7 +40,8 @@ def to_parquet(store: SpanStore, path: str | Path) -> Path:
         "counters": base64.b64encode(zlib.compress(store.counter_samples.tobytes())).decode(),
     }
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), _KEY: json.dumps(extra).encode()})
-    pq.write_table(table, path, compression="zstd")
+    with Path(path).open("wb") as file:  # by its name pyarrow would take "~" for the home folder
+        pq.write_table(table, file, compression="zstd")
     return Path(path)
 
 
@@ -48,7 +49,8 @@ def read_parquet(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that is no timeline."""
     import pyarrow.parquet as pq
 
-    table = pq.read_table(path)
+    with Path(path).open("rb") as file:
+        table = pq.read_table(file)
     extra = json.loads((table.schema.metadata or {}).get(_KEY, b"{}"))
     if extra.get("version") != 1:
         raise TimelineError(

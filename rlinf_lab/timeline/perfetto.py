@@ -136,9 +136,7 @@ def _slices(store: SpanStore, origin: int, order: np.ndarray, lanes: np.ndarray)
     def notes(name: int, iteration: int, items: int, nbytes: int, channel: int) -> bytes:
         values: list[int | str] = [names[name], iteration, items or "", nbytes or "", names[channel]]
         return b"".join(
-            _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value)))
-            for i, value in enumerate(values, 1)
-            if value != ""
+            _bytes(4, _int(1, i) + (_bytes(6, value) if isinstance(value, str) else _int(4, value))) for i, value in enumerate(values, 1) if value != ""
         )
 
     @lru_cache(1 << 16)

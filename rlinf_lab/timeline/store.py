@@ -192,8 +192,7 @@ class SpanStore:
     def _check(batch: SpanBatch, source: _Source, spans_are_right: bool) -> None:
         if batch.seq > source.seq:
             raise TimelineError(
-                f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one."
-                " Next: deliver every batch of a recorder, in order."
+                f"Batch {batch.seq} of {batch.source!r} came, but {source.seq} is the next one. Next: deliver every batch of a recorder, in order."
             )
         if spans_are_right or not len(batch.spans):
             return

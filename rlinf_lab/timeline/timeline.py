@@ -147,21 +147,24 @@ class Timeline(SpanStore):
         from rlinf_lab.timeline import chrome
 
         with writing("to_chrome", path) as target:
-            return chrome.to_chrome(self.snapshot(), target)
+            chrome.to_chrome(self.snapshot(), target)
+        return Path(path)
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Perfetto's protobuf (``.pftrace``), with lanes, arrows and counters. Returns the path."""
         from rlinf_lab.timeline import perfetto
 
         with writing("to_perfetto", path) as target:
-            return perfetto.to_perfetto(self.snapshot(), target)
+            perfetto.to_perfetto(self.snapshot(), target)
+        return Path(path)
 
     def to_parquet(self, path: str | Path) -> Path:
         """One row per span, readable as it is, and exact through `from_parquet`. Returns the path."""
         from rlinf_lab.timeline import parquet
 
         with writing("to_parquet", path) as target:
-            return parquet.to_parquet(self.snapshot(), target)
+            parquet.to_parquet(self.snapshot(), target)
+        return Path(path)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -262,7 +265,8 @@ class Timeline(SpanStore):
         from rlinf_lab.timeline.png import to_png
 
         with writing("to_png", path) as target:
-            return to_png(self._scene(width, lanes), target, theme, scale)
+            to_png(self._scene(width, lanes), target, theme, scale)
+        return Path(path)
 
     def _scene(self, width: int, lanes: str) -> Scene:
         from rlinf_lab.timeline.picture import scene

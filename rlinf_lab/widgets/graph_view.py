@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlinf_lab.timeline.files import writing
 from rlinf_lab.workflow.drawing import graph_svg
 from rlinf_lab.workflow.graph import WorkflowGraph
 
@@ -23,10 +24,10 @@ class GraphView:
         return graph_svg(g.nodes, g.edges, g.value_edges, g.cells, self.ranks)
 
     def save(self, path: str | Path) -> Path:
-        """Write the picture as an SVG file and return its path."""
-        target = Path(path)
-        target.write_text(self.svg, encoding="utf-8")
-        return target
+        """Write the picture as an SVG file and return its path. Raises `TimelineError` where it cannot be written."""
+        with writing("save", path) as target:
+            target.write_text(self.svg, encoding="utf-8")
+        return Path(path)
 
     def _repr_html_(self) -> str:
         return self.svg

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.files import writing
+from rlinf_lab.timeline.span import writable
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
@@ -40,7 +41,7 @@ def timeline_html(
     content, parts = message([TimelineFeed(t).take(final=True) for t in both])
     data = {"content": content, "parts": {name: _packed(part) for name, part in parts.items()}, "labels": labels[: len(both)]}
     page = _PAGE.format(
-        title=escape(title),
+        title=escape(writable(title)),
         summary=escape(" · ".join(repr(t) for t in both)),
         style=stylesheet(),
         # A "</script>" inside a name must not end the element.
@@ -49,7 +50,7 @@ def timeline_html(
     )
     with writing("timeline_html", path) as target:
         target.write_text(page, encoding="utf-8")
-        return target
+    return Path(path)
 
 
 def _packed(rows: bytes) -> str:
