@@ -12,7 +12,6 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.costs import CellModel, CostModel, fit
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile
 from rlinf_lab.planning.search.problem import Counts
@@ -108,20 +107,18 @@ class Budget:
         return max((e.group for e in self.profile.edges if e.producer in downstream), default=1)
 
     def _on_kind(self, kind: str) -> Profile:
-        """The profile with each worker's samples on a kind of device, or those on the first kind at the relative speed. Who works on the host is on no
-        kind: as fast as measured."""
-        first = self.profile.kinds[0].name if self.profile.kinds else ""
-        speeds = {k.name: k.speed for k in self.profile.kinds}
+        """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured on, at the relative speed. Who works
+        on the host is on no kind: as fast as measured."""
+        speeds = {k.name: k.speed for k in self.profile.kinds} or {"": 1.0}
+        first = next(iter(speeds))
         workers = {}
         for name, worker in self.profile.workers.items():
             if worker.resource == "host":
                 workers[name] = worker
                 continue
-            own = tuple(s for s in worker.samples if (s.kind or first) == kind)
-            scaled = tuple(replace(s, seconds=s.seconds / speeds[kind]) for s in worker.samples if (s.kind or first) == first and kind != first)
-            if not own and not scaled:
-                raise ConfigError(f"profile.workers.{name}.samples has none on {kind!r} or on the first kind {first!r}. Next: measure it on one of them.")
-            workers[name] = replace(worker, samples=own or scaled)
+            by_kind = {k: tuple(s for s in worker.samples if (s.kind or first) == k) for k in (kind, *speeds)}
+            there = next(k for k, some in by_kind.items() if some)
+            workers[name] = replace(worker, samples=tuple(s.scaled(speeds[there] / speeds[kind]) for s in by_kind[there]))
         return self.profile.replace(workers=workers)
 
     def cap(self, kind: str) -> float:

@@ -9,10 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import whole
-from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.reading import known
+from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
@@ -36,6 +36,12 @@ def profile_from_run(
     note = f"Fitted to one run: plans give every worker the ranks that it had ({ranks}). Change profile.workers.NAME.ranks to allow more."
     switches, seen = _switches(observed, timeline)
     memory = {w: Memory(float(units)) for w, units in plan.memory.items()} if plan.device_memory is not None else {}
+    if memory:
+        held = listing([f"{w} {n}" for w, n in plan.memory.items()])
+        seen.append(
+            f"Memory is in units of the plan that was run, taken as GiB: a device has {plan.device_memory}; {held}. "
+            f"Where those are no GiB, change device_memory_gib and profile.workers.NAME.memory."
+        )
     return fitted(
         [observed], items, f"{flow.name}, run under {plan.name}", memory=memory, switches=switches, fingerprint=fingerprint,
         device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
@@ -73,7 +79,10 @@ def fitted(
     for field, names in {"ranks": rules, "generators": generators}.items():
         for worker in names or {}:
             known("worker", worker, graph.workers, field)
-    items = items or max(run.most_items() for run in runs)
+    passing = max(run.most_items() for run in runs)
+    if items and items != passing and not graph.cells:  # environments cannot be seen on a channel
+        notes = [*notes, f"An iteration counts {items} items, as asked; what passed was {passing}: one of these counts as {items / passing:.3g}."]
+    items = items or passing
     workers = {}
     for worker in graph.workers:
         samples = _merged([s for run in runs for s in _peaked(run.samples(worker, items), run.peaks.get(worker))])
@@ -115,7 +124,8 @@ def _merged(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     for (devices, items, beside), same in sorted(groups.items()):
         outputs = next((s.outputs for s in same if s.outputs), ())
         peak = max((s.peak_gib for s in same if s.peak_gib is not None), default=None)
-        merged.append(Sample(devices, items, statistics.median(s.seconds for s in same), beside, peak, outputs))
+        seconds = statistics.median(s.seconds for s in same)
+        merged.append(Sample(devices, items, seconds, beside, peak, within(outputs, seconds)))
     return tuple(merged)
 
 

@@ -105,7 +105,7 @@ class Observed:
         cell = next((c for c in self.graph.cells if worker in c), ())
         if cell:
             return self._in_cell(worker, cell, items, beside)
-        each, outputs = self.devices(worker) // self.plan.ranks(worker), self.outputs(worker)
+        each, curve = self.devices(worker) // self.plan.ranks(worker), self.outputs(worker)
         found: dict[tuple[int, int], list[float]] = {}
         for turns in self._iterations(worker):
             total = sum(n for t in turns.values() for n, _ in t.batches)
@@ -117,10 +117,11 @@ class Observed:
                     own = sum(m for m, _ in turn.batches)
                     share = max(1, min(items, round(items * n * len(working) / total)))
                     found.setdefault((len(working), share), []).append(seconds + turn.rest * n / own)
-        return [
-            Sample(count * each, float(n), statistics.median(s), beside, outputs=outputs if n == items else ())
-            for (count, n), s in sorted(found.items())
-        ]  # fmt: skip
+        made = []
+        for (count, n), every in sorted(found.items()):
+            seconds = statistics.median(every)
+            made.append(Sample(count * each, float(n), seconds, beside, outputs=within(curve, seconds) if n == items else ()))
+        return made
 
     def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
         steps, tokens, devices = self.steps(cell), self.tokens(cell), self.devices(worker)
@@ -209,6 +210,14 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
         if span.channel == next(iter(turn.gets)):  # of several inputs, the first one counts the batches
             turn.batches.append((span.items, 0.0))
             turn.method = span.name
+
+
+def within(curve: tuple[tuple[float, float], ...], seconds: float) -> tuple[tuple[float, float], ...]:
+    """A curve of outputs of a call that took about so long: where it ends later (another call, a wait on its way) in proportion."""
+    if not curve or not seconds:
+        return ()
+    shorter = min(1.0, seconds / curve[-1][0]) if curve[-1][0] else 1.0
+    return tuple((min(at * shorter, seconds), part) for at, part in curve)
 
 
 def _rising(points: list[tuple[float, float]]) -> tuple[tuple[float, float], ...]:

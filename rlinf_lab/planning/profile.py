@@ -19,25 +19,23 @@ every field with examples; `rlinf_lab.planning.costs` fits models to it; `rlinf_
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.reading import check, known, listing, read, rule
+from rlinf_lab.planning.profile_checks import check_profile
+from rlinf_lab.planning.reading import known, listing, read, rule
 from rlinf_lab.timeline.files import whole
-from rlinf_lab.workflow.graph import DRIVER
 
 FORMAT = "rlinf_lab.profile/1"
 KINDS = ("batch", "generation", "simulator")
 RESOURCES = ("device", "host")
-MOST_SUB_BATCHES = 64
 
 
 @dataclass(frozen=True)
@@ -51,6 +49,11 @@ class Sample:
     peak_gib: float | None = rule(None, low=0, high=1e9, unit="GiB", doc="most memory of one device during the call")
     outputs: tuple[tuple[float, float], ...] = rule((), doc="(seconds since the start, fraction of the outputs that had appeared)")
     kind: str = rule("", doc="kind of device it was measured on; empty: the first of profile.kinds")
+
+    def scaled(self, factor: float) -> Sample:
+        """As if all had taken so many times as long, the way to each output too."""
+        outputs = tuple((at * factor, part) for at, part in self.outputs)
+        return dataclasses.replace(self, seconds=self.seconds * factor, outputs=outputs)
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,17 @@ class RankRule:
             rest == 0 and ranks >= 1 and (not self.divides or self.divides % ranks == 0)
             and (not self.counts or ranks in self.counts) and (not self.most or ranks <= self.most)
         )  # fmt: skip
+
+    @property
+    def fewest(self) -> int:
+        """Devices that it allows at least; 0: it allows no number of them."""
+        return min((n for n in (c * self.devices_per_rank for c in self.counts or (1,)) if self.allows(n)), default=0)
+
+    def __str__(self) -> str:
+        some = [f"{self.devices_per_rank} device{'s' * (self.devices_per_rank > 1)} a rank"]
+        some += [f"ranks: {' or '.join(map(str, sorted(self.counts)))}"] * bool(self.counts)
+        some += [f"a number of ranks that divides {self.divides}"] * bool(self.divides) + [f"at most {self.most} ranks"] * bool(self.most)
+        return ", ".join(some)
 
 
 @dataclass(frozen=True)
@@ -202,7 +216,7 @@ class Profile:
     notes: tuple[str, ...] = rule((), doc="for people")
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_profile(self)
 
     # --- JSON ---------------------------------------------------------------------------------------------
     @classmethod
@@ -215,9 +229,11 @@ class Profile:
         if not isinstance(text, str):
             raise ConfigError(f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file.")
         try:
-            data = json.loads(text)
+            data = json.loads(text, object_pairs_hook=_distinct)
         except json.JSONDecodeError as error:
             raise ConfigError(f"The profile is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+        except ConfigError:
+            raise
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
             raise ConfigError(f"The profile is not JSON that can be read: {error}.") from error
         return cls.from_dict(data)
@@ -270,8 +286,7 @@ class Profile:
         known("worker", worker, self.workers, "profile.workers")
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
             raise ConfigError(f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more.")
-        samples = tuple(dataclasses.replace(s, seconds=s.seconds * factor) for s in self.workers[worker].samples)
-        return self.with_worker(worker, samples=samples)
+        return self.with_worker(worker, samples=tuple(s.scaled(factor) for s in self.workers[worker].samples))
 
     def stale(self, here: Fingerprint | None = None) -> tuple[str, ...]:
         """What differs between the machine that measured and this one; empty when the profile is fresh (or was written by hand)."""
@@ -308,129 +323,14 @@ def _path(path: Any) -> Path:
     return Path(path)
 
 
-def _check(profile: Profile) -> None:
-    """What single fields cannot see: names that must exist, fields that need each other."""
-    check(profile, "profile")
-    if not profile.workers:
-        raise ConfigError("profile.workers is empty. Next: give at least one worker with one sample.")
-    for name, worker in profile.workers.items():
-        if name == DRIVER:
-            raise ConfigError(f"profile.workers.{name}: {name!r} is the loop that calls the workers. Next: another name, such as '{name}_1'.")
-        _check_worker(profile, name, worker)
-    for i, edge in enumerate(profile.edges):
-        for end in ("producer", "consumer"):
-            known("worker", getattr(edge, end), profile.workers, f"profile.edges[{i}].{end}")
-        if edge.producer == edge.consumer:
-            raise ConfigError(f"profile.edges[{i}] goes from {edge.producer!r} to itself. Next: name another consumer.")
-        if profile.items % edge.group:
-            raise ConfigError(f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration.")
-    _check_channels(profile.edges)
-    transports = [m.transport for m in profile.messages]
-    if len(set(transports)) != len(transports):
-        raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}.")
-    names = [k.name for k in profile.kinds]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
-    _check_cells(profile)
-
-
-def _check_cells(profile: Profile) -> None:
-    cycles = _cycles(profile) if profile.cells else []
-    for i, cell in enumerate(profile.cells):
-        for member in cell.members:
-            known("worker", member, profile.workers, f"profile.cells[{i}].members")
-        if set(cell.members) not in cycles:
-            there = "; ".join(listing([n for n in profile.workers if n in cycle]) for cycle in cycles)
-            raise ConfigError(
-                f"profile.cells[{i}].members is {list(cell.members)}, which is no cycle of profile.edges that no other entry names. "
-                f"Next: {f'all members of one: {there}' if there else 'leave it out'}."
-            )
-        cycles.remove(set(cell.members))  # a second entry for it would be ignored
-        if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MOST_SUB_BATCHES:
-            raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1 to {MOST_SUB_BATCHES}, such as [1, 2].")
-
-
-def _cycles(profile: Profile) -> list[set[str]]:
-    """Workers from each of which items come back to it, grouped by who reaches whom."""
-    after = {n: {e.consumer for e in profile.edges if e.producer == n} for n in profile.workers}
-    for middle in after:  # Warshall: paths through one more worker each time
-        for start in after:
-            if middle in after[start]:
-                after[start] |= after[middle]
-    found: list[set[str]] = []
-    for name, reached in after.items():
-        if name in reached and not any(name in cycle for cycle in found):
-            found.append({n for n in reached if name in after[n]})
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose names may not be given twice: one of the two would count for nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ConfigError(f"The profile gives {shown(twice)} twice in one object: the fields {listing(names[:8])}. Next: one of the two.")
     return found
-
-
-def _check_channels(edges: Sequence[EdgeProfile]) -> None:
-    """One edge for two workers, and a channel's name for each."""
-    seen: dict[str, int] = {}
-    for i, edge in enumerate(edges):
-        j = seen.setdefault(edge.channel, i)
-        other = edges[j]
-        if i != j and (edge.producer, edge.consumer) == (other.producer, other.consumer):
-            raise ConfigError(
-                f"profile.edges[{j}] and profile.edges[{i}] both go from {edge.producer!r} to {edge.consumer!r}. Next: one edge for all that passes between "
-                f"the two: the larger group, whole where one of them is."
-            )
-        if i != j:
-            raise ConfigError(
-                f"profile.edges[{j}] ({other.producer!r} to {other.consumer!r}) and profile.edges[{i}] ({edge.producer!r} to {edge.consumer!r}) cannot be "
-                f"told apart by name: both channels would be {edge.channel!r}. Next: rename one of the workers."
-            )
-
-
-def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
-    where = f"profile.workers.{name}"
-    if not worker.samples:
-        raise ConfigError(f"{where}.samples is empty. Next: one measurement, such as {{'devices': 1, 'items': {profile.items}, 'seconds': 1.0}}.")
-    for i, sample in enumerate(worker.samples):
-        if sample.devices == 0 and worker.resource == "device":
-            raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")
-        for other in sample.beside:
-            known("worker", other, profile.workers, f"{where}.samples[{i}].beside")
-        _check_outputs(f"{where}.samples[{i}].outputs", sample)
-        if sample.kind:
-            known("kind of device", sample.kind, [k.name for k in profile.kinds], f"{where}.samples[{i}].kind")
-    if worker.kind == "generation":
-        if worker.lengths is None:
-            raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")
-        _check_lengths(f"{where}.lengths", worker.lengths)
-        if worker.exponent is not None and worker.exponent > 1:
-            raise ConfigError(
-                f"{where}.exponent is {worker.exponent:g}: of a generator it is the part of the measured seconds that falls with devices. Next: 1 or less."
-            )
-    elif worker.lengths is not None or worker.model is not None or worker.max_running is not None:
-        raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'.")
-    if worker.devices is not None and not worker.ranks.allows(worker.devices):
-        raise ConfigError(f"{where}.devices is {worker.devices}, which {where}.ranks does not allow: {worker.ranks}.")
-
-
-def _check_outputs(where: str, sample: Sample) -> None:
-    """When outputs appeared: in order, from the start of the call on, at most all of them."""
-    rising = all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(sample.outputs))
-    if sample.outputs and not (rising and sample.outputs[0][0] >= 0 and sample.outputs[0][1] >= 0 and sample.outputs[-1][1] <= 1):
-        raise ConfigError(f"{where} goes from {list(sample.outputs[0])} to {list(sample.outputs[-1])}; both columns must rise from 0 or more, to at most 1.")
-
-
-def _check_lengths(where: str, lengths: Lengths) -> None:
-    given = [n for n in ("completion", "quantiles") if getattr(lengths, n)] + ["mean_tokens"] * (lengths.mean_tokens is not None)
-    if len(given) != 1:
-        raise ConfigError(f"{where} gives {listing(given)}; exactly one of completion, quantiles and mean_tokens describes the lengths.")
-    if lengths.mean_tokens is not None and lengths.mean_tokens >= lengths.max_tokens:
-        raise ConfigError(f"{where}.mean_tokens is {lengths.mean_tokens:g}, not below max_tokens = {lengths.max_tokens:g}.")
-    for name in ("completion", "quantiles"):
-        curve = getattr(lengths, name)
-        rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))
-        if curve and not (rising and curve[0][1] >= 0 and curve[-1][1] == 1.0):
-            raise ConfigError(f"{where}.{name} must rise in both columns and end at fraction 1.0; it ends with {list(curve[-1])}.")
-        what = "seconds" if name == "completion" else "tokens"
-        if curve and curve[0][0] < 0:
-            raise ConfigError(f"{where}.{name}[0] is {list(curve[0])}: {curve[0][0]:g} {what}. Next: the first point at 0 {what} or later.")
-        if curve and curve[-1][0] == 0:
-            raise ConfigError(f"{where}.{name} ends with {list(curve[-1])}: all responses take 0 {what}. Next: a last point above 0 {what}.")
 
 
 def _plain(value: Any) -> Any:

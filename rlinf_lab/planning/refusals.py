@@ -92,13 +92,11 @@ def _ranks(setting: Budget, name: str) -> Refusal | None:
     if worker.devices is not None:
         said = f"Worker {name!r} is pinned to {worker.devices} devices, but there are {_there(setting)}."
         return Refusal(said, f"devices={worker.devices} or fewer for the pin", devices=worker.devices)
-    more = np.arange(1, FURTHER * max(setting.counts) + 1)
-    more = more[allowed(worker, more)]
-    rule = f"profile.workers.{name}.ranks ({worker.ranks.devices_per_rank} devices a rank)"
-    if not len(more):
-        return Refusal(f"Worker {name!r}: {rule} allows no number of devices up to {FURTHER * max(setting.counts)}.")
-    said = f"Worker {name!r} needs at least {more[0]} devices by {rule}, but there are {_there(setting)}."
-    return Refusal(said, f"devices={more[0]}, or smaller ranks", devices=int(more[0]))
+    least = worker.ranks.fewest
+    said = f"Worker {name!r} needs at least {least} devices by profile.workers.{name}.ranks ({worker.ranks}), but there are {_there(setting)}."
+    if least > MOST_DEVICES:
+        return Refusal(said, "fewer or smaller ranks")
+    return Refusal(said, f"devices={least}, or smaller ranks", devices=least)
 
 
 def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:

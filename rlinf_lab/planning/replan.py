@@ -187,7 +187,7 @@ def _as_measured(profile: Profile, candidate: Candidate, drift: Drift) -> Profil
     """With the worker as slow or as fast as it was. For one that should take no time nothing can be scaled: its samples all take the same, then."""
     if drift.expected:
         return profile.scaled(drift.worker, drift.factor)
-    samples = tuple(replace(s, seconds=1.0) for s in profile.workers[drift.worker].samples)
+    samples = tuple(replace(s, seconds=1.0, outputs=()) for s in profile.workers[drift.worker].samples)
     even = profile.with_worker(drift.worker, samples=samples)
     unit = _expected(_under(even, candidate))[drift.worker]
     return even.scaled(drift.worker, drift.measured / unit)

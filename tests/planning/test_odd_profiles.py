@@ -102,6 +102,15 @@ def test_on_the_host_it_is_as_fast_as_measured_whatever_the_kind(devices: dict[s
         (BASE, {FIRST + "seconds": 10**400}, r"profile\.workers\.a\.samples\[0\]\.seconds is 1000.*it must be a number below 1\.8e\+308"),
         (BASE, {FIRST + "outputs": [[-1, 0.5]]}, r"samples\[0\]\.outputs goes from \[-1\.0, 0\.5\]"),
         (BASE, {FIRST + "outputs": [[1, 0.5], [2, 0.4]]}, r"samples\[0\]\.outputs"),
+        (BASE, {FIRST + "outputs": [[4, 0.5], [200, 1]]}, r"outputs ends with \[200\.0, 1\.0\]: 200 s after .* a call of 8 s\. Next: .* at most 8"),
+        (BASE, {FIRST + "beside": ["a"]}, r"samples\[0\]\.beside names 'a' itself\. Next: only the others"),
+        (BASE, {"workers.a.ranks": {"counts": [-1, 0]}}, r"a\.ranks\.counts\[0\] is -1; .* from 1 to 1000000"),
+        (BASE, {"workers.a.ranks": {"counts": [10**30]}}, r"a\.ranks\.counts\[0\] is 10{29}.*; .* from 1 to 1000000"),
+        (BASE, {"workers.a.ranks": {"counts": [3], "divides": 8}}, r"no number of ranks at all: 1 device a rank, ranks: 3, .* divides 8\. Next: leave out"),
+        (BASE, {"workers.a.ranks": {"counts": [9000]}}, r"needs at least 9000 devices by .*\(1 device a rank, ranks: 9000\), .* there are 8 devices\. Next"),
+        (BASE, {"workers.a.ranks": {"counts": [2, 12]}, "workers.a.devices": 10}, r"devices is 10, which .* not allow: .*ranks: 2 or 12\. Next: 12"),
+        (BASE, {"edges": [{"producer": "a", "consumer": "b", "group": 3}]}, r"group is 3, which does not divide the 64 items of an iteration\. Next: 2\."),
+        (BASE, {"workers": {"a\nb": ONE}, "edges": []}, r"profile\.workers has the name 'a\\nb', .* line of text\. Next: 'a_b'"),
         (BASE, {"workers": {"driver": ONE}, "edges": []}, r"profile\.workers\.driver: 'driver' is the loop that calls the workers\. Next: another name"),
         (BASE, {"workers": {"\ud800": ONE}, "edges": []}, r"a name in profile\.workers is '\\ud800', whose character 0 is no character\. Next"),
         (BASE, {"name": "\ud800"}, r"profile\.name is '\\ud800'"),
@@ -125,6 +134,17 @@ def test_what_means_nothing_is_one_line(base: dict[str, Any], changes: dict[str,
     assert error.count("\n") == 1
     with pytest.raises((ConfigError, PlanError), match=says):
         plan(Profile.from_dict(data), 8)
+
+
+@pytest.mark.parametrize("text", ['{"items": 64, "items": 32}', '{"items": 64, "workers": {"a": {}, "b": {}, "a": {}}}'])
+def test_a_name_that_is_given_twice_is_no_last_word(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"gives '(items|a)' twice in one object: .* Next: one of the two\.$"):
+        Profile.from_json(text)
+
+
+def test_scaled_seconds_keep_their_outputs_within_the_call() -> None:
+    made = Profile.from_dict(changed(BASE, {FIRST + "outputs": [[4, 0.5], [8, 1]]})).scaled("a", 0.3).workers["a"].samples[0]
+    assert made.outputs == ((4 * 0.3, 0.5), (made.seconds, 1.0))
 
 
 @pytest.mark.parametrize("text", [5, None, b"{}", "[" * 100_000, '{"name": 1' + 5000 * "0" + "}", "", "5", '{"name": "x"}'])

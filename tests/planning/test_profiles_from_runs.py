@@ -12,7 +12,7 @@ from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.fitting import fitted, profile_from_run
 from rlinf_lab.planning.imported import profile_from_trace
-from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan as search
 from rlinf_lab.planning.profile import RankRule
@@ -208,9 +208,25 @@ def test_switching_and_memory_of_the_run_are_in_its_profile() -> None:
         "c": (4, pytest.approx(0.03), pytest.approx(0.02)),
     }  # fmt: skip
     assert profile.device_memory_gib == 4 and search(profile, 1).best.seconds == pytest.approx(done.iterations()["seconds"].iloc[-1], rel=0.02)
+    assert "Memory is in units of the plan that was run, taken as GiB: a device has 4; a 3, b 2, c 4." in " ".join(profile.notes)
+    assert not any("Memory" in n for n in profile_from_run(flow, ExecutionPlan.temporal(flow, DEVICES[:1]), done).notes)
     large = dataclasses.replace(plan, device_memory=9)
     stays = profile_from_run(flow, large, timeline(flow, large))
     assert "'a' never left its devices in this run: it is taken to leave as fast as it came (0 s)" in " ".join(stays.notes)
+
+
+def test_items_of_an_iteration_that_did_not_pass_are_said() -> None:
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    done = timeline(flow, plan)
+    said = " ".join(profile_from_run(flow, plan, done, items=480).notes)
+    assert "An iteration counts 480 items, as asked; what passed was 48: one of these counts as 10." in said
+    assert "as asked" not in " ".join(profile_from_run(flow, plan, done, items=48).notes)
+
+
+def test_a_curve_of_outputs_ends_within_the_call() -> None:
+    curve = ((1.0, 0.5), (4.0, 1.0))
+    assert within(curve, 2.0) == ((0.5, 0.5), (2.0, 1.0)) and within(curve, 9.0) == curve and within(curve, 0.0) == within((), 1.0) == ()
 
 
 def test_a_plan_that_was_not_run_is_refused() -> None:

@@ -71,8 +71,16 @@ def test_budgets_are_checked() -> None:
         Setting.of(profile(a=BATCH), 4, chunks=0)
     with pytest.raises(PlanError, match="staleness is -1"):
         Setting.of(profile(a=BATCH), 4, staleness=-1)
-    with pytest.raises(ConfigError, match=r"workers\.a\.samples has none on 'h100'"):
-        Setting.of(kinds.with_worker("a", samples=(Sample(1, 1.0, 1.0, kind="a100"),)), {"h100": 4})
+
+
+def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first() -> None:
+    kinds = profile(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5), DeviceKind("b200", 2.0)))
+    measured = kinds.with_worker("a", samples=(Sample(1, 1.0, 6.0, kind="a100", outputs=((3.0, 0.5), (6.0, 1.0))),))
+    for kind, seconds in (("h100", 3.0), ("a100", 6.0), ("b200", 1.5)):
+        model = Setting.of(measured, {kind: 4}).models["a", kind]
+        assert model.seconds(np.array([1]), 1.0) == pytest.approx(seconds)
+    with pytest.raises(ConfigError, match=r"kinds\[0\]\.speed is 2; speeds are relative to this first kind\. Next: 1"):
+        kinds.replace(kinds=(DeviceKind("h100", 2.0),))
 
 
 def test_who_may_stay() -> None:
