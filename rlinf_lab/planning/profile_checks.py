@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.planning.profile_parts import Cell, DeviceKind, EdgeProfile, Lengths, Message, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import check, known, listing
 from rlinf_lab.workflow.graph import DRIVER
-
-if TYPE_CHECKING:
-    from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 
 MOST_SUB_BATCHES = 64
 MOST_RANKS = 1_000_000
 NEAR = 8192  # devices: so far the nearest number to a pin is looked for
 
 
-def check_profile(profile: Profile) -> None:
+class Parts(Protocol):
+    """A profile, as far as its parts need each other."""
+
+    @property
+    def items(self) -> int: ...
+    @property
+    def workers(self) -> Mapping[str, WorkerProfile]: ...
+    @property
+    def edges(self) -> tuple[EdgeProfile, ...]: ...
+    @property
+    def cells(self) -> tuple[Cell, ...]: ...
+    @property
+    def kinds(self) -> tuple[DeviceKind, ...]: ...
+    @property
+    def messages(self) -> tuple[Message, ...]: ...
+
+
+def check_profile(profile: Parts) -> None:
     """Raise `ConfigError` or `UnknownNameError`."""
     check(profile, "profile")
     if not profile.workers:
@@ -59,7 +74,7 @@ def _nearest_divisor(number: int, wanted: int) -> int:
     return min([*low, *(number // d for d in low)], key=lambda d: (abs(d - wanted), d))
 
 
-def _check_cells(profile: Profile) -> None:
+def _check_cells(profile: Parts) -> None:
     cycles = _cycles(profile) if profile.cells else []
     for i, cell in enumerate(profile.cells):
         for member in cell.members:
@@ -75,7 +90,7 @@ def _check_cells(profile: Profile) -> None:
             raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1 to {MOST_SUB_BATCHES}, such as [1, 2].")
 
 
-def _cycles(profile: Profile) -> list[set[str]]:
+def _cycles(profile: Parts) -> list[set[str]]:
     """Workers from each of which items come back to it, grouped by who reaches whom."""
     after = {n: {e.consumer for e in profile.edges if e.producer == n} for n in profile.workers}
     for middle in after:  # Warshall: paths through one more worker each time
@@ -107,7 +122,7 @@ def _check_channels(edges: Sequence[EdgeProfile]) -> None:
             )
 
 
-def _check_worker(profile: Profile, name: str, worker: WorkerProfile) -> None:
+def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
     where = f"profile.workers.{name}"
     if not worker.samples:
         raise ConfigError(f"{where}.samples is empty. Next: one measurement, such as {{'devices': 1, 'items': {profile.items}, 'seconds': 1.0}}.")
