@@ -7,8 +7,8 @@ its cause, so that a print in grey tells causes apart, too.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,12 +91,29 @@ def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str
         made.bars += _bars(parts, accounting.start_ns, edges, left, y)
     _mark_iterations(made, store, accounting, left, columns, bottom)
     _add_axis(made, accounting, left, columns, bottom)
-    y = _add_legend(made, left, bottom + 34)
+    y = add_legend(made, left, bottom + 34)
     if len(rows) > max_lanes:
         y += 16
         made.words.append(Word(left, y, f"… and {len(rows) - max_lanes} more {lanes}s"))
     made.height = y + 10
     return made
+
+
+def stacked(scenes: Sequence[Scene], title: str) -> Scene:
+    """One picture above the other; a worker of several has one colour."""
+    workers = list(dict.fromkeys(worker for each in scenes for worker in each.workers))
+    made = Scene(max((each.width for each in scenes), default=1), 0, title, workers)
+    for each in scenes:
+        made.bars += [replace(bar, y=bar.y + made.height) for bar in each.bars]
+        made.words += [replace(word, y=word.y + made.height) for word in each.words]
+        made.lines += [replace(line, y0=line.y0 + made.height, y1=line.y1 + made.height) for line in each.lines]
+        made.height += each.height
+    return made
+
+
+def heading(text: str, width: int = 960) -> Scene:
+    """A line of words, to be `stacked`."""
+    return Scene(width, 22, text, [], words=[Word(4, 15, text)])
 
 
 Parts = dict[str | Cause, SpanArray]
@@ -156,7 +173,7 @@ def _cover(rows: SpanArray, zero: int, edges: NDArray) -> NDArray:
     return np.diff(np.interp(edges, times, total))
 
 
-def _add_legend(made: Scene, left: int, y: int) -> int:
+def add_legend(made: Scene, left: int, y: int) -> int:
     """Swatches of what was drawn, wrapped to the width; returns the y below them."""
     used = {bar.fill for bar in made.bars}
     x: float = left
@@ -173,7 +190,7 @@ def _add_legend(made: Scene, left: int, y: int) -> int:
 
 
 def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
-    """A line where each iteration begins, at most one every 3 px; numbers (from 1) where there is room for them."""
+    """A line where each iteration begins, at most one every 3 px; numbers where there is room for them."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
     line, label, marks = -3.0, -40.0, store.marks()
     if len(marks):
@@ -184,7 +201,7 @@ def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left
             made.lines.append(Line(x, _TOP - 4, x, bottom, 0.6, 0.6))
             line = x
         if x - label >= 40:
-            made.words.append(Word(x + 2, _TOP - 8, str(mark["iteration"] + 1)))
+            made.words.append(Word(x + 2, _TOP - 8, str(mark["iteration"])))
             label = x
 
 

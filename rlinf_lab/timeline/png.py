@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,18 @@ def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 
         raise UnknownNameError.of("theme", theme, MODES)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0.1 <= scale <= 20 or scene.width * scale > _MOST:
         raise TimelineError(f"to_png(scale={shown(scale)}): pixels for each CSS pixel, from 0.1 to 20, at most {_MOST} in all. Next: scale=3.")
+    _drawn(scene, theme, scale).save(path, "PNG", dpi=(96 * scale, 96 * scale))
+    return Path(path)
+
+
+def png_bytes(scene: Scene, scale: float = 1.5) -> bytes:
+    """The picture on white as the content of a PNG file, for a notebook."""
+    buffer = io.BytesIO()
+    _drawn(scene, "light", scale).save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def _drawn(scene: Scene, theme: str, scale: float) -> Image:
     from PIL import Image, ImageDraw, ImageFont
 
     at = lambda *values: [round(v * scale) for v in values]  # noqa: E731
@@ -40,8 +53,7 @@ def to_png(scene: Scene, path: str | Path, theme: str = "light", scale: float = 
     font = ImageFont.load_default(11 * scale)
     for word in scene.words:
         draw.text((word.x * scale, word.y * scale), word.text, INK[theme], font, anchor=_ANCHORS[word.anchor])
-    image.save(path, "PNG", dpi=(96 * scale, 96 * scale))
-    return Path(path)
+    return image
 
 
 def _hatch(image: Image, box: tuple[int, int, int, int], cause: Cause, theme: str, scale: float) -> None:

@@ -128,11 +128,10 @@ class Dashboard(PushedWidget):
         """The dashboard as it is now, as a picture without script: ``display_handle.update(dashboard.still())``."""
         with self._push_lock:
             timeline = self._feed.timeline if self._feed else None
-            return fallback.Still(fallback.dashboard_picture(self.config, self._state, self._rows(), timeline), repr(self))
+            return fallback.dashboard_still(self.config, self._state, self._rows(), timeline, repr(self))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        still = self.still()
-        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), still.html, still.text)
+        return self.still().beside(super()._repr_mimebundle_(**kwargs))
 
     def __repr__(self) -> str:
         of = self._state.get("iterations", self.config["iterations"])

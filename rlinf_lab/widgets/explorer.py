@@ -14,9 +14,11 @@ from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.sensitivity import Sensitivity, sensitivity
 from rlinf_lab.planning.whatif import Question, Slider, described, moved, sliders
+from rlinf_lab.timeline.svg import to_svg
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import module, stylesheet
 from rlinf_lab.widgets.pushed import PushedWidget
+from rlinf_lab.widgets.schedules import schedules
 
 
 class PlanExplorer(PushedWidget):
@@ -136,7 +138,8 @@ class PlanExplorer(PushedWidget):
         return content, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), self.plans._repr_html_(), repr(self))
+        picture = schedules(self.plans)
+        return fallback.Still(f"{self.plans._repr_html_()}{to_svg(picture)}", repr(self), picture).beside(super()._repr_mimebundle_(**kwargs))
 
     def __repr__(self) -> str:
         best = self.plans.best

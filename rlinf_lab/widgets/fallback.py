@@ -2,58 +2,83 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 from rlinf_lab.timeline import Timeline
+from rlinf_lab.timeline.picture import Line, Scene, Word, heading, scene, stacked
+from rlinf_lab.timeline.png import png_bytes
+from rlinf_lab.timeline.svg import to_svg
 
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
+_IN_A_ROW = 3
 
 
 class Still:
-    """HTML that needs no script: for `display_handle.update` when a run has ended."""
+    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``scene``: what the PNG shows; None: no PNG."""
 
-    def __init__(self, html: str, text: str) -> None:
-        self.html, self.text = html, text
+    def __init__(self, html: str, text: str, scene: Scene | None = None) -> None:
+        self.html, self.text, self.scene = html, text, scene
 
     def _repr_html_(self) -> str:
         return self.html
 
+    def _repr_png_(self) -> bytes | None:
+        return png_bytes(self.scene) if self.scene is not None else None
+
     def __repr__(self) -> str:
         return self.text
 
-
-def with_picture(bundle: Any, html: str, text: str) -> Any:
-    """A widget's mimebundle (data, or data and metadata) with the still picture beside the widget."""
-    data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-    return {**(data or {}), "text/html": html, "text/plain": text}, metadata
-
-
-def timeline_picture(timeline: Timeline | None) -> str:
-    """Static SVG of a timeline; empty when there is none yet."""
-    return timeline._repr_html_() if timeline is not None and len(timeline) else ""
+    def beside(self, bundle: Any) -> Any:
+        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG."""
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        image = self._repr_png_()
+        drawn = {} if image is None else {"image/png": base64.b64encode(image).decode("ascii")}
+        return {**(data or {}), "text/html": self.html, "text/plain": self.text, **drawn}, metadata
 
 
-def timelines_picture(timelines: Sequence[Timeline], labels: Sequence[str]) -> str:
-    """One above the other; with more than one, each under its label."""
-    if len(timelines) == 1:
-        return timeline_picture(timelines[0])
-    heads = [f'<p style="margin:6px 0 0;font:12px system-ui,sans-serif">{escape(label)}</p>' for label in labels]
-    return "".join(head + timeline_picture(t) for head, t in zip(heads, timelines, strict=True))
+def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: str) -> Still:
+    """Timelines one above the other; with more than one, each under its label. Empty ones are left out."""
+    html, parts = list[str](), list[Scene]()
+    for timeline, label in zip(timelines, labels, strict=True):
+        now = timeline.snapshot()
+        if len(timelines) > 1:
+            html.append(f'<p style="margin:6px 0 0;font:12px system-ui,sans-serif">{escape(label)}</p>')
+            parts.append(heading(label))
+        if len(now):
+            parts.append(scene(now, now.accounting()))
+            html.append(f"<div>{to_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
+    return Still("".join(html), text, stacked(parts, " over ".join(labels)) if parts else None)
 
 
-def dashboard_picture(config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None) -> str:
-    """Title, state, learning curves and timeline, as HTML with inline SVG."""
+def dashboard_still(
+    config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None, text: str
+) -> Still:  # fmt: skip
+    """Title, state, learning curves and timeline."""
+    head, curves = _head(config, state), _curves(config, metrics)
+    below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
+    html = (
+        f'<div style="font:12px system-ui,sans-serif"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>'
+        f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>{below.html}</div>'
+    )
+    rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]
+    return Still(html, text, stacked([heading(head), *rows, *([below.scene] if below.scene else [])], head))
+
+
+def _head(config: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     of = state.get("iterations") or config["iterations"]
     done = f"{state.get('iteration', 0)} / {of}" if of else f"iteration {state.get('iteration', 0)}"
     parts = [config["title"], config["plan"], state.get("state", "starting"), done]
-    head = " · ".join(escape(str(p)) for p in parts if p)
-    curves = "".join(_curve(key, metrics) for key in _keys(config["charts"], metrics))
-    return (
-        f'<div style="font:12px system-ui,sans-serif"><p style="margin:0 0 6px"><b>{head}</b></p>'
-        f'<div style="display:flex;gap:16px;flex-wrap:wrap">{curves}</div>{timeline_picture(timeline)}</div>'
-    )
+    return " · ".join(str(p) for p in parts if p)
+
+
+def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float]]]:
+    """(name, values) of each metric that is plotted and has some."""
+    found = [(key, [float(row[key]) for row in metrics if isinstance(row.get(key), int | float)]) for key in _keys(config["charts"], metrics)]
+    return [(key, values) for key, values in found if values]
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -61,19 +86,34 @@ def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[s
     return [k for name in wished for k in known if k == name or k.endswith((f".{name}", f"_{name}"))]
 
 
-def _curve(key: str, metrics: Sequence[Mapping[str, Any]]) -> str:
-    values = [float(row[key]) for row in metrics if isinstance(row.get(key), int | float)]
-    if not values:
-        return ""
+def _points(values: Sequence[float]) -> list[tuple[float, float]]:
+    """px within `_WIDTH` and `_HEIGHT`."""
     low, high = min(values), max(values)
     span = (high - low) or 1.0
     step = _WIDTH / max(1, len(values) - 1)
-    points = " ".join(f"{i * step:.1f},{_PAD + (1 - (v - low) / span) * (_HEIGHT - 2 * _PAD):.1f}" for i, v in _seen(values))
+    return [(i * step, _PAD + (1 - (v - low) / span) * (_HEIGHT - 2 * _PAD)) for i, v in _seen(values)]
+
+
+def _caption(key: str, values: Sequence[float]) -> str:
+    return f"{key}: {values[-1]:.3g} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _curve(key: str, values: Sequence[float]) -> str:
+    points = " ".join(f"{x:.1f},{y:.1f}" for x, y in _points(values))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
-        f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(key)}: {values[-1]:.3g} ({low:.3g} to {high:.3g})</text>'
+        f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(_caption(key, values))}</text>'
         f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )
+
+
+def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:
+    made = Scene(960, _HEIGHT, "", [])
+    for column, (key, values) in enumerate(curves):
+        left = 4 + column * (_WIDTH + 2 * _PAD)
+        made.words.append(Word(left, 10, _caption(key, values)))
+        made.lines += [Line(left + x0, y0, left + x1, y1, 1.75) for (x0, y0), (x1, y1) in itertools.pairwise(_points(values))]
+    return made
 
 
 def _seen(values: Sequence[float]) -> list[tuple[int, float]]:

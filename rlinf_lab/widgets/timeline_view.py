@@ -49,5 +49,5 @@ class TimelineView(PushedWidget):
         return message([feed.everything() for feed in self._feeds])
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        picture = fallback.timelines_picture([feed.timeline for feed in self._feeds], self.labels)
-        return fallback.with_picture(super()._repr_mimebundle_(**kwargs), picture, repr(self))
+        still = fallback.timelines_still([feed.timeline for feed in self._feeds], self.labels, repr(self))
+        return still.beside(super()._repr_mimebundle_(**kwargs))

@@ -150,7 +150,7 @@ def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline
     text = timeline.to_svg()
     root = ET.fromstring(text)
     words = {e.text for e in root.iter() if e.tag.endswith("text")}
-    assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "iteration", "1"} <= words
+    assert {"cpu:0", "cpu:1", "cpu:2", "a", 'b"<', "fill", "iteration", "0"} <= words
     assert "off" not in words
     bundle = timeline._repr_mimebundle_()
     assert bundle["text/plain"] == repr(timeline) and "<svg" in bundle["text/html"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from typing import Any
 
@@ -9,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from widget_samples import SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
@@ -16,7 +19,7 @@ from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.batch import SPAN_DTYPE
 from rlinf_lab.widgets import Dashboard, TimelineView
 from rlinf_lab.widgets import feed as feed_module
-from rlinf_lab.widgets.fallback import dashboard_picture
+from rlinf_lab.widgets.fallback import dashboard_still
 from rlinf_lab.widgets.feed import Numbers, TimelineFeed, Update
 from rlinf_lab.widgets.packing import BUSY, IDLE_WIRE
 
@@ -215,6 +218,21 @@ def test_the_saved_notebook_has_a_picture() -> None:
     assert "<svg" in data["text/html"] and "a &lt;b&gt;" in data["text/html"] and "success_rate" in data["text/html"]
     assert data["text/plain"] == "Dashboard('a <b>', plan 'fused': finished, iteration 2/2)"
     assert board.still()._repr_html_() == data["text/html"]
+    drawn = board.still().scene
+    words = [word.text for word in drawn.words] if drawn else []
+    assert words[0] == "a <b> · fused · finished · 2 / 2" and words[1].startswith("success_rate: ") and {"cpu:0", "cpu:1"} <= set(words)
+    assert board.still()._repr_png_() == base64.b64decode(data["image/png"])
+
+
+def test_every_widget_has_a_still_picture_in_both_forms() -> None:
+    sample = SampleRun(steps=2)
+    sample.step()
+    for widget in (TimelineView(sample.timeline), TimelineView(sample.timeline, over=sample.timeline), Dashboard()):
+        data, _ = widget._repr_mimebundle_()
+        with Image.open(io.BytesIO(base64.b64decode(data["image/png"]))) as picture:
+            assert picture.format == "PNG" and picture.width == 1440 and picture.height > 20
+        assert data["text/html"]
+    assert "image/png" not in TimelineView(Timeline())._repr_mimebundle_()[0]  # nothing to be seen yet
 
 
 def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,7 +275,7 @@ def test_a_row_replaces_the_one_of_its_iteration(monkeypatch: pytest.MonkeyPatch
 
 def test_the_saved_picture_of_a_long_run_is_small_and_shows_its_extremes() -> None:
     rows = [{"iteration": i, "loss": 1.0 + (9.0 if i == 54_321 else 0.0) - (1.0 if i == 12_345 else 0.0)} for i in range(100_000)]
-    html = dashboard_picture({"title": "long", "plan": "", "iterations": None, "charts": ["loss"]}, {}, rows, None)
+    html = dashboard_still({"title": "long", "plan": "", "iterations": None, "charts": ["loss"]}, {}, rows, None, "").html
     (points,) = re.findall(r'points="([^"]*)"', html)
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert len(heights) < 1000 and min(heights) == 14.0 and max(heights) == 76.0 and "(0 to 10)" in html

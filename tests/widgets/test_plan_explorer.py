@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import io
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
@@ -17,6 +21,7 @@ from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
+from rlinf_lab.widgets.schedules import schedules
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 
@@ -148,9 +153,28 @@ def test_what_was_found_with_the_mouse_can_be_run() -> None:
         assert [sum(r) // len(ranks) if isinstance(r, list) else r for r, ranks in zip(results, 2 * [best.execution.placements["a"]], strict=True)] == [64, 64]
 
 
-def test_a_saved_notebook_keeps_the_table() -> None:
-    data, _ = PlanExplorer(plan(profile(), 8))._repr_mimebundle_()
-    assert "<table" in data["text/html"] and data["text/plain"].startswith("PlanExplorer('two': ")
+@pytest.mark.parametrize("simulate", [True, False])
+def test_a_saved_notebook_keeps_the_table_and_the_schedules(simulate: bool) -> None:
+    plans = plan(profile(), 8, simulate=simulate)
+    data, _ = PlanExplorer(plans)._repr_mimebundle_()
+    assert "<table" in data["text/html"] and "<svg" in data["text/html"] and data["text/plain"].startswith("PlanExplorer('two': ")
+    drawn = schedules(plans)
+    assert Image.open(io.BytesIO(base64.b64decode(data["image/png"]))).width == 1.5 * drawn.width
+    assert [word.text.split(":")[0] for word in drawn.words][: len(plans)] == [p.name for p in plans][:4]
+    assert {bar.fill for bar in drawn.bars} >= set(plans.profile.workers)
+
+
+@pytest.mark.parametrize("count", [1, 8, 2048])
+def test_the_schedules_show_who_works_when(count: int) -> None:
+    plans = plan(profile(), count, simulate=False)
+    best, picture = plans.best, gantt(plans.best)
+    drawn = [bar for bar in schedules(dataclasses.replace(plans, ranked=(best,))).bars if bar.width != 12]  # without the legend
+    px, each = 944 / picture.seconds, min(120 / picture.devices, 14)
+    for start, end, first, stop, worker, _ in picture.bars.tolist():
+        x, y = 8 + px * (start + end) / 2, 22 + each * (first + stop) / 2
+        assert any(bar.fill == picture.workers[int(worker)] and bar.x - 1 <= x <= bar.x + bar.width + 1 and bar.y <= y <= bar.y + bar.height for bar in drawn)
+    area = sum((end - start) * (stop - first) for start, end, first, stop, *_ in picture.bars.tolist()) * px * each
+    assert sum(bar.width * bar.height for bar in drawn) == pytest.approx(area, rel=0.05)
 
 
 def test_workers_of_published_profiles_have_their_sliders() -> None:
