@@ -41,7 +41,7 @@ def run(
     ``iterations``: how many (None: until the inputs end, or until stopped). ``inputs``: one argument of the iteration function for
     each iteration. ``executor``: ``"local"`` (threads here, breakpoints work), ``"processes"`` or ``"ray"``. ``dashboard``: None shows it in a
     notebook only. ``keep_results``: all that the iterations return, which `Run.wait` gives back (True), nothing (False), or so many of the
-    latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 48 a
+    latest; for a run without end, or one that returns weights. Metrics and timeline are kept in any case: 8 bytes a number, 56 a
     span. ``options`` go to the executor (``address`` of a Ray cluster; ``emulate=True`` for more CPU slots than cores).
 
     Raises `PlanError`, `WorkflowError` or `ConfigError` before anything starts; a worker's own exception comes from `Run.wait`.

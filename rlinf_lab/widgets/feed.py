@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
+from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray
 from rlinf_lab.timeline.packed import pack_delta, pack_rows
 from rlinf_lab.timeline.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
@@ -19,7 +20,7 @@ from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle,
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
-LATE_SECONDS = 4.0  # that device time is told later than this
+LATE_SECONDS = 2.0  # that device time is told later than this
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
@@ -106,6 +107,8 @@ class TimelineFeed:
         self._idle_until: int | None = None
         self._told_until = 0
         self._summed = Numbers()
+        self._marked = 0  # marks of the timeline that were looked at, and those among them that have not settled
+        self._unsettled = np.empty(0, SPAN_DTYPE)
         self._not_before = self._grown_at = 0.0
 
     def take(self, final: bool = False) -> Update:
@@ -158,9 +161,10 @@ class TimelineFeed:
         return header | {"shift": self._now.start_ns - (self._origin or 0)}, data
 
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
-        marks = now.marks()
+        marks = self._marks(now)
         still = time.monotonic() - self._grown_at >= SETTLE_NS / 1e9  # paused, or everybody waits
-        settled = marks if final or still else marks[marks["end"] <= now.end_ns - SETTLE_NS]
+        over = marks["end"] <= (now.end_ns if final or still else now.end_ns - SETTLE_NS)
+        settled = marks[over]
         assert self._idle_until is not None and self._origin is not None
         self._not_before = time.monotonic() + LOOK_SECONDS
         sure = int(settled["end"].max(initial=self._idle_until))
@@ -168,6 +172,7 @@ class TimelineFeed:
         if until <= self._told_until:
             return
         began = time.thread_time()
+        self._unsettled = marks[~over]
         fresh = settled[~self._summed.has(settled["iteration"])]
         rows = now.accounting().since(min(self._idle_until, int(fresh["start"].min(initial=self._idle_until))))
         pack = partial(pack_idle, rows, self._origin, len(now.devices))
@@ -178,6 +183,15 @@ class TimelineFeed:
         self._idle.append(np.frombuffer(settled_rows, IDLE_WIRE))
         self._bubbles.append(np.array([tuple(row.get(key, 0.0) for key in _SUM.names or ()) for row in update.bubbles], _SUM))
         self._not_before += min(LATE_SECONDS, _REST * (time.thread_time() - began))
+
+    def _marks(self, now: Timeline) -> SpanArray:
+        """Marks of iterations that have come or settled since the last look that told something, by start: not all of a long run, each time."""
+        come = now._marks.view[self._marked :]
+        self._marked += len(come)
+        if len(come):
+            marks = np.concatenate([self._unsettled, come])
+            self._unsettled = marks[np.argsort(marks["start"], kind="stable")]
+        return self._unsettled
 
     def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
         """Seconds by cause of each of these iterations, whose bubbles are among the given ones."""

@@ -141,6 +141,43 @@ def test_device_time_of_the_end_is_replaced_when_the_timeline_grows() -> None:
     assert sorted(everything.tolist()) == sorted(shown.tolist())
 
 
+marks = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.integers(1, 20)), max_size=12)
+
+
+@given(st.lists(marks, max_size=6), st.lists(st.booleans(), min_size=6, max_size=6))
+def test_iterations_are_told_once_whenever_their_marks_come(portions: list[list[tuple[int, int, int]]], quiet: list[bool]) -> None:
+    recorder, timeline, told = Recorder(), Timeline(), list[int]()
+    driver, name, second = recorder.track("driver", 0), recorder.name("iteration"), 10**9
+    feed = TimelineFeed(timeline)
+    for portion, still in zip(portions, quiet, strict=False):
+        for number, start, length in portion:
+            recorder.add(driver, SpanKind.MARK, name, start * second, (start + length) * second, number)
+        timeline.extend(recorder.drain())
+        feed._not_before = 0.0
+        if still:
+            feed._grown_at = -1e9
+        told += [row["iteration"] for row in feed.take().bubbles]
+        assert len(feed._unsettled) <= sum(len(p) for p in portions)
+    told += [row["iteration"] for row in feed.take(final=True).bubbles]
+    known = {number for portion in portions for number, _, _ in portion}
+    assert len(told) == len(set(told)) and set(told) <= known
+    if len(told) < len(known):  # those that came when all time had been told already wait for more of it
+        recorder.add(driver, SpanKind.MARK, name, 100 * second, 101 * second, 99)
+        timeline.extend(recorder.drain())
+        told += [row["iteration"] for row in feed.take(final=True).bubbles if row["iteration"] != 99]
+    assert sorted(told) == sorted(known)
+
+
+def test_settled_iterations_are_not_looked_at_again() -> None:
+    sample = SampleRun(steps=1)
+    feed = TimelineFeed(sample.timeline)
+    for _ in range(40):
+        sample.step()
+        feed._not_before = 0.0
+        feed.take()
+    assert len(sample.timeline.snapshot().marks()) == 40 and len(feed._unsettled) < 12  # of half a second, each 57 ms and more
+
+
 def test_bubbles_of_an_iteration_fill_it_and_are_told_once() -> None:
     sample = SampleRun(steps=4)
     feed = TimelineFeed(sample.timeline)
