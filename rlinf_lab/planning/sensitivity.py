@@ -33,6 +33,8 @@ FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked h
 FINE = 1e-3  # relative: how near an end is found
 GUESSES = 2
 FAINT = 5e-3  # relative: what is faster by less may be overlooked between two factors that are searched
+FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatever the factor
+TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
 ENTRIES = ("seconds", "memory")
 KINDS = ("shape", "plan")
@@ -42,8 +44,8 @@ KINDS = ("shape", "plan")
 class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value. ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    Searched again with factors near enough to each other that none between them makes another plan faster by more than half a percent (of memory, whose
-    effect can be sudden: within 1 %).
+    Searched again with factors near enough to each other that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 %
+    far from the profile's value where another plan takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
     """
 
     worker: str
@@ -51,6 +53,7 @@ class Range:
     low: float
     high: float
     instead: tuple[str, str]
+    faint: float = FAINT
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ class Sensitivity:
         lines = [f"The choice {self.choice} stands while"]
         for r in self.ranges:
             ends = [f"{_percent(r.low)} ({r.instead[0] or 'not looked further'})", f"{_percent(r.high)} ({r.instead[1] or 'not looked further'})"]
-            lines.append(f"  {r.worker} {r.entry:<8} is off by {ends[0]} to {ends[1]}")
+            close = f"; another plan takes as long: up to {100 * r.faint:.0f} % faster ones may be overlooked" * (r.faint > FAINT)
+            lines.append(f"  {r.worker} {r.entry:<8} is off by {ends[0]} to {ends[1]}{close}")
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
@@ -128,7 +132,7 @@ class _Asked:
         self.same, self.others = [self.placement], list[Placement]()
         for planned in plans:
             self._remember(planned.candidate.placement)
-        today = self.look(self.setting.profile)
+        today = self.look(self.setting)
         self.lead = max(1.0, today.own / min(today.rival, today.same) if today.rival else 1.0) * (1 + tolerance)
 
     def matters(self, worker: str, entry: str) -> bool:
@@ -137,21 +141,24 @@ class _Asked:
 
     def range(self, worker: str, entry: str) -> Range:
         scan = _Scan(self, worker, entry)
-        low, below = scan.until(1.0, 1 / WIDEST)
-        high, above = scan.until(1.0, WIDEST)
-        return Range(worker, entry, low, high, (below, above))
-
-    def winner(self, profile: Profile) -> str:
-        """The shape of a plan that beats the choice under a profile; "" when it stands."""
-        return self.verdict(self.look(profile))
+        low, below = scan.towards(1 / WIDEST)
+        high, above = scan.towards(WIDEST)
+        return Range(worker, entry, low, high, (below, above), scan.faintest)
 
     def verdict(self, look: _Look) -> str:
         return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - 1e-9) else ""
 
-    def look(self, profile: Profile) -> _Look:
-        """Searched under a profile. No plan at all: nothing beats the choice, but it does not stand."""
+    def changed(self, worker: str, entry: str, factor: float) -> Setting:
+        """With one entry of the profile multiplied. Not checked: perhaps nothing fits."""
+        made = replace(self.setting, profile=_changed(self.setting.profile, worker, entry, factor))
+        if entry == "seconds":
+            made.__dict__["tables"] = self.setting.tables.without(made, self.setting.home[worker])  # where `cached_property` looks
+        return made
+
+    def look(self, setting: Setting) -> _Look:
+        """Searched in a setting. No plan at all: nothing beats the choice, but it does not stand."""
         try:
-            setting = Setting.of(profile, self.setting.devices, self.setting.chunks, self.setting.rule, self.setting.staleness)
+            setting.check()
         except PlanError:
             return _Look(np.inf, np.inf, 0.0, "no plan")
         own, same = _seconds(self.placement, setting), self._known_same(setting)
@@ -162,9 +169,8 @@ class _Asked:
             same = self._known_same(setting)
         return _Look(own, same, rival, shape)
 
-    def known(self, profile: Profile) -> tuple[float, float]:
+    def known(self, setting: Setting) -> tuple[float, float]:
         """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
-        setting = replace(self.setting, profile=profile)
         return min(_seconds(self.placement, setting) / self.lead, self._known_same(setting)), self._known_others(setting)
 
     def _known_same(self, setting: Setting) -> float:
@@ -223,6 +229,20 @@ class _Scan:
     def __init__(self, asked: _Asked, worker: str, entry: str) -> None:
         self.asked, self.worker, self.entry = asked, worker, entry
         self._looks: dict[float, _Look] = {}
+        self._settings: dict[float, Setting] = {}
+        self._ties = 0  # on the way to this end
+        self.faintest = FAINT
+
+    @property
+    def faint(self) -> float:
+        """What may be overlooked now: the searches go on from the profile's value outwards."""
+        more = max(0, self._ties - TIES + MORE) // MORE
+        return min(FAINT * 2.0**more, FAINTEST)
+
+    def towards(self, there: float) -> tuple[float, str]:
+        """As `until`, from the profile's value."""
+        self._ties = 0
+        return self.until(1.0, there)
 
     def until(self, here: float, there: float, guesses: int = GUESSES) -> tuple[float, str]:
         """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there).
@@ -249,7 +269,7 @@ class _Scan:
         return good if good != here else bad
 
     def _nothing_between(self, low: float, high: float) -> bool:
-        """Whether no plan, known or not, can be faster than the choice by more than `FAINT` at any factor between two at which it stands.
+        """Whether no plan, known or not, can be faster than the choice by more than `faint` at any factor between two at which it stands.
 
         Seconds of any plan only grow with a worker's, at most in proportion. So no other takes less than the best other one at ``low``, nor less than a
         proportionate part of the best one at ``high``. Up to the factor at which these two meet the first one counts, where the choice takes no more than
@@ -258,18 +278,25 @@ class _Scan:
         first, last = self._look(low).rival, self._look(high).rival
         # With memory, seconds may leap: then only that they grow is known.
         at = min(max(high * first / last, low), high) if self.entry == "seconds" and last else high
-        if self.asked.known(self._changed(at))[0] > first * (1 + FAINT):
+        faint = self.faint
+        if self.asked.known(self._changed(at))[0] > first * (1 + faint):
             return self.entry != "seconds" and high / low - 1 <= LEAP
         chosen, other = self.asked.known(self._changed((low * high) ** 0.5))
-        return chosen * (1 - 1e-9) <= other
+        stands = bool(chosen * (1 - 1e-9) <= other)
+        if stands:
+            self.faintest = max(self.faintest, faint)
+        return stands
 
     def _look(self, factor: float) -> _Look:
         if factor not in self._looks:
-            self._looks[factor] = self.asked.look(self._changed(factor))
+            look = self._looks[factor] = self.asked.look(self._changed(factor))
+            self._ties += math.isclose(look.rival, look.own, rel_tol=1e-9)
         return self._looks[factor]
 
-    def _changed(self, factor: float) -> Profile:
-        return _changed(self.asked.setting.profile, self.worker, self.entry, factor)
+    def _changed(self, factor: float) -> Setting:
+        if factor not in self._settings:
+            self._settings[factor] = self.asked.changed(self.worker, self.entry, factor)
+        return self._settings[factor]
 
 
 def _seconds(placement: Placement, setting: Setting) -> float:

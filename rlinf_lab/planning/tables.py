@@ -71,6 +71,11 @@ class Tables:
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
+    def without(self, setting: Budget, unit: int) -> Tables:
+        """Of a setting in which only the seconds of one unit are others: what is known of the rest stays true."""
+        known = ({key: found for key, found in one.items() if key[0] != unit} for one in (self._known, self._streams, self._apart, self._lags))
+        return Tables(setting, *known)
+
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
         key = unit, staying, forms.seen_by(unit, staying)

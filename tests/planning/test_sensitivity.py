@@ -14,7 +14,7 @@ from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.sensitivity import WIDEST, Range, _Asked, _Look, _Scan, sensitivity
+from rlinf_lab.planning.sensitivity import FAINT, FAINTEST, WIDEST, Range, _Asked, _Look, _Scan, sensitivity
 from rlinf_lab.planning.setting import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -83,12 +83,48 @@ def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
     asked = _Asked(plans, "shape", 0.0)
 
-    def look(profile: Profile) -> _Look:
-        own = asked.known(profile)[0]
-        return _Look(own, own, own * (0.99 if 2.5 < profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds < 2.6 else 1.001), "rival")
+    def look(setting: Setting) -> _Look:
+        own = asked.known(setting)[0]
+        return _Look(own, own, own * (0.99 if 2.5 < setting.profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds < 2.6 else 1.001), "rival")
 
     monkeypatch.setattr(asked, "look", look)
     assert _Scan(asked, "a", "seconds").until(1.0, WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
+
+
+def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another composition of the same seats. Near the profile's value it is looked as closely as ever, farther away less, and that is said."""
+    plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
+    asked, looks = _Asked(plans, "shape", 0.0), list[float]()
+    asked.others.clear()
+
+    def look(setting: Setting) -> _Look:
+        looks.append(setting.profile.workers["b"].samples[0].seconds / STEEP.samples[0].seconds)
+        own = asked.known(setting)[0]
+        return _Look(own, own, own, "twin")
+
+    monkeypatch.setattr(asked, "look", look)
+    found = asked.range("b", "seconds")
+    assert (found.low, found.high, found.instead) == (1 / WIDEST, WIDEST, ("", "")) and FAINT < found.faint <= FAINTEST
+    near = [f for f in looks if 0.8 < f < 1.25]
+    assert len(looks) < 100 and len(near) > 8
+    monkeypatch.setattr(asked, "look", lambda setting: _Look(o := asked.known(setting)[0], o, 3 * o, "far"))
+    assert asked.range("b", "seconds").faint == FAINT
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
+    """Tables of a setting in which one worker's seconds are others are those made anew."""
+    plans = plan(random_profile(seed + 20), 6, simulate=False, chunks=4)
+    asked = _Asked(plans, "shape", 0.0)
+    for worker in plans.profile.workers:
+        shared = asked.changed(worker, "seconds", 1.7)
+        anew = Setting.of(shared.profile, shared.devices, shared.chunks, shared.rule, shared.staleness)
+        for a in anew.arrangements():
+            for unit in range(len(anew.units)):
+                beside = a.staying & ~(1 << unit)
+                assert np.array_equal(shared.tables.of(unit, beside, a.forms), anew.tables.of(unit, beside, a.forms))
+                if anew.problem(a).once >> unit & 1:
+                    assert np.array_equal(shared.tables.streams(unit, beside, a.forms), anew.tables.streams(unit, beside, a.forms))
 
 
 def chain(**workers: WorkerProfile) -> Profile:
