@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ TOGETHER, APART, SINGLE = "together", "apart", ""
 EVERY = (0, 1 << 40)  # a window that allows any number of devices
 TINY = 1e-300  # seconds
 SAMPLED = 8  # device counts for which a stream is computed
+T = TypeVar("T")
 RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
@@ -73,8 +74,11 @@ class Tables:
 
     def without(self, setting: Budget, unit: int) -> Tables:
         """Of a setting in which only the seconds of one unit are others: what is known of the rest stays true."""
-        known = ({key: found for key, found in one.items() if key[0] != unit} for one in (self._known, self._streams, self._apart, self._lags))
-        return Tables(setting, *known)
+
+        def rest(known: dict[Any, T]) -> dict[Any, T]:
+            return {key: found for key, found in known.items() if key[0] != unit}
+
+        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags))
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
