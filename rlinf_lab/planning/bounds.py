@@ -11,6 +11,7 @@ from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.steps import is_ring, order, rounds
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
 
+ROUNDED = 1 + 1e-6
 ATOMS, GRID = 512, 24  # of a generator's stream, and of device counts for which it is looked at
 
 
@@ -44,8 +45,8 @@ def _device_seconds(setting: Setting, unit: int, known: float) -> float:
 
 def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
     busy, occupied = _least(setting, unit, name), _occupied(setting, unit, name)
-    # A plan of ``known`` seconds may be a little above what the search says of it: never leave a worker out.
-    quick = np.isfinite(busy) & (busy <= max(known, busy.min()))
+    # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which a simulation rounds.
+    quick = np.isfinite(busy) & (busy <= max(known * ROUNDED, busy.min()))
     return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
 
 

@@ -200,7 +200,9 @@ class Tables:
             grid = np.ones((len(self._rates()), setting.granularities, *setting.shape))
             for axis, kind in enumerate(setting.kinds):
                 model, devices = setting.models[name, kind], np.arange(1, setting.counts[axis] + 1)
-                if isinstance(model, GenerationModel):
+                if isinstance(model, GenerationModel) and setting.profile.workers[name].resource == "host":
+                    grid.T[:] = self._lags_at(name, model, 0, None).T  # the same whatever devices the others have
+                elif isinstance(model, GenerationModel):
                     only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
                     grid[(slice(None), slice(None), *only)] = self._lags_on(name, kind, model, devices, Company(staying, forms, (name,)))
                 else:  # an even stream

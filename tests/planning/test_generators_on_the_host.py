@@ -1,0 +1,86 @@
+"""A service on the host that generates: its responses stream in the search as they do in the plan that is followed."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+
+import numpy as np
+import pytest
+from brute_force import best
+
+from rlinf_lab.planning.bounds import lower_bound
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.search.problem import Problem
+from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.setting import Setting
+
+
+def service(seed: int, most: int = 4) -> tuple[Profile, str]:
+    """A branching flow in which one of the first two generates on the host, and its name."""
+    rng = random.Random(seed)
+    names = list("abcd"[: rng.randint(2, most)])
+    workers = {n: WorkerProfile((Sample(8, 256.0, rng.uniform(3, 60)),), exponent=rng.choice([0.6, 1.0]), ranks=RankRule(rng.choice([1, 1, 2]))) for n in names}
+    lengths = Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0]), group_correlation=rng.random())
+    sample, name = Sample(0, 256.0, rng.uniform(5, 60)), rng.choice(names[:2])
+    workers[name] = WorkerProfile(
+        (sample,), "generation", rng.choice([1.0, 3.0]), rng.choice([None, 0.6]), resource="host", lengths=lengths, max_running=rng.choice([None, 16])
+    )
+    edges = tuple(EdgeProfile(p, c, rng.choice([1, 8]), rng.random() < 0.1) for p, c in itertools.combinations(names, 2) if rng.random() < 0.7)
+    return Profile(256, workers, edges, weights=rng.choice(["equal", "tokens"])), name
+
+
+def beside(profile: Profile, name: str) -> Profile:
+    """The same with the service on a device of its own."""
+    worker = profile.workers[name]
+    return profile.with_worker(name, resource="device", devices=1, samples=tuple(dataclasses.replace(s, devices=1) for s in worker.samples))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
+    profile, name = service(seed)
+    host, device = (
+        plan(p, n, chunks=16, modes=("spatial",), simulate=False, staleness=seed % 2).best.candidate
+        for p, n in ((profile, 8), (beside(profile, name), 9))
+    )  # fmt: skip
+    assert (host.searched, host.seconds) == (pytest.approx(device.searched), pytest.approx(device.seconds))
+
+
+def test_its_consumer_does_not_wait_for_the_last_response() -> None:
+    lengths = Lengths(4096.0, mean_tokens=400.0)
+    slow = WorkerProfile((Sample(0, 256.0, 40.0),), "generation", resource="host", lengths=lengths)
+    profile = Profile(256, {"a": slow, "b": WorkerProfile((Sample(4, 256.0, 36.0),))}, (EdgeProfile("a", "b"),))
+    best = plan(profile, 4, simulate=False).best
+    assert best.shape == "a | b" and 40.0 < best.seconds < 60.0 and best.candidate.searched < 60.0
+
+
+def in_milliseconds(problem: Problem) -> Problem:
+    """With whole numbers, of which the enumeration's sums are exact."""
+
+    def whole(seconds: np.ndarray) -> np.ndarray:
+        return np.round(1000 * seconds)
+
+    assert problem.streams is not None
+    streams = problem.streams
+    return dataclasses.replace(
+        problem, table=lambda leaf, context: whole(problem.table(leaf, context)), streams=lambda leaf, context: tuple(map(whole, streams(leaf, context))),
+        onload=tuple(1000 * s for s in problem.onload), offload=tuple(1000 * s for s in problem.offload),
+    )  # fmt: skip
+
+
+def test_no_plan_is_better() -> None:
+    for seed in range(20):
+        setting = Setting.of(service(seed, most=3)[0], 4, 4, staleness=seed % 2)
+        for arrangement in setting.arrangements()[:2]:
+            problem = in_milliseconds(setting.problem(arrangement))
+            assert solve(problem)[0].seconds == best(problem, dominance=True), f"seed {seed}"
+
+
+def test_a_nanosecond_below_what_the_search_says_is_no_other_bound() -> None:
+    """A simulated plan is rounded to nanoseconds. The counts that it rests on still count as work."""
+    workers = {"a": WorkerProfile((Sample(8, 64.0, 54.0),), exponent=0.6, ranks=RankRule(counts=(4, 8))), "b": WorkerProfile((Sample(8, 64.0, 30.0),))}
+    setting = Setting.of(Profile(64, workers, (EdgeProfile("a", "b"),)), 8)
+    known = float(setting.tables.of(0, 0, setting.arrangements()[0].forms)[0, 4])
+    assert lower_bound(setting, known - 1e-9) == lower_bound(setting, known) != lower_bound(setting, 0.99 * known)
