@@ -66,13 +66,19 @@ class DashboardView {
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
     this.observer = new ResizeObserver(() => this.refresh());
     this.observer.observe(this.root);
-    this.appearing = new IntersectionObserver(() => this.refresh()); // what changed while the cell was scrolled away is drawn now
+    this.appearing = new IntersectionObserver(() => this.changed()); // what changed while the cell was scrolled away is drawn now
     this.appearing.observe(this.root);
     this.wished().forEach((key) => this.chart(key));
     this.refresh();
   }
 
   destroy() { this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); this.timeline.destroy(); }
+
+  /** New data came. All of it is drawn in one frame: what `draw` asked for would be drawn in the next. */
+  changed() {
+    this.timeline.refresh();
+    this.refresh();
+  }
 
   setTheme(mode) {
     this.colours = applyTheme(this.root, mode);
@@ -102,7 +108,6 @@ class DashboardView {
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
     this.still.set(state.standstill || [], state.waits);
     this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
-    this.timeline.refresh();
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
     this.root.dataset.state = state.state || "starting";
   }
@@ -114,7 +119,7 @@ export default () => {
     initialize({ model }) {
       connect(model, {
         reset: () => run.reset(),
-        apply: (message, parts) => { run.apply(message, parts); views.forEach((view) => view.refresh()); },
+        apply: (message, parts) => { run.apply(message, parts); views.forEach((view) => view.changed()); },
       });
     },
     render({ model, el }) {
