@@ -168,7 +168,7 @@ def cases(smoke: bool) -> list[Case]:
         Case(
             "recorder_cost_counted", "% of CPU time", lambda: counted_percent(1 if smoke else 30, counted), target="<= 1", target_of="value",
             runs=1 if smoke else 5, curve=lambda: counted,
-            note="the same run in a kernel as users start it, with its dashboard: CPU time of the threads that look (nine times a second), pack, send and "
+            note="the same run in a kernel as users start it, with its dashboard: CPU time of the threads that look (eight times a second), pack, send and "
             "sample, and of writing the spans; curve: % of the threads, % of writing, wall seconds a CPU second",
         ),
         Case(

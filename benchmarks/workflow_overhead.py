@@ -42,7 +42,7 @@ print("STEPS", {iterations} * config.env_steps / run.metrics["seconds"].iloc[1:]
 
 
 def notebook_steps_per_second(iterations: int) -> float:
-    """In a Jupyter kernel, with the live dashboard fed nine times a second; what a browser draws costs other cores, or other machines."""
+    """In a Jupyter kernel, with the live dashboard fed eight times a second; what a browser draws costs other cores, or other machines."""
     return float(kernel_cell.printed(CELL.format(task=TASK, iterations=iterations)).split("STEPS")[1])
 
 

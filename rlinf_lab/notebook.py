@@ -93,7 +93,7 @@ CLOCK_SECONDS = 0.5  # between messages that tell the time and the load, when no
 
 
 class _Feeder:
-    """Sends what is new or has changed since the last time; called from the background of the run, nine times a second."""
+    """Sends what is new or has changed since the last time; called from the background of the run, eight times a second."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         from PIL import Image

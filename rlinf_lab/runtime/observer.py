@@ -24,14 +24,14 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
-LOOK_SECONDS = 0.11  # from one look to the next: nine a second
+LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 STILL_SECONDS = 3
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
 class Observer:
-    """Collects, nine times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
+    """Collects, eight times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
 
     ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
     collected any more and ``broken`` is called.
@@ -107,9 +107,10 @@ class Observer:
 
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
-        rest = LOOK_SECONDS
-        while not self._over.wait(rest):
-            began = time.monotonic()
+        due = time.monotonic() + LOOK_SECONDS
+        while not self._over.wait(max(LEAST_REST, due - time.monotonic())):
+            # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
+            due = max(due, time.monotonic() - LOOK_SECONDS) + LOOK_SECONDS
             try:
                 self.collect()
             except Exception as error:  # what was not collected is gone
@@ -117,7 +118,6 @@ class Observer:
                 self._broken()
                 return
             self._update()
-            rest = max(LEAST_REST, began + LOOK_SECONDS - time.monotonic())
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
@@ -213,7 +213,7 @@ class Observed:
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None]) -> None:
-        """Call ``listener(this)`` from the background nine times a second (oftener: never), and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background eight times a second (oftener: never), and once after the end (at once when it has ended).
 
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """

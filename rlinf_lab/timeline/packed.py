@@ -72,7 +72,7 @@ def pack_rows(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
 def pack_delta(store: SpanStore, since: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
     """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is what their times count from.
 
-    For a live view, nine times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
+    For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
     """
     rows = store.spans[since:]
     return {"count": len(rows), "origin": str(origin_ns)}, rows.tobytes()  # as text: JavaScript's numbers end at 2^53

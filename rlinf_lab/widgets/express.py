@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
@@ -28,6 +29,7 @@ class Express:
         self._id = f"{session.session}_{self._pid}_{os.urandom(4).hex()}_"
         self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
         self._comm_id = _encode(comm.comm_id)
+        self._second, self._date = -1, ""
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
@@ -52,8 +54,7 @@ class Express:
 
     def frames(self, content: Mapping[str, Any]) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{now}", {self._header}'.encode()
+        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._now()}", {self._header}'.encode()
         body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {_encode(content)}}}}}'.encode()
         signature = b""
         if self._auth is not None:
@@ -61,6 +62,13 @@ class Express:
             signed.update(b"".join((header, b"{}{}", body)))
             signature = signed.hexdigest().encode()
         return [self._topic, b"<IDS|MSG>", signature, header, b"{}", b"{}", body]
+
+    def _now(self) -> str:
+        """Writing a date takes 40 us with cold caches: but for the microseconds, once a second."""
+        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        if second != self._second:
+            self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        return f"{self._date}.{nanoseconds // 1000:06d}Z"
 
 
 def kernel() -> Any:
