@@ -33,6 +33,7 @@ from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.traffic import Traffic
+from rlinf_lab.runtime.turns import core_of, on_core
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
@@ -262,8 +263,9 @@ class Host(Scheduler):
                 return
         if process.filled is not None:
             keep_filling(self, process, context)
+        core = core_of(self.layout, process.worker, process.rank)
         while process.filled is None and (call := self._next_call(process)) is not None:
-            with context.during(call):
+            with context.during(call), on_core(core):
                 self._perform(process, call)
         try:
             if process.instance is not None:
