@@ -46,11 +46,12 @@ class DeviceHost:
         self.recorder = Recorder(name, MonotonicClock())
         self._gpus = self._see_gpus()
         self._sampler = self._new_sampler()  # before it leaves the other cores
+        own_cores = has_own_cores(layout, place, name, cores())
         self._pin()
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
         ip = "127.0.0.1" if one_node else self._ip()
-        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all, self.host.open_lookout())
+        self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all, self.host.open_lookout(own_cores))
         self._stop = threading.Event()
         self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows
         self._pusher: threading.Thread | None = None
@@ -82,10 +83,7 @@ class DeviceHost:
         return self._gpus.get(device, device)
 
     def _pin(self) -> None:
-        """Stay on the cores that the plan's CPU devices stand for; emulated ones share them in turn."""
-        numbers = sorted(d.index for d in map(Device.parse, self._device_names()) if d.kind == "cpu")
-        available = cores()
-        mine = {available[i % len(available)] for i in numbers}
+        mine = cores_of(self._device_names(), cores())
         if mine and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, mine)
 

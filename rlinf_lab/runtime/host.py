@@ -33,7 +33,7 @@ from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.traffic import Traffic
-from rlinf_lab.runtime.turns import core_of, on_core
+from rlinf_lab.runtime.pinning import core_of, on_core
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse

@@ -3,6 +3,9 @@
 There is one place; who finds it taken waits at its gate, and the reading threads of the links do the rest as ever. Nothing is handed
 over between them: a connection is watched by the lookout first and by its own thread behind it, both exclusively, so the kernel wakes the
 rank if there is one that listens, and else the thread. What a rank leaves unread it has the thread roused for.
+
+Where a rank has a core of its own and usually waits less than it takes to sleep and be woken (a round trip with another process), it stays
+awake and looks again and again, as adaptive locks do.
 """
 
 from __future__ import annotations
@@ -10,9 +13,11 @@ from __future__ import annotations
 import os
 import select
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
+AWAKE_NS = 150_000  # who usually waits longer sleeps at once, and nobody looks for longer than this
 IN_TURN = select.EPOLLIN | getattr(select, "EPOLLEXCLUSIVE", 0)
 
 
@@ -26,9 +31,11 @@ class Heard(Protocol):
 
 
 class Lookout:
-    """Of one host."""
+    """Of one host. ``own_cores``: nobody else computes where its ranks wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_cores: bool = False) -> None:
+        self._own_cores = own_cores
+        self._usual_ns = 0  # what the last waits have taken
         self._poll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poll.register(self._bell, select.EPOLLIN)
@@ -68,7 +75,7 @@ class Lookout:
         """Hear messages until that is true; False when it is better to wait elsewhere: a reading thread is at work."""
         while not until():
             helped = True
-            for number, _ in self._poll.poll(-1, len(self._heard) + 1):
+            for number, _ in self._news():
                 if number == self._bell:
                     os.eventfd_read(self._bell)
                 elif (connection := self._heard.get(number)) is not None:
@@ -76,3 +83,13 @@ class Lookout:
             if not helped:
                 return False
         return True
+
+    def _news(self) -> list[tuple[int, int]]:
+        """What has come; waits for it."""
+        begun, most, news = time.perf_counter_ns(), len(self._heard) + 1, []
+        if self._own_cores and self._usual_ns < AWAKE_NS:
+            while not news and time.perf_counter_ns() - begun < AWAKE_NS:
+                news = self._poll.poll(0, most)
+        news = news or self._poll.poll(-1, most)
+        self._usual_ns += (min(time.perf_counter_ns() - begun, 10 * AWAKE_NS) - self._usual_ns) // 4
+        return news

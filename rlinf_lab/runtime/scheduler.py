@@ -113,9 +113,9 @@ class Scheduler:
     def flush_soon(self) -> None:
         raise NotImplementedError
 
-    def open_lookout(self) -> Lookout:
-        """From now on a rank that waits may hear messages by itself."""
-        self._lookout = self._lookout or Lookout()
+    def open_lookout(self, own_cores: bool) -> Lookout:
+        """From now on a rank that waits may hear messages by itself; see `Lookout`."""
+        self._lookout = self._lookout or Lookout(own_cores)
         return self._lookout
 
     # --- posting and waiting -----------------------------------------------------------------------------

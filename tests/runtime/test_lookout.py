@@ -170,3 +170,33 @@ def test_a_peer_that_breaks_off_while_a_rank_listens_is_told(host: Host) -> None
     host.lookout.ring()
     rank.join(30)
     assert not rank.is_alive()
+
+
+class Polled:
+    """In place of the kernel: something comes at every third question, or after a long wait. Notes how it was asked, and moves the clock."""
+
+    def __init__(self, question_ns: int, wait_ns: int) -> None:
+        self.timeouts: list[int] = []
+        self.now, self._question_ns, self._wait_ns = 0, question_ns, wait_ns
+
+    def poll(self, timeout: int, _most: int) -> list[tuple[int, int]]:
+        self.timeouts.append(timeout)
+        self.now += self._wait_ns if timeout else self._question_ns
+        return [(-5, 1)] if timeout or len(self.timeouts) % 3 == 0 else []
+
+
+@pytest.mark.parametrize(
+    ("own_cores", "question_ns", "asked"),
+    [
+        (True, 1_000, [0, 0, 0, 0, 0, 0]),  # it comes soon
+        (False, 1_000, [-1, -1]),
+        (True, 100_000, [0, 0, -1, -1]),  # it does not, and the next time nobody stays awake
+    ],
+)
+def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(own_cores: bool, question_ns: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    lookout, polled = Lookout(own_cores), Polled(question_ns, 100_000_000)
+    monkeypatch.setattr(lookout, "_poll", polled)
+    monkeypatch.setattr("rlinf_lab.runtime.lookout.time.perf_counter_ns", lambda: polled.now)
+    for _ in range(2):
+        assert lookout._news() == [(-5, 1)]
+    assert polled.timeouts == asked

@@ -1,4 +1,4 @@
-"""Threads of a fused cell share the core of their device while they take turns, and only then."""
+"""Which cores devices stand for; threads of a fused cell share that of their device while they take turns, and only then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.runtime.turns import _core, on_core
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.pinning import cores_of, has_own_cores, on_core
 
 CORES = sorted(os.sched_getaffinity(0))
 
@@ -79,8 +80,23 @@ def test_torch_with_several_threads_is_left_alone(monkeypatch: pytest.MonkeyPatc
     assert os.sched_getaffinity(0) == set(CORES)
 
 
-def test_the_core_of_a_device() -> None:
-    assert _core(["cpu:1"], [4, 6]) == 6
-    assert _core(["cpu:3"], [4, 6]) == 6  # emulated: two devices share a core
-    assert _core(["cpu:0", "cpu:1"], [4, 6]) is None
-    assert _core(["cuda:0"], [4, 6]) is None
+def test_the_cores_of_devices() -> None:
+    assert cores_of(["cpu:1"], [4, 6]) == {6}
+    assert cores_of(["cpu:0", "node1/cpu:3", "cuda:1"], [4, 6]) == {4, 6}  # emulated: two devices share a core
+    assert cores_of(["cuda:0"], [4, 6]) == set()
+
+
+@pytest.mark.parametrize(
+    ("devices", "places", "available", "own"),
+    [
+        (["cpu:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (True, True)),
+        (["cpu:0", "cpu:2"], {"one": [0], "two": [1]}, [4, 6], (False, False)),  # emulated
+        (["cpu:0", "cpu:1"], {"one": [0, 1], "two": [1]}, [4, 6], (True, False)),  # two ranks on the second
+        (["cuda:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (False, True)),  # its thread may be anywhere
+    ],
+)
+def test_who_has_a_core_of_its_own(devices: list[str], places: dict[str, list[int]], available: list[int], own: tuple[bool, bool]) -> None:
+    flow = game()
+    layout = Layout(flow.graph, lab.ExecutionPlan.spatial(flow, devices, places))
+    place = {(w, r): "driver" if w == "driver" else f"host{layout.devices(w, r)[0]}" for w, r in layout.members}
+    assert tuple(has_own_cores(layout, place, f"host{i}", available) for i in range(2)) == own
