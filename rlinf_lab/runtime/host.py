@@ -26,6 +26,7 @@ from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.pinning import core_of, on_core
 from rlinf_lab.runtime.ports import InboxPort, outbox
 from rlinf_lab.runtime.process import Filled, Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable
@@ -33,7 +34,6 @@ from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.traffic import Traffic
-from rlinf_lab.runtime.pinning import core_of, on_core
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
