@@ -21,6 +21,7 @@ from rlinf_lab.runtime.fillers import news_of
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.links import Address, Link
 from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.pinning import cores_of, has_own_cores
 from rlinf_lab.runtime.session import Ended
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
