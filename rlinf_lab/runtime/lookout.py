@@ -86,7 +86,8 @@ class Lookout:
 
     def _news(self) -> list[tuple[int, int]]:
         """What has come; waits for it."""
-        begun, most, news = time.perf_counter_ns(), len(self._heard) + 1, []
+        begun, most = time.perf_counter_ns(), len(self._heard) + 1
+        news: list[tuple[int, int]] = []
         if self._own_cores and self._usual_ns < AWAKE_NS:
             while not news and time.perf_counter_ns() - begun < AWAKE_NS:
                 news = self._poll.poll(0, most)
