@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.timeline.batch import SpanArray
-from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.flows import Indices, arrows
+from rlinf_lab.timeline.short import cut_short
 from rlinf_lab.timeline.span import SpanKind
 
 #: Of spans that end at one instant and of which none is known to wait for another: whose end may be the reason for another's.
@@ -25,22 +26,34 @@ def in_causal_order(spans: SpanArray) -> SpanArray:
     """The same spans by their end; of one instant, each after those that it waited for or followed.
 
     That is: what begins at the instant after what its track did before, a get after the puts of its items, a put that waited after the gets of
-    earlier items of its channel. Where the record contradicts itself (a ring), the one that ranks first goes first. O(n log n).
+    earlier items of its channel, and what came before a put that cut a get short before that get. Where the record contradicts itself (a ring), the
+    one that ranks first goes first. O(n log n).
     """
     arrival = np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))
     spans = spans[arrival]
     new = np.flatnonzero(np.diff(spans["end"], prepend=spans["end"][:1] - 1, append=spans["end"][-1:] + 1))
-    puts, gets = arrows(spans)
-    at_once = spans["end"][puts] == spans["end"][gets]
+    causes, effects = (np.concatenate(sides) for sides in zip(arrows(spans), *_cut_short(spans, arrival), strict=True))
+    at_once = spans["end"][causes] == spans["end"][effects]
     handed = defaultdict[int, list[tuple[int, int]]](list)  # by their instant, which is where its first span is
-    firsts = new[np.searchsorted(new, puts[at_once], "right") - 1]
-    for first, put, get in zip(firsts.tolist(), puts[at_once].tolist(), gets[at_once].tolist(), strict=True):
-        handed[first].append((put - first, get - first))
+    firsts = new[np.searchsorted(new, causes[at_once], "right") - 1]
+    for first, cause, effect in zip(firsts.tolist(), causes[at_once].tolist(), effects[at_once].tolist(), strict=True):
+        handed[first].append((cause - first, effect - first))
     order = np.arange(len(spans))
     for first, stop in pairwise(new.tolist()):
         if stop - first > 1:
             order[first:stop] = first + np.array(_Instant(spans[first:stop], arrival[first:stop], handed[first]).order())
     return spans[order]
+
+
+def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indices], tuple[Indices, Indices]]:
+    """Pairs (cause, effect) of gets that the next put cut short: what its track did before it, then the get, then the put."""
+    gets, puts = cut_short(spans)
+    order = np.lexsort((arrival, spans["start"], spans["track"]))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    before = order[np.maximum(place[puts] - 1, 0)]
+    follows = (spans["track"][before] == spans["track"][puts]) & (spans["end"][before] <= spans["start"][puts]) & (before != puts)
+    return (before[follows], gets[follows]), (gets, puts)
 
 
 class _Instant:

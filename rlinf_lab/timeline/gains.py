@@ -3,14 +3,13 @@
 The replay keeps what each rank did, in its order, and who waited for whom; only times change:
 
 - a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before;
-- a GET ends when all of its items are put, a PUT when there is room for them, a LOCK when the rank before has left the device,
+- a GET ends when all of its items are put, and one that took less than its chunk because no more fitted into the channel (`short`) when the next
+  PUT begins; a PUT when there is room for them, a LOCK when the rank before has left the device,
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
 With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more. How many items a channel holds is known
 only if it was full at least once in the iteration (`room`): one that never was never fills, and where it would the gain told is too large.
-A get that waits for a chunk of more items than its bounded channel holds ends when a put finds no room: that is not replayed, and gains there may be
-told far too small.
 What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
@@ -30,6 +29,7 @@ from rlinf_lab.timeline.causal import in_causal_order
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.grouping import grouped_by
 from rlinf_lab.timeline.room import made_room
+from rlinf_lab.timeline.short import cut_short
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -124,6 +124,13 @@ class _Replay:
             self._before.append(self._start_of(i, kind))
             self._until.append(self._end_of(i, kind))
             self._ended(i, kind)
+        # A get that is cut short and the put that cuts it are over when both have begun: of each, when the other did, and what that start waited for.
+        self._met: list[tuple[int, list[tuple[int, int]]] | None] = [None] * len(spans)
+        for get, put in zip(*(rows.tolist() for rows in cut_short(spans)), strict=True):
+            for one, other in ((get, put), (put, get)):
+                began = [(before, lag) for before, lag in self._before[other] if before < one]
+                if began:
+                    self._met[one] = (self._start[other], began)
 
     def _start_of(self, i: int, kind: int) -> list[tuple[int, int]]:
         at, track = self._start[i], self._track[i]
@@ -171,10 +178,12 @@ class _Replay:
             return 0
         chosen = faster.tolist() if faster is not None else [False] * len(start)
         new = [0] * len(start)
-        for i, (before, until) in enumerate(zip(self._before, self._until, strict=True)):
+        for i, (before, until, met) in enumerate(zip(self._before, self._until, self._met, strict=True)):
             at = max([new[other] + lag for other, lag in before], default=start[i])
-            if until:  # as much later than the last of its reasons, or than its start, as it was
+            if until or met:  # as much later than the last of its reasons, or than its start, as it was
                 was, now = max([start[i], *(end[other] for other in until)]), max([at, *(new[other] for other in until)])
+                if met:
+                    was, now = max(was, met[0]), max([now, *(new[other] + lag for other, lag in met[1])])
                 new[i] = now + end[i] - was
             else:
                 new[i] = at + (round((end[i] - start[i]) / times) if chosen[i] else end[i] - start[i])

@@ -1,0 +1,124 @@
+"""What a faster worker would bring where chunks are larger than their channels hold: told from a timeline, and compared with the run in which it is faster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import rlinf_lab as lab
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.causal import in_causal_order
+from rlinf_lab.timeline.short import cut_short
+
+
+class Link(lab.Worker):
+    """One of a chain of workers: takes a chunk of items, works on each, hands it on."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds = seconds
+
+    def first(self, out: lab.Outbox) -> None:
+        for item, seconds in enumerate(self.seconds):
+            self.compute(seconds)
+            out.put(item)
+
+    def between(self, into: lab.Inbox, out: lab.Outbox) -> None:
+        for chunk in into:
+            for item in chunk:
+                self.compute(self.seconds[item])
+                out.put(item)
+
+    def last(self, into: lab.Inbox) -> None:
+        for chunk in into:
+            self.compute(sum(self.seconds[item] for item in chunk))
+
+
+Chain = tuple[list[list[int]], list[int | None], list[int]]
+
+
+def ran(chain: Chain, faster: int = -1) -> Timeline:
+    """Workers w0 → w1 → …, each on a device of its own. ``chain``: ms of each worker and item, then of each channel what it holds and its chunk."""
+    steps, capacities, chunks = chain
+    flow = lab.Workflow("chain")
+    channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
+    links = [flow.worker(Link, [0.001 * n / (2 if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
+
+    @flow.iteration
+    def iteration():
+        links[0].first(channels[0])
+        for i, link in enumerate(links[1:-1]):
+            link.between(channels[i], channels[i + 1])
+        links[-1].last(channels[-1])
+
+    devices = [f"cpu:{i}" for i in range(len(steps))]
+    plan = lab.ExecutionPlan.spatial(flow, devices, {f"w{i}": [i] for i in range(len(steps))}, chunk=1)
+    plan = lab.ExecutionPlan(plan.name, plan.devices, plan.placements, {f"c{i}": chunk for i, chunk in enumerate(chunks)})
+    done = lab.run(flow, plan, 2, dashboard=False, clock=MockClock())
+    done.wait(60)
+    return done.timeline
+
+
+def seen(timeline: Timeline, channel: str) -> bool:
+    """Whether it can be told how many items the channel holds in each iteration: a put waited, or cut a get short."""
+    spans = in_causal_order(timeline.snapshot().spans)
+    _, cutting = cut_short(spans)
+    number = timeline.names.index(channel)
+    full = spans[(spans["kind"] == SpanKind.PUT) & (spans["end"] > spans["start"]) & (spans["channel"] == number)]
+    cut = spans[cutting][spans["channel"][cutting] == number]
+    return len(cut) > 0 or len(set(full["iteration"].tolist())) == 2
+
+
+def chains() -> st.SearchStrategy[Chain]:
+    def of(size: tuple[int, int]) -> st.SearchStrategy[Chain]:
+        workers, items = size
+        rows = st.lists(st.lists(st.integers(0, 30), min_size=items, max_size=items), min_size=workers, max_size=workers)
+        holds = st.lists(st.sampled_from([1, 1, 2, 3, None]), min_size=workers - 1, max_size=workers - 1)
+        return st.tuples(rows, holds, st.lists(st.integers(1, 4), min_size=workers - 1, max_size=workers - 1))
+
+    return st.tuples(st.integers(2, 4), st.integers(2, 8)).flatmap(of)
+
+
+@given(chains())
+@example(([[13, 24, 12, 14, 17, 26, 4], [3, 3, 3, 3, 3, 3, 3]], [2], [4]))
+@example(([[5, 9, 4, 7, 12, 3], [10, 10, 1, 10, 30, 2], [20, 1, 20, 1, 20, 9]], [1, 2], [3, 3]))
+@settings(max_examples=30, deadline=None)
+def test_what_a_faster_worker_gains(chain: Chain) -> None:
+    before = ran(chain)
+    told = before.gains(2).set_index("worker")["seconds"]
+    known = all(capacity is None or seen(before, f"c{i}") for i, capacity in enumerate(chain[1]))
+    for worker in range(len(chain[0])):
+        gained = (before.elapsed_ns - ran(chain, worker).elapsed_ns) / 1e9
+        if known:
+            assert told.get(f"w{worker}", 0.0) == pytest.approx(gained, abs=1e-7)
+        else:
+            assert told.get(f"w{worker}", 0.0) >= gained - 1e-7
+
+
+def handed(puts: list[tuple[int, int]], gets: list[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Pairs (get, put) by their place among the ``gets`` (start, end, items) and ``puts`` (start, end) of one channel, in order."""
+    recorder, timeline = Recorder(), Timeline()
+    channel, name = recorder.channel("c"), recorder.name("m")
+    for flow, (start, end) in enumerate(puts):
+        recorder.add(recorder.track("w", 0), SpanKind.PUT, name, start, end, 0, 1, 0, channel, flow)
+    flow = 0
+    for start, end, items in gets:
+        recorder.add(recorder.track("v", 0), SpanKind.GET, name, start, end, 0, items, 0, channel, flow)
+        flow += items
+    timeline.extend(recorder.drain())
+    return [(get - len(puts), put) for get, put in zip(*(rows.tolist() for rows in cut_short(timeline.spans)), strict=True)]
+
+
+def test_gets_that_the_next_put_cut_short() -> None:
+    puts = [(10, 10), (20, 20), (30, 31), (40, 40), (50, 50)]
+    assert handed(puts, [(0, 31, 2), (60, 60, 2)]) == [(0, 2), (1, 4)]  # also the second, though it did not wait
+    assert handed(puts, [(0, 31, 2), (45, 45, 2)]) == []  # the second was over before another put: a chunk of two
+    assert handed(puts, [(0, 20, 2), (45, 45, 2)]) == []  # a chunk of two
+    assert handed(puts, [(0, 29, 2), (60, 60, 2)]) == []
+    assert handed(puts, [(60, 60, 2), (60, 60, 2)]) == []  # nothing to be seen
+
+
+def test_a_get_that_hears_late_of_its_own_items_was_not_cut_short() -> None:
+    puts = [(10, 10), (11, 11), (12, 12), (13, 13)]
+    assert handed(puts, [(0, 30, 2), (31, 31, 2)]) == []
