@@ -4,8 +4,8 @@ There is one place; who finds it taken waits at its gate, and the reading thread
 over between them: a connection is watched by the lookout first and by its own thread behind it, both exclusively, so the kernel wakes the
 rank if there is one that listens, and else the thread. What a rank leaves unread it has the thread roused for.
 
-Where a rank has a core of its own and usually waits less than it takes to sleep and be woken (a round trip with another process), it stays
-awake and looks again and again, as adaptive locks do.
+Where nobody else has anything to do on its core, and the waits are usually not much longer than it takes to sleep and be woken (a round trip
+with another process), a rank stays awake and looks again and again, as adaptive locks do.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Heard(Protocol):
 
 
 class Lookout:
-    """Of one host. ``own_cores``: nobody else computes where its ranks wait."""
+    """Of one host. ``has_core``: whether nobody else computes now where its ranks wait."""
 
-    def __init__(self, own_cores: bool = False) -> None:
-        self._own_cores = own_cores
+    def __init__(self, has_core: Callable[[], bool]) -> None:
+        self._has_core = has_core
         self._usual_ns = 0  # what the last waits have taken
         self._poll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -88,8 +88,8 @@ class Lookout:
         """What has come; waits for it."""
         begun, most = time.perf_counter_ns(), len(self._heard) + 1
         news: list[tuple[int, int]] = []
-        if self._own_cores and self._usual_ns < AWAKE_NS:
-            while not news and time.perf_counter_ns() - begun < AWAKE_NS:
+        if self._usual_ns < AWAKE_NS:
+            while not news and self._has_core() and time.perf_counter_ns() - begun < AWAKE_NS:
                 news = self._poll.poll(0, most)
         news = news or self._poll.poll(-1, most)
         self._usual_ns += (min(time.perf_counter_ns() - begun, 10 * AWAKE_NS) - self._usual_ns) // 4

@@ -24,13 +24,12 @@ def cores_of(devices: Iterable[str], available: Sequence[int]) -> set[int]:
 
 
 def has_own_cores(layout: Layout, place: Mapping[tuple[str, int], str], host: str, available: Sequence[int]) -> bool:
-    """Whether each rank of this host has a core on which no other rank of the plan computes."""
-    ranks = [member for member, at in place.items() if at == host and member[0] != DRIVER]
-    devices = {d for member in ranks for d in layout.device_names(*member)}
+    """Whether this host has cores, and no other host of the plan computes on them."""
+    devices = {d for member, at in place.items() if at == host and member[0] != DRIVER for d in layout.device_names(*member)}
     node = Device.node_of(sorted(devices))
     others = {d for d in layout.plan.devices if Device.parse(d).node == node} - devices
     mine = cores_of(devices, available)
-    return len(ranks) <= len(mine) and mine.isdisjoint(cores_of(others, available))
+    return bool(mine) and mine.isdisjoint(cores_of(others, available))
 
 
 def core_of(layout: Layout, worker: str, rank: int) -> int | None:

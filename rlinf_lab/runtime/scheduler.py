@@ -114,8 +114,8 @@ class Scheduler:
         raise NotImplementedError
 
     def open_lookout(self, own_cores: bool) -> Lookout:
-        """From now on a rank that waits may hear messages by itself; see `Lookout`."""
-        self._lookout = self._lookout or Lookout(own_cores)
+        """From now on a rank that waits may hear messages by itself. ``own_cores``: no other host computes on those of this one."""
+        self._lookout = self._lookout or Lookout(lambda: own_cores and self._running == 0)
         return self._lookout
 
     # --- posting and waiting -----------------------------------------------------------------------------

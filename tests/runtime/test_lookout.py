@@ -24,7 +24,7 @@ class Host:
         self.by: list[int] = []
         self.broken: list[str] = []
         self.changed = threading.Condition()
-        self.lookout = Lookout()
+        self.lookout = Lookout(lambda: False)
         self.listener = Listener("me", self._on_message, self._on_broken, lambda host, error: self.broken.append(repr(error)), lookout=self.lookout)
         self.links = [Link(self.listener.address, f"peer{i}") for i in range(peers)]
 
@@ -186,15 +186,15 @@ class Polled:
 
 
 @pytest.mark.parametrize(
-    ("own_cores", "question_ns", "asked"),
+    ("has_core", "question_ns", "asked"),
     [
         (True, 1_000, [0, 0, 0, 0, 0, 0]),  # it comes soon
         (False, 1_000, [-1, -1]),
         (True, 100_000, [0, 0, -1, -1]),  # it does not, and the next time nobody stays awake
     ],
 )
-def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(own_cores: bool, question_ns: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    lookout, polled = Lookout(own_cores), Polled(question_ns, 100_000_000)
+def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(has_core: bool, question_ns: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    lookout, polled = Lookout(lambda: has_core), Polled(question_ns, 100_000_000)
     monkeypatch.setattr(lookout, "_poll", polled)
     monkeypatch.setattr("rlinf_lab.runtime.lookout.time.perf_counter_ns", lambda: polled.now)
     for _ in range(2):

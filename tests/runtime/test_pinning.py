@@ -91,7 +91,7 @@ def test_the_cores_of_devices() -> None:
     [
         (["cpu:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (True, True)),
         (["cpu:0", "cpu:2"], {"one": [0], "two": [1]}, [4, 6], (False, False)),  # emulated
-        (["cpu:0", "cpu:1"], {"one": [0, 1], "two": [1]}, [4, 6], (True, False)),  # two ranks on the second
+        (["cpu:0", "cpu:1"], {"one": [0, 1], "two": [1]}, [4, 6], (True, True)),  # two ranks on the second: they take turns
         (["cuda:0", "cpu:1"], {"one": [0], "two": [1]}, [4, 6], (False, True)),  # its thread may be anywhere
     ],
 )
