@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.costs import CellModel, CostModel, fit
+from rlinf_lab.planning.costs import CellModel, CostModel, GenerationModel, fit
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile
 from rlinf_lab.planning.search.problem import Counts
 
@@ -83,7 +83,16 @@ class Budget:
 
     def finest(self, edge: EdgeProfile) -> int:
         """The finest granularity at which its items may cross."""
-        return 0 if edge.whole else min(self.granularities - 1, int(math.log2(self.profile.items / edge.group)))
+        return 0 if self.whole(edge) else min(self.granularities - 1, int(math.log2(self.profile.items / edge.group)))
+
+    def whole(self, edge: EdgeProfile) -> bool:
+        """Whether its consumer begins when everything of the iteration is there."""
+        return edge.whole or self.begins_with_all(edge.consumer)
+
+    def begins_with_all(self, worker: str) -> bool:
+        """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the start."""
+        alone = len(self.units[self.home[worker]].members) == 1
+        return alone and isinstance(self.models[worker, self.kinds[0]], GenerationModel)
 
     @cached_property
     def shape(self) -> Counts:

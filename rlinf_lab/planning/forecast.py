@@ -205,7 +205,7 @@ class _Forecast:
         if units[0] == units[1]:
             return 1
         node = meeting(self.placement.tree, *units)
-        if edge.whole or edge.group == self.profile.items or (node.kind == TEMPORAL and node.grain == 0):
+        if self.setting.whole(edge) or edge.group == self.profile.items or (node.kind == TEMPORAL and node.grain == 0):
             return 0
         return self.items // self.placement.seats[edge.consumer].chunks
 

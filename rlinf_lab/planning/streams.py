@@ -143,7 +143,7 @@ class _Follower:
                 there = np.maximum(there, self.begun[source] + stream.times)
                 if self.setting.profile.weights == "tokens":
                     weights = stream.weights
-            arrived = np.maximum(arrived, there.max() if edge.whole else there)
+            arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there)
         return arrived, weights
 
     def _generator(self, unit: int) -> int | None:

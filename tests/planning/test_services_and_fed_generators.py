@@ -1,4 +1,4 @@
-"""A service on the host that generates: its responses stream in the search as they do in the plan that is followed."""
+"""Generators that are no source on devices: services on the host, whose responses stream in the search as in a plan, and those that others feed."""
 
 from __future__ import annotations
 
@@ -46,6 +46,25 @@ def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
         for p, n in ((profile, 8), (beside(profile, name), 9))
     )  # fmt: skip
     assert (host.searched, host.seconds) == (pytest.approx(device.searched), pytest.approx(device.seconds))
+
+
+@pytest.mark.parametrize("resource", ["host", "device"])
+@pytest.mark.parametrize("seed", range(6))
+def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(seed: int, resource: str) -> None:
+    """The search, the followed chunks and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together."""
+    rng = random.Random(seed)
+    first, last = (WorkerProfile((Sample(8, 256.0, rng.uniform(5, 60)),), exponent=1.0) for _ in range(2))
+    sample = Sample(0 if resource == "host" else 8, 256.0, rng.uniform(5, 60))
+    middle = WorkerProfile((sample,), "generation", exponent=0.6, resource=resource, lengths=Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0])))
+    profile = Profile(256, {"a": first, "b": middle, "c": last}, (EdgeProfile("a", "b"), EdgeProfile("b", "c")))
+    for made in plan(profile, 8, chunks=16):
+        work, timeline = made.candidate.streamed.work, made.timeline.to_pandas().query("iteration == 0 and kind == 'run'")
+        assert work[1].starts[0] >= work[0].ends[-1] * (1 - 1e-9)
+        begun, ended = timeline.query("worker == 'b'")["start_ns"].min(), timeline.query("worker == 'a'")["end_ns"].max()
+        assert begun >= ended - 1
+        assert made.simulated is None or made.simulated == pytest.approx(made.candidate.seconds, rel=0.03)
+        ranks = made.placement["b"]["ranks"]
+        assert made.execution.chunks["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
 
 
 def test_its_consumer_does_not_wait_for_the_last_response() -> None:
