@@ -2,7 +2,8 @@
 
 The replay keeps what each rank did, in its order, and who waited for whom; only times change:
 
-- a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before;
+- a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before,
+  and bytes of a channel leave when the last put before them is over;
 - a GET ends when all of its items are put, and one that took less than its chunk because no more fitted into the channel (`short`) when the next
   PUT begins; a PUT when there is room for them, a LOCK when the rank before has left the device,
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
@@ -117,7 +118,8 @@ class _Replay:
         for put, get in zip(*(rows.tolist() for rows in made_room(spans)), strict=True):
             self._room_of[put].append(get)
         self._of_track, self._on_device = defaultdict[int, _Ended](_Ended), defaultdict[str, _Ended](_Ended)
-        self._gets_of, self._causes = defaultdict[int, _Ended](_Ended), _Ended()  # the latter: whose end others may have waited for
+        self._puts_in, self._gets_of = defaultdict[int, _Ended](_Ended), defaultdict[int, _Ended](_Ended)  # by channel
+        self._causes = _Ended()  # whose end others may have waited for
         self._before: list[list[tuple[int, int]]] = []  # of each: what its start waits for, and how much later it is
         self._until: list[list[int]] = []  # what its end waits for
         for i, kind in enumerate(spans["kind"].tolist()):
@@ -136,7 +138,9 @@ class _Replay:
         at, track = self._start[i], self._track[i]
         last = self._of_track[track].last(at)
         other = -1
-        if last < 0 or self._call[last] != self._call[i]:  # a call begins: somebody made it
+        if kind == SpanKind.TRANSFER and self._channel[i] >= 0:  # bytes leave: somebody put them
+            other = self._puts_in[self._channel[i]].last(at)
+        if other < 0 and (last < 0 or self._call[last] != self._call[i]):  # a call begins: somebody made it
             other = self._causes.last(at, _EVER if last < 0 else self._end[last], track)
         found = [(other, at - self._end[other])] if other >= 0 else []
         if last >= 0:
@@ -168,8 +172,9 @@ class _Replay:
                 self._on_device[device].add(i, end, track)
         if kind in _WORK or kind == SpanKind.WAIT:
             self._causes.add(i, end, track)
-        if kind == SpanKind.GET:
-            self._gets_of[self._channel[i]].add(i, end, track)
+        if kind in (SpanKind.GET, SpanKind.PUT):
+            of_channel = self._gets_of if kind == SpanKind.GET else self._puts_in
+            of_channel[self._channel[i]].add(i, end, track)
 
     def finish(self, faster: NDArray[np.bool_] | None = None, times: float = 1.0) -> int:
         """The length of the timeline, ns, when the RUN spans ``faster`` are so many times as fast."""

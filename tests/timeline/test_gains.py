@@ -196,6 +196,27 @@ def test_what_a_faster_worker_gains_before_and_behind_a_bounded_channel(chain: t
             assert told.get(f"w{worker}", 0.0) >= gained - 1e-7
 
 
+def between_processes(run_ns: int, count: int = 6) -> Timeline:
+    """As a run in two processes records it: items are worked on, put, travel, and are taken; the taker needs but 2 ns."""
+    recorder, timeline = Recorder(), Timeline()
+    maker, taker, way = recorder.track("maker", 0, ("cpu:0",)), recorder.track("taker", 0, ("cpu:1",)), recorder.track("host0 → host1", 0)
+    names, channel, taken = [recorder.name(n) for n in ("make", "take", "stream")], recorder.channel("c"), 0
+    for item in range(count):
+        put = run_ns * (item + 1)
+        recorder.add(maker, SpanKind.RUN, names[0], put - run_ns, put, 0)
+        recorder.add(maker, SpanKind.PUT, names[0], put, put, 0, 1, 0, channel, item)
+        recorder.add(way, SpanKind.TRANSFER, names[2], put + 1, put + 3, 0, 1, 8, channel)
+        recorder.add(taker, SpanKind.GET, names[1], taken, put + 4, 0, 1, 0, channel, item)
+        recorder.add(taker, SpanKind.RUN, names[1], put + 4, taken := put + 6, 0)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_what_travels_leaves_when_it_is_put() -> None:
+    before, after = between_processes(20), between_processes(10)
+    assert before.gains(2).set_index("worker")["seconds"]["maker"] == pytest.approx((before.elapsed_ns - after.elapsed_ns) / 1e9)
+
+
 def test_the_clock_may_begin_anywhere() -> None:
     batches = []
     for zero in (0, -1000):
