@@ -88,7 +88,10 @@ class GenerationModel:
         return alpha * steps + beta * loads * requests / QUANTILES
 
     def stream(self, devices: int, items: float, chunks: int, group: int = 1, cap: float | None = None) -> Stream:
-        """When ``chunks`` equal parts of the outputs are complete. ``group``: so many responses (issued together) count when the last is there."""
+        """When ``chunks`` equal parts of the outputs are complete. ``group``: so many responses (issued together) count when the last is there.
+
+        The last one is there after `seconds`, whoever asks for groups: on few slots another order of issue would end a little earlier or later.
+        """
         alpha, beta = self.parameters
         requests = self._requests(np.array([devices]), items)
         slots, rounds = self._slots(requests, None if cap is None else np.array([cap]))
@@ -96,6 +99,9 @@ class GenerationModel:
         ends = alpha * schedule.ends + beta * schedule.loads * requests[0] / QUANTILES
         tokens = self.asked[issue_order(group, self.lengths.group_correlation)]
         if group > 1:
+            single = self.schedule(int(slots[0]), rounds=float(rounds[0]))
+            total = float(np.max(alpha * single.ends + beta * single.loads * requests[0] / QUANTILES))
+            ends *= total / ends.max() if ends.max() else 1.0
             starts = np.arange(0, QUANTILES, group)
             ends, tokens = np.maximum.reduceat(ends, starts), np.add.reduceat(tokens, starts)
         order = np.argsort(ends, kind="stable")
