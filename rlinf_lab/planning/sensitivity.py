@@ -160,14 +160,15 @@ class _Asked:
         try:
             setting.check()
         except PlanError:
-            return _Look(np.inf, np.inf, 0.0, "no plan")
+            return _NOTHING
         own, same = _seconds(self.placement, setting), self._known_same(setting)
         rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
-        if self.any_numbers and rival < same and rival * self.lead < own:  # perhaps with other numbers it is still the best
+        wins = rival < same and rival * self.lead < own
+        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or fits
             for placement, _ in self._searched(setting, Only(), rival):
                 self._remember(placement)
             same = self._known_same(setting)
-        return _Look(own, same, rival, shape)
+        return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
         """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
@@ -221,6 +222,9 @@ class _Look:
     same: float
     rival: float
     shape: str
+
+
+_NOTHING = _Look(np.inf, np.inf, 0.0, "no plan")
 
 
 class _Scan:

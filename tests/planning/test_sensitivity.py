@@ -14,7 +14,7 @@ from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.sensitivity import FAINT, FAINTEST, WIDEST, Range, _Asked, _Look, _Scan, sensitivity
+from rlinf_lab.planning.sensitivity import FAINT, FAINTEST, LEAP, WIDEST, Range, _Asked, _changed, _Look, _Scan, sensitivity
 from rlinf_lab.planning.setting import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -147,6 +147,30 @@ def test_memory_that_was_underestimated() -> None:
     found = sensitivity(plans, ("memory",), of="plan")
     assert all(r.entry == "memory" and r.high == pytest.approx(34 / 30, rel=2e-3) for r in found.ranges)  # then they cannot both stay
     assert sensitivity(plan(chain(a=heavy, b=heavy), 8, simulate=False), ("memory",)).ranges == ()  # no limit, no question
+
+
+@pytest.mark.parametrize("of", ["shape", "plan"])
+@pytest.mark.parametrize(("resident_gib", "devices"), [((30, 40), 1), ((30, 40), 2), ((10, 20, 30), 1), ((10, 20, 30), 2), ((35, 10, 30), 3)])
+def test_memory_up_to_which_anything_fits(resident_gib: tuple[int, ...], devices: int, of: str) -> None:
+    """Nobody leaves: beyond some factor they fit together no more, long before one alone does not."""
+    names = "abc"[: len(resident_gib)]
+    workers = {n: WorkerProfile((Sample(1, 8.0, 3.0),), memory=Memory(g), offloadable=False) for n, g in zip(names, resident_gib, strict=True)}
+    profile = Profile(8, workers, tuple(EdgeProfile(*pair) for pair in zip(names, names[1:], strict=False)), device_memory_gib=80.0)
+    plans = plan(profile, devices, chunks=1, simulate=False)
+    for r in sensitivity(plans, ("memory",), of).ranges:
+        assert winner_of_memory(plans, r.worker, r.high / (1 + LEAP)) == plans.best.shape
+        if r.high < WIDEST:
+            beyond = winner_of_memory(plans, r.worker, r.high * (1 + LEAP))
+            assert (beyond == "no plan") == (r.instead[1] == "no plan")  # of two shapes that tie either may be told
+            assert of == "plan" or beyond != plans.best.shape
+
+
+def winner_of_memory(plans: Plans, worker: str, factor: float) -> str:
+    devices = plans.best.candidate.placement.setting.devices
+    try:
+        return plan(_changed(plans.profile, worker, "memory", factor), devices, chunks=1, simulate=False).best.shape
+    except PlanError:
+        return "no plan"
 
 
 @pytest.mark.parametrize(("devices", "exponent", "choice"), [(2, 1.0, "a+b"), (2, 0.5, "(a | b)"), (3, 1.0, "a+b")])
