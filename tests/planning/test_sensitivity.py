@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -155,7 +156,7 @@ def test_memory_up_to_which_anything_fits(resident_gib: tuple[int, ...], devices
     """Nobody leaves: beyond some factor they fit together no more, long before one alone does not."""
     names = "abc"[: len(resident_gib)]
     workers = {n: WorkerProfile((Sample(1, 8.0, 3.0),), memory=Memory(g), offloadable=False) for n, g in zip(names, resident_gib, strict=True)}
-    profile = Profile(8, workers, tuple(EdgeProfile(*pair) for pair in zip(names, names[1:], strict=False)), device_memory_gib=80.0)
+    profile = Profile(8, workers, tuple(EdgeProfile(*pair) for pair in itertools.pairwise(names)), device_memory_gib=80.0)
     plans = plan(profile, devices, chunks=1, simulate=False)
     for r in sensitivity(plans, ("memory",), of).ranges:
         assert winner_of_memory(plans, r.worker, r.high / (1 + LEAP)) == plans.best.shape
