@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.ma
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page()
-    page.add_script_tag(content=f"{module('history.js')}\nwindow.parts = {{ Rows, Sums }};", type="module")
+    page.add_script_tag(content=f"{module('base.js', 'history.js', 'charts.js')}\nwindow.parts = {{ Rows, Sums, axisEnd }};", type="module")
     page.wait_for_function("() => window.parts", timeout=10_000)
     yield page
     page.close()
@@ -46,12 +46,12 @@ def test_rows_that_come_in_any_order_and_again_make_the_curves_of_the_last_ones(
     table = {row["iteration"]: row for row in said}
     last = [table[i] for i in sorted(table)]
     assert found["all"] == last
-    assert found["x"] == [[r["iteration"] + 1, r["x"]] for r in last]
-    assert found["y"] == [[r["iteration"] + 1, r["y"]] for r in last if "y" in r]
+    assert found["x"] == [[r["iteration"], r["x"]] for r in last]
+    assert found["y"] == [[r["iteration"], r["y"]] for r in last if "y" in r]
     assert dict(found["names"]) == {"iteration": len(last), "x": len(last), "y": sum("y" in r for r in last)}
     for at, (x, _) in zip(looks, zip(found["seen"][::2], found["seen"][1::2], strict=True), strict=True):
         then = {row["iteration"]: row["x"] for row in said[: at + 1]}
-        assert x == [[i + 1, then[i]] for i in sorted(then)]
+        assert x == [[i, then[i]] for i in sorted(then)]
 
 
 def test_sums_of_stretches(page: Any) -> None:
@@ -66,3 +66,11 @@ def test_sums_of_stretches(page: Any) -> None:
     )
     merged = [{"busy": 6, "starved": 4}, {"busy": 22, "starved": 4}, {"busy": 17, "starved": 2}]
     assert found == [45, 2, merged, 10, 9, []]
+
+
+@pytest.mark.parametrize(
+    ("done", "planned", "end"),
+    [(0, 0, 2), (0, 5000, 2), (39, 5000, 50), (40, 5000, 50), (49, 50, 49), (45, 50, 49), (4999, 5000, 4999), (300, 0, 300), (120, 60, 120)],
+)
+def test_a_curve_has_most_of_its_axis_however_many_iterations_are_planned(page: Any, done: int, planned: int, end: int) -> None:
+    assert page.evaluate("([done, planned]) => parts.axisEnd(done, planned)", [done, planned]) == end

@@ -30,6 +30,13 @@ export function thinned(points, most) {
   return out;
 }
 
+/** The last iteration of an axis: that of the points, rounded up so that they have most of the width, or the last that is planned if it is near. */
+export function axisEnd(done, planned) {
+  const near = Math.max(2, 1.25 * done), power = 10 ** Math.floor(Math.log10(near));
+  const round = [1, 2, 5, 10].map((m) => m * power).find((end) => end >= near);
+  return Math.max(2, done, planned > 0 ? Math.min(planned - 1, round) : done);
+}
+
 export class LineChart {
   /** options: {colour: index of a worker colour, percent: the values are shares} */
   constructor(title, options = {}) {
@@ -43,10 +50,10 @@ export class LineChart {
     this.canvas.addEventListener("pointerleave", () => { this.cursor = null; this.draw(); });
   }
 
-  /** points: [[iteration, value], ...]; last: the iteration that ends the axis (0: what there is). */
-  set(points, last = 0) {
+  /** points: [[iteration, value], ...]; planned: how many iterations there will be (0: nobody knows). */
+  set(points, planned = 0) {
     this.points = points;
-    this.last = last;
+    this.planned = planned;
     this.draw();
   }
 
@@ -68,8 +75,8 @@ export class LineChart {
     const texts = ticks.map((tick) => (this.options.percent ? `${Math.round(tick * 100)} %` : tidy(tick, ticks)));
     const pad = { left: Math.max(38, 10 + Math.ceil(Math.max(...texts.map((text) => g.measureText(text).width)))), right: 8, top: 6, bottom: 16 };
     const w = width - pad.left - pad.right, h = height - pad.top - pad.bottom;
-    const lastX = Math.max(this.last || 0, points.length ? points[points.length - 1][0] : 0, 2);
-    const x = (i) => pad.left + ((i - 1) / (lastX - 1)) * w, y = (v) => pad.top + (1 - (v - low) / (high - low)) * h;
+    const lastX = axisEnd(points.length ? points[points.length - 1][0] : 0, this.planned);
+    const x = (i) => pad.left + (i / lastX) * w, y = (v) => pad.top + (1 - (v - low) / (high - low)) * h;
     g.textBaseline = "middle";
     g.textAlign = "right";
     for (const [k, tick] of ticks.entries()) {
@@ -82,7 +89,7 @@ export class LineChart {
     }
     g.textBaseline = "alphabetic";
     g.textAlign = "center";
-    for (const tick of [1, ...axisTicks(1, lastX, Math.max(2, Math.floor(w / 46))).filter((t) => Number.isInteger(t) && t > lastX * 0.06 && t > 1)]) {
+    for (const tick of axisTicks(0, lastX, Math.max(2, Math.floor(w / 46))).filter(Number.isInteger)) {
       g.fillText(String(tick), Math.min(x(tick), width - pad.right - 4), height - 4);
     }
     if (!points.length) { this.value.textContent = "–"; return; }

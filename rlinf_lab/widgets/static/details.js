@@ -22,7 +22,6 @@ export class Details {
     this.body.replaceChildren(...children);
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
-    this.node.style.setProperty("--rl-left", `${this.view.gutter + 8}px`);
     this.view.tip.style.display = "none";
   }
 

@@ -25,7 +25,7 @@ export class Rows {
     }
     this.count(row, 1);
     for (const curve of this.curves.values()) {
-      while (curve.points.length && curve.points[curve.points.length - 1][0] > row.iteration) curve.points.pop();
+      while (curve.points.length && curve.points[curve.points.length - 1][0] >= row.iteration) curve.points.pop();
       curve.upto = Math.min(curve.upto, place);
     }
   }
@@ -39,13 +39,13 @@ export class Rows {
     }
   }
 
-  /** [[iteration counted from 1, value], ...] of a number, where it was measured. */
+  /** [[iteration, value], ...] of a number, where it was measured. */
   points(name) {
     let curve = this.curves.get(name);
     if (!curve) this.curves.set(name, (curve = { points: [], upto: 0 }));
     for (; curve.upto < this.all.length; curve.upto++) {
       const row = this.all[curve.upto];
-      if (Number.isFinite(row[name])) curve.points.push([row.iteration + 1, row[name]]);
+      if (Number.isFinite(row[name])) curve.points.push([row.iteration, row[name]]);
     }
     return curve.points;
   }

@@ -3,7 +3,7 @@ import { CAUSES, CAUSE_TEXT, KINDS, RUN, duration } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 
 const GET = 1, PUT = 2, LOCK = 3;
-const MOST = 4000000; // spans of an iteration that are looked at for arrows: a tenth of a second
+const MOST = 4000000; // spans of an iteration that are looked at for arrows: some tenths of a second
 
 /** The stretch of time of an iteration; one without a mark yet reaches from the last mark to the end. */
 function windowOf(store, iteration) {
@@ -12,9 +12,13 @@ function windowOf(store, iteration) {
   return [store.marks.length ? store.marks[store.marks.length - 1].end : 0, store.end];
 }
 
-/** Puts and gets of an iteration by channel: Map channel -> {puts, gets} of {track, start, end, low, high}. Kept until spans come. */
-export function movements(store, iteration) {
-  if (store.movesVersion !== store.version) { store.movesVersion = store.version; store.moves = new Map(); }
+/**
+ * Puts and gets of an iteration by channel: Map channel -> {puts, gets} of {track, start, end, low, high}. Kept until spans come; with `rest`, also
+ * then for ten times as long as they took to find: what is drawn again with every delta must not take all the time there is.
+ */
+export function movements(store, iteration, rest = false) {
+  const began = performance.now();
+  if (store.movesVersion !== store.version && !(rest && began < store.movesUntil)) { store.movesVersion = store.version; store.moves = new Map(); store.movesUntil = began; }
   let found = store.moves.get(iteration);
   if (found) return found;
   store.moves.set(iteration, (found = new Map()));
@@ -33,13 +37,14 @@ export function movements(store, iteration) {
     }
   }
   for (const { puts, gets } of found.values()) { puts.sort((a, b) => a.low - b.low); gets.sort((a, b) => a.low - b.low); }
+  store.movesUntil += 10 * (performance.now() - began);
   return found;
 }
 
 /** Pairs [put, get] of an iteration that share an item and touch [from, to): the rule of rlinf_lab/timeline/flows.py. */
 export function arrows(store, iteration, from, to, most) {
   const pairs = [];
-  for (const { puts, gets } of movements(store, iteration).values()) {
+  for (const { puts, gets } of movements(store, iteration, true).values()) {
     let first = 0;
     for (const get of gets) {
       while (first < puts.length && puts[first].high <= get.low) first++;
@@ -54,11 +59,11 @@ export function arrows(store, iteration, from, to, most) {
   return pairs;
 }
 
-/** Arrows into and out of one put or get. */
-export function arrowsOf(store, lane, i) {
+/** Arrows into and out of one put or get; `rest` as of `movements`. */
+export function arrowsOf(store, lane, i, rest = false) {
   const c = lane.columns, kind = c.kind[i];
   if ((kind !== GET && kind !== PUT) || c.flow[i] < 0 || c.channel[i] < 0) return [];
-  const entry = movements(store, c.iteration[i]).get(c.channel[i]);
+  const entry = movements(store, c.iteration[i], rest).get(c.channel[i]);
   if (!entry) return [];
   const low = c.flow[i], high = low + c.items[i], mine = { start: c.start[i], end: c.start[i] + c.dur[i] };
   const touching = (m) => m.low < high && m.high > low;

@@ -199,7 +199,7 @@ export function paintArrows(view, g) {
     if (pairs.length > MOST_ARROWS) pairs.length = 0;
   }
   view.arrowCount = pairs.length;
-  const chosen = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer).flatMap((p) => arrowsOf(view.store, p.lane, p.i)).slice(0, 60);
+  const chosen = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer).flatMap((p) => arrowsOf(view.store, p.lane, p.i, true)).slice(0, 60);
   view.chosenCount = chosen.length;
   for (const [put, get] of pairs) arrow(view, g, put, get, view.colours.muted, 0.55);
   for (const [put, get] of chosen) arrow(view, g, put, get, view.colours.text, 1);

@@ -229,6 +229,7 @@ export class TimelineView {
       const widest = Math.max(60, ...this.rows.slice(0, 500).map((r) => g.measureText(r.title || "").width + (r.kind === "counter" ? 28 : 0)));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
       this.gutter = Math.round(Math.min(190, Math.max(104, widest + 46)) + this.labelWidth);
+      this.stage.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
