@@ -42,9 +42,7 @@ def check_profile(profile: Parts) -> None:
     for name, worker in profile.workers.items():
         if name == DRIVER:
             raise ConfigError(f"profile.workers.{name}: {name!r} is the loop that calls the workers. Next: another name, such as '{name}_1'.")
-        if not name.isprintable():
-            plain = "".join(c if c.isprintable() else "_" for c in name)
-            raise ConfigError(f"profile.workers has the name {shown(name)}, which does not fit on a line of text. Next: {plain!r}.")
+        _check_name("profile.workers", name)
         _check_worker(profile, name, worker)
     for i, edge in enumerate(profile.edges):
         for end in ("producer", "consumer"):
@@ -61,12 +59,20 @@ def check_profile(profile: Parts) -> None:
     if len(set(transports)) != len(transports):
         raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}.")
     names = [k.name for k in profile.kinds]
+    for name in names:
+        _check_name("profile.kinds", name)
     if len(set(names)) != len(names):
         raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
     if profile.kinds and profile.kinds[0].speed != 1:
         speed = f"profile.kinds[0].speed is {profile.kinds[0].speed:g}"
         raise ConfigError(f"{speed}; speeds are relative to this first kind. Next: 1, and the others relative to it.")
     _check_cells(profile)
+
+
+def _check_name(where: str, name: str) -> None:
+    if not name.isprintable():
+        plain = "".join(c if c.isprintable() else "_" for c in name)
+        raise ConfigError(f"{where} has the name {shown(name)}, which does not fit on a line of text. Next: {plain!r}.")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -71,13 +71,15 @@ def _apart(setting: Budget, unit: Unit) -> Refusal:
     total = sum(fewest.values())
     said = (
         f"Workers {', '.join(map(repr, unit.members))} of a cell have no number of devices in common, and apart they need {needs} = {total} devices; "
-        f"there are {_there(setting)}."
+        f"{_there(setting)}."
     )
     return Refusal(said, f"devices={total}", devices=total) if total > max(setting.counts) else Refusal(said)
 
 
 def _there(setting: Budget) -> str:
-    return " + ".join(f"{n} {k}".strip() for k, n in setting.devices.items()) + (" devices" if len(setting.devices) == 1 else "")
+    if setting.counts == (1,):
+        return "there is 1 device"
+    return "there are " + " + ".join(f"{n} {k}".strip() for k, n in setting.devices.items()) + (" devices" if len(setting.devices) == 1 else "")
 
 
 def _counts(setting: Budget, name: str) -> np.ndarray:
@@ -90,10 +92,10 @@ def _ranks(setting: Budget, name: str) -> Refusal | None:
     if worker.resource == "host" or len(_counts(setting, name)):
         return None
     if worker.devices is not None:
-        said = f"Worker {name!r} is pinned to {worker.devices} devices, but there are {_there(setting)}."
+        said = f"Worker {name!r} is pinned to {worker.devices} devices, but {_there(setting)}."
         return Refusal(said, f"devices={worker.devices} or fewer for the pin", devices=worker.devices)
     least = worker.ranks.fewest
-    said = f"Worker {name!r} needs at least {least} devices by profile.workers.{name}.ranks ({worker.ranks}), but there are {_there(setting)}."
+    said = f"Worker {name!r} needs at least {least} devices by profile.workers.{name}.ranks ({worker.ranks}), but {_there(setting)}."
     if least > MOST_DEVICES:
         return Refusal(said, "fewer or smaller ranks")
     return Refusal(said, f"devices={least}, or smaller ranks", devices=least)

@@ -110,6 +110,7 @@ def test_on_the_host_it_is_as_fast_as_measured_whatever_the_kind(devices: dict[s
         (BASE, {"workers.a.ranks": {"counts": [9000]}}, r"needs at least 9000 devices by .*\(1 device a rank, ranks: 9000\), .* there are 8 devices\. Next"),
         (BASE, {"workers.a.ranks": {"counts": [2, 12]}, "workers.a.devices": 10}, r"devices is 10, which .* not allow: .*ranks: 2 or 12\. Next: 12"),
         (BASE, {"edges": [{"producer": "a", "consumer": "b", "group": 3}]}, r"group is 3, which does not divide the 64 items of an iteration\. Next: 2\."),
+        (BASE, {"kinds": [{"name": "A\tB"}]}, r"profile\.kinds has the name 'A\\tB', .* Next: 'A_B'"),
         (BASE, {"workers": {"a\nb": ONE}, "edges": []}, r"profile\.workers has the name 'a\\nb', .* line of text\. Next: 'a_b'"),
         (BASE, {"workers": {"driver": ONE}, "edges": []}, r"profile\.workers\.driver: 'driver' is the loop that calls the workers\. Next: another name"),
         (BASE, {"workers": {"\ud800": ONE}, "edges": []}, r"a name in profile\.workers is '\\ud800', whose character 0 is no character\. Next"),
