@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.handovers import tail
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.steps import is_ring, order, rounds
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
@@ -33,7 +34,8 @@ def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
         Bound(float(busy[slowest].min()), f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
         _chain(setting, busy),
     ]
-    return max(found, key=lambda b: b.seconds)
+    best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.staleness else tail(setting.profile)
+    return Bound(best.seconds + handing, f"{best.why}, and handing over {handing:.4g} s") if handing else best
 
 
 def _device_seconds(setting: Setting, unit: int, known: float) -> float:

@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping, Sequence
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import whole
+from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile import Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.timeline import Timeline
@@ -94,10 +95,18 @@ def fitted(
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
         )  # fmt: skip
+    values = Values.of(graph)
+    notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     return Profile(
-        items, workers, runs[0].edges(items), name, device_memory_gib=device_memory_gib,
+        items, workers, runs[0].edges(items), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
         weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=tuple(notes), messages=tuple(messages),
     )  # fmt: skip
+
+
+def _handovers(runs: Sequence[Observed], values: Values) -> tuple[Handover, ...]:
+    """Seconds of a middle iteration."""
+    took = [(h, [s for run in runs for s in run.handover_seconds(h[0], h[1])]) for h in values.handovers]
+    return tuple(Handover(worker, method, statistics.median(seconds or [0.0]), after) for (worker, method, after), seconds in took)
 
 
 def _kind(run: Observed, worker: str, generators: Mapping[str, float]) -> str:

@@ -10,6 +10,7 @@ import itertools
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from rlinf_lab.planning.hops import message_of
 from rlinf_lab.planning.links import Links
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import EdgeProfile, Message, Profile
+from rlinf_lab.planning.profile import EdgeProfile, Handover, Message, Profile
 from rlinf_lab.planning.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
@@ -65,7 +66,7 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 
 
 def graph_of(profile: Profile) -> WorkflowGraph:
-    """The workflow that a profile describes: a channel for each edge, a method for each worker."""
+    """The workflow that a profile describes: a channel for each edge, a method for each worker, then the handovers."""
     nodes, program, edges = [], [], (*profile.edges, *gates(profile))
     back = {e.channel for e in profile.edges if _answers(profile, e)}
     for name, worker in profile.workers.items():
@@ -75,6 +76,11 @@ def graph_of(profile: Profile) -> WorkflowGraph:
         nodes.append(Node(name, worker.kind, (call,)))
         program.append(Step(name, call, ()))
     channels = tuple(ChannelSpec(e.channel, None, e.channel in back, e.whole) for e in edges)
+    for handover in profile.handovers:
+        call = Call(handover.method, "()", (), (), True)
+        latest = {step.worker: i for i, step in enumerate(program)}
+        program.append(Step(handover.worker, call, tuple(latest[w] for w in handover.after)))
+        nodes = [replace(n, calls=(*n.calls, call)) if n.name == handover.worker else n for n in nodes]
     return WorkflowGraph(profile.name, tuple(nodes), channels, (), tuple(program))
 
 
@@ -127,7 +133,12 @@ class _Forecast:
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
         graph = self.links.inserted(graph_of(self.profile))
         plan, switches = self._plan(), self._switches()
-        calls = [self.links.call(step.worker) or self._call(step.worker, step.call) for step in graph.program]
+        first = len(self.profile.workers)
+        handing = {first + i: h for i, h in enumerate(self.profile.handovers)}
+        calls = [
+            self._handover(handing[i], step) if i in handing else self.links.call(step.worker) or self._call(step.worker, step.call)
+            for i, step in enumerate(graph.program)
+        ]
         try:
             return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
         except (struct.error, OverflowError) as error:  # nanoseconds in 64 bits
@@ -231,6 +242,12 @@ class _Forecast:
         else:
             script = self._batch(name, seat, leaf)
         return SimCall(name, call.method, script, call.reads, call.writes, (), call.starts_on_device)
+
+    def _handover(self, handover: Handover, step: Step) -> SimCall:
+        def script(turn: Turn) -> Script:
+            yield run(self._noisy(handover.seconds))
+
+        return SimCall(step.worker, step.call.method, script, after=step.after)
 
     def _generator(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Each rank has every so-maniest response of the whole stream; a channel that asks for groups gets them when they are complete."""

@@ -6,11 +6,13 @@ Of every worker and iteration: how long each batch took, how many items it held,
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Sample
 from rlinf_lab.planning.reading import listing
@@ -29,6 +31,7 @@ class Turn:
     batches: list[tuple[int, float]] = field(default_factory=list)  # (items, seconds)
     keyed: int = 0  # tokens that came back to it
     rest: float = 0.0  # belongs to no batch
+    handed: dict[str, float] = field(default_factory=dict)  # method: seconds of a handover
     puts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # channel: (seconds, items)
     gets: dict[str, int] = field(default_factory=dict)
     began: int = -1
@@ -60,10 +63,16 @@ class Observed:
             raise PlanError(f"The timeline has no span of {', '.join(map(repr, missing))} after its first iteration; is it a timeline of {graph.name!r}?")
         _refuse_other_places(plan, timeline)
         turns: dict[str, dict[int, dict[int, Turn]]] = {}
+        values = Values.of(graph)
+        handing = {w: values.methods(w) for w in graph.workers}
         for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns, s.kind != SpanKind.RUN)):
             if span.iteration in warm and span.track.worker != DRIVER:
                 of = turns.setdefault(span.track.worker, {}).setdefault(span.iteration, {})
-                _see(of.setdefault(span.track.rank, Turn()), span, graph)
+                turn = of.setdefault(span.track.rank, Turn())
+                if span.kind == SpanKind.RUN and span.name in handing[span.track.worker]:
+                    turn.handed[span.name] = turn.handed.get(span.name, 0.0) + (span.end_ns - span.start_ns) / 1e9
+                else:
+                    _see(turn, span, graph)
         return cls(graph, plan, turns)
 
     # --- of the whole flow -------------------------------------------------------------------------------
@@ -152,9 +161,14 @@ class Observed:
         at = sorted({round(k * (count - 1) / (CURVE - 1)) for k in range(CURVE)})
         return _rising([(moments[i], (i + 1) / count) for i in at])
 
+    def handover_seconds(self, worker: str, method: str) -> list[float]:
+        """Of each iteration in which it was called: of the rank that took longest."""
+        took = [[t.handed[method] for t in ranks.values() if method in t.handed] for ranks in self._iterations(worker)]
+        return [max(ranks) for ranks in took if ranks]
+
     # --- edges -------------------------------------------------------------------------------------------
     def edges(self, items: int) -> tuple[EdgeProfile, ...]:
-        """Who feeds whom; several channels between two workers are one edge."""
+        """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does."""
         found: dict[tuple[str, str], EdgeProfile] = {}
         for edge in self.graph.edges:
             if DRIVER in (edge.producer, edge.consumer):
@@ -166,6 +180,8 @@ class Observed:
             whole = not inside and (edge.whole or (before is not None and before.whole))
             group = max(edge.group, before.group if before is not None else 1)
             found[ends] = EdgeProfile(*ends, group, whole, items=None if inside or not passing or passing == items else float(passing))
+        for ends in Values.of(self.graph).edges:
+            found[ends] = dataclasses.replace(found.get(ends, EdgeProfile(*ends)), whole=True)
         return tuple(found.values())
 
     def most_items(self) -> int:

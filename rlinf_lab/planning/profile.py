@@ -33,6 +33,7 @@ from rlinf_lab.planning.profile_parts import (
     Cell,
     DeviceKind,
     EdgeProfile,
+    Handover,
     Lengths,
     Link,
     Memory,
@@ -58,6 +59,7 @@ class Profile:
     name: str = rule("profile", doc="for people")
     format: str = rule(FORMAT, choices=(FORMAT,), doc="version of this file format")
     cells: tuple[Cell, ...] = rule((), doc="more about cycles")
+    handovers: tuple[Handover, ...] = rule((), doc="calls that hand over values after the streams (new weights), in the order in which they are made")
     kinds: tuple[DeviceKind, ...] = rule((), doc="kinds of devices; the first is what samples and memory mean by default")
     device_memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one device; null: everything fits")
     link: Link | None = rule(None, doc="between devices, for edges with item_mib; null: moving items costs nothing")
@@ -153,6 +155,8 @@ class Profile:
         for e in self.edges:
             notes = [f"groups of {e.group}"] * (e.group > 1) + ["whole batch first"] * e.whole
             lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
+        for h in self.handovers:
+            lines.append(f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after))
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -198,5 +202,6 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Lengths", "Link", "Memory", "Message", "ModelShape", "Profile", "RankRule", "Sample", "WorkerProfile",
+    "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Handover", "Lengths", "Link", "Memory", "Message", "ModelShape", "Profile", "RankRule", "Sample",
+    "WorkerProfile",
 ]  # fmt: skip

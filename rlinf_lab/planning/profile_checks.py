@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.planning.profile_parts import Cell, DeviceKind, EdgeProfile, Lengths, Message, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile_parts import Cell, DeviceKind, EdgeProfile, Handover, Lengths, Message, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import check, known, listing
 from rlinf_lab.workflow.graph import DRIVER
 
@@ -30,6 +30,8 @@ class Parts(Protocol):
     def cells(self) -> tuple[Cell, ...]: ...
     @property
     def kinds(self) -> tuple[DeviceKind, ...]: ...
+    @property
+    def handovers(self) -> tuple[Handover, ...]: ...
     @property
     def messages(self) -> tuple[Message, ...]: ...
 
@@ -55,6 +57,7 @@ def check_profile(profile: Parts) -> None:
                 f"Next: {_nearest_divisor(profile.items, edge.group)}."
             )
     _check_channels(profile.edges)
+    _check_handovers(profile)
     transports = [m.transport for m in profile.messages]
     if len(set(transports)) != len(transports):
         raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}.")
@@ -108,6 +111,19 @@ def _cycles(profile: Parts) -> list[set[str]]:
         if name in reached and not any(name in cycle for cycle in found):
             found.append({n for n in reached if name in after[n]})
     return found
+
+
+def _check_handovers(profile: Parts) -> None:
+    for i, handover in enumerate(profile.handovers):
+        for field, workers in {"worker": (handover.worker,), "after": handover.after}.items():
+            for worker in workers:
+                known("worker", worker, profile.workers, f"profile.handovers[{i}].{field}")
+        same = [j for j in range(i) if (profile.handovers[j].worker, profile.handovers[j].method) == (handover.worker, handover.method)]
+        if same:
+            raise ConfigError(
+                f"profile.handovers[{same[0]}] and profile.handovers[{i}] are both {handover.worker}.{handover.method}(). Next: one of them, with the seconds "
+                f"of both."
+            )
 
 
 def _check_channels(edges: Sequence[EdgeProfile]) -> None:

@@ -138,6 +138,16 @@ class EdgeProfile:
 
 
 @dataclass(frozen=True)
+class Handover:
+    """A call once an iteration that streams nothing: it gives a value to another worker, or is given one (new weights), after all that its worker streams."""
+
+    worker: str = rule(doc="worker that is called")
+    method: str = rule(doc="its method: the name of its spans in a run")
+    seconds: float = rule(low=0, high=1e9, unit="s", doc="duration of the call, on however many devices")
+    after: tuple[str, ...] = rule((), doc="workers whose values it is given: they have ended, and the handovers of theirs that are listed before it")
+
+
+@dataclass(frozen=True)
 class Cell:
     """What is known of a cycle of workers beyond its members."""
 

@@ -48,8 +48,10 @@ def _turns(candidate: Candidate, seconds: float) -> str:
     parts: dict[bool, list[str]] = {False: [], True: []}
     for u, w in sorted(candidate.streamed.work.items(), key=lambda item: item[1].starts[0]):
         parts[any(seats[m].devices for m in units[u].members)].append(f"{units[u].name} {w.busy:.4g} s")
-    other = candidate.seconds - sum(w.busy for w in candidate.streamed.work.values())
-    switching = f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else ""
+    handing = candidate.streamed.handing
+    other = candidate.seconds - handing - sum(w.busy for w in candidate.streamed.work.values())
+    switching = f", handing over {handing:.3g} s" if handing > 1e-3 * candidate.seconds else ""
+    switching += f", switching {other:.3g} s" if other > 1e-3 * candidate.seconds else ""
     profile, carried = candidate.placement.setting.profile, seconds - candidate.seconds
     if carried > SHOWN * seconds and (profile.link is not None or profile.messages):
         switching += f", waiting for what is moved {carried:.3g} s"

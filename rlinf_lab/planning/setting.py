@@ -18,6 +18,7 @@ import numpy as np
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
+from rlinf_lab.planning.handovers import is_closed
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.refusals import Unplaceable, refusal
@@ -73,7 +74,7 @@ class Setting(Budget):
         return Problem(
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
-            tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, self.staleness,
+            tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, 0 if is_closed(self.profile) else self.staleness,
             lambda unit, context: self.tables.streams(unit, context, arrangement.forms),
         )  # fmt: skip
 

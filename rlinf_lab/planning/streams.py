@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel, Stream
+from rlinf_lab.planning.handovers import handed_over
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts
 from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
@@ -33,11 +34,13 @@ class Work:
 
 @dataclass(frozen=True)
 class Streamed:
-    """``seconds`` between iterations; ``fill``: until the last item has left; ``work`` by unit."""
+    """``seconds`` between iterations; ``fill``: until the last item has left and all is handed over; ``work`` by unit; ``handing``: seconds by which
+    handovers end later than the streams."""
 
     seconds: float
     fill: float
     work: dict[int, Work]
+    handing: float = 0.0
 
 
 def follow(placement: Placement) -> Streamed:
@@ -63,12 +66,24 @@ class _Follower:
     def answer(self) -> Streamed:
         tree, staleness = self.placement.tree, self.setting.staleness
         fill = self._run(tree, 0, self.atoms, 0.0)
-        if staleness:
-            seconds = max(numbers(tree, self.problem).period, fill / (1 + staleness))
-        else:
-            seconds = self._free(tree)
         work = {u: Work(*(np.concatenate(c) for c in zip(*calls, strict=True))) for u, calls in self.calls.items()}
-        return Streamed(seconds, fill, work)
+        busy, later = self._handovers(work)
+        if staleness:
+            seconds = max(numbers(tree, self.problem).period, (fill + later) / (1 + staleness), busy)
+        else:
+            seconds = self._free(tree) + later
+        return Streamed(seconds, fill + later, work, later)
+
+    def _handovers(self, work: dict[int, Work]) -> tuple[float, float]:
+        """(seconds from the begin of a worker's work to the end of its last handover: its next iteration does not begin before; how much later than the
+        streams the last one ends)."""
+        profile, home = self.setting.profile, self.setting.home
+        if not profile.handovers:
+            return 0.0, 0.0
+        ends = {name: float(work[home[name]].ends.max()) for name in profile.workers}
+        over = handed_over(profile, ends)
+        busy = max(over[h.worker] - float(work[home[h.worker]].starts.min()) for h in profile.handovers)
+        return busy, max(over.values()) - max(ends.values())
 
     def _free(self, tree: Tree) -> float:
         """When the devices are ready for the next iteration."""

@@ -11,6 +11,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, PlanError, shown
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
+from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import known, listing
@@ -58,9 +59,13 @@ class Request:
         if set(profile.workers) != set(graph.workers):
             return (f"it is of workers {listing(list(profile.workers))}, the workflow has {listing(graph.workers)}",)
         there = {(e.producer, e.consumer) for e in profile.edges}
-        here = {(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)}
+        values = Values.of(graph)
+        here = {(e.producer, e.consumer) for e in graph.edges if DRIVER not in (e.producer, e.consumer)} | set(values.edges)
         found = [f"it has no edge from {p} to {c}" for p, c in sorted(here - there)]
         found += [f"it has an edge from {p} to {c}, the workflow has none" for p, c in sorted(there - here)]
+        known_of, called = {f"{h.worker}.{h.method}()" for h in profile.handovers}, {f"{w}.{m}()" for w, m, _ in values.handovers}
+        found += [f"it knows nothing of {call}, which hands over a value" for call in sorted(called - known_of)]
+        found += [f"it has a handover {call}, the workflow has none" for call in sorted(known_of - called)]
         if self.items is not None and profile.items != self.items:
             found.append(f"it counts {profile.items} items an iteration, asked for are {self.items}")
         found += [why for worker in graph.workers for why in (*self._other_ranks(profile, worker), *self._other_lengths(profile, worker))]

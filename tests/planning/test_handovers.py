@@ -1,0 +1,186 @@
+"""Values that go from call to call: what a run with new weights takes is what its profile's plans say, and runs of those plans."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.planning.handovers import Values, handed_over, is_closed, tail
+from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
+from rlinf_lab.runtime.clocks import MockClock
+
+DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+
+
+class Source(lab.Worker):
+    def __init__(self, item: float, load: float) -> None:
+        self.item, self.seconds = item, load
+
+    def generate(self, out: lab.Outbox, n: int = 16) -> None:
+        for i in range(n):
+            self.compute(self.item)
+            out.put(i)
+
+    def load(self, weights: float) -> None:
+        self.compute(self.seconds)
+
+
+class Stage(lab.Worker):
+    def __init__(self, item: float) -> None:
+        self.item = item
+
+    def work(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        for batch in inbox:
+            self.compute(self.item * len(batch))
+            out.put_all(batch)
+
+
+class Learner(lab.Worker):
+    def __init__(self, item: float, weights: float) -> None:
+        self.item, self.seconds = item, weights
+
+    def train(self, inbox: lab.Inbox) -> float:
+        for batch in inbox:
+            self.compute(self.item * len(batch))
+        return 1.0
+
+    def weights(self) -> float:
+        self.compute(self.seconds)
+        return 2.0
+
+
+class Loader(lab.Worker):
+    def read(self) -> int:
+        self.compute(0.3)
+        return 16
+
+
+def weights_by_value(item: float = 0.01, weights: float = 0.5, load: float = 0.5, stages: tuple[float, ...] = ()) -> lab.Workflow:
+    """The loop of the papers: generate, train, hand the new weights to whoever generates."""
+    flow = lab.Workflow("sync")
+    channels = [flow.channel(f"c{i}", capacity=None) for i in range(len(stages) + 1)]
+    source, learner = flow.worker(Source, item, load, name="source"), flow.worker(Learner, item, weights, name="learner")
+    between = [flow.worker(Stage, s, name=f"stage{i}") for i, s in enumerate(stages)]
+
+    @flow.iteration
+    def iteration():
+        source.generate(channels[0])
+        for i, stage in enumerate(between):
+            stage.work(channels[i], channels[i + 1])
+        update = learner.train(channels[-1])
+        source.load(learner.weights())
+        return update
+
+    return flow
+
+
+def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:
+    done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
+    done.wait()
+    return done
+
+
+def profiled(flow: lab.Workflow) -> Profile:
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
+    return lab.profile_from_run(flow, plan, run(flow, plan).timeline)
+
+
+def seconds(done: lab.Run) -> float:
+    return float(done.timeline.iterations()["seconds"].iloc[-1])
+
+
+def test_new_weights_by_value_are_in_profile_and_plans() -> None:
+    flow = weights_by_value()
+    profile = profiled(flow)
+    assert profile.handovers == (Handover("learner", "weights", 0.5), Handover("source", "load", 0.5, ("learner",)))
+    assert "then source.load(): 0.5 s, after learner" in repr(profile) and Profile.from_json(profile.to_json()) == profile
+    plans = lab.plan(flow, DEVICES[:2], profile)
+    assert plans.best.mode == "spatial" and plans.best.seconds == pytest.approx(1.17)
+    assert plans.bound.seconds == pytest.approx(1.16) and "handing over 1 s" in plans.bound.why
+    assert "handing over 1 s" in plans["temporal"].reason and "switching" not in plans["temporal"].reason
+    for plan in plans:
+        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.candidate.seconds == pytest.approx(plan.seconds, rel=0.02)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.floats(0.001, 0.05), st.floats(0.0, 0.5), st.floats(0.001, 0.5), st.lists(st.floats(0.001, 0.05), max_size=1).map(tuple), st.integers(0, 2)
+)  # fmt: skip
+def test_plans_take_what_runs_take(item: float, weights: float, load: float, stages: tuple[float, ...], staleness: int) -> None:
+    """Also with staleness, which cannot help who waits for new weights."""
+    flow = weights_by_value(item, weights, load, stages)
+    plans = lab.plan(flow, DEVICES, profiled(flow), staleness=staleness)
+    assert is_closed(plans.profile)
+    for plan in (plans.best, plans[-1]):
+        assert seconds(run(flow, plan, 5)) == pytest.approx(plan.seconds, rel=0.02)
+    assert plans.bound.seconds <= plans.best.seconds * (1 + 1e-6)
+
+
+def test_a_value_before_the_stream_is_an_edge_of_the_whole_batch() -> None:
+    flow = lab.Workflow("loaded")
+    a = flow.channel("a", capacity=None)
+    loader, source, learner = flow.worker(Loader, name="loader"), flow.worker(Source, 0.01, 0.0, name="source"), flow.worker(Learner, 0.01, 0.0, name="learner")
+
+    @flow.iteration
+    def iteration():
+        n = loader.read()
+        source.generate(a, n)
+        return learner.train(a)
+
+    profile = profiled(flow)
+    assert EdgeProfile("loader", "source", whole=True) in profile.edges and not profile.handovers
+    for plan in lab.plan(flow, DEVICES, profile):
+        assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.46
+
+
+def test_calls_that_cannot_be_told_apart_are_no_handovers() -> None:
+    """`load` at both ends of an iteration: its spans do not say which; the first one's seconds and the second's count with the stream."""
+    flow = lab.Workflow("twice")
+    a = flow.channel("a", capacity=None)
+    source, learner = flow.worker(Source, 0.01, 0.1, name="source"), flow.worker(Learner, 0.01, 0.1, name="learner")
+
+    @flow.iteration
+    def iteration():
+        source.load(0.0)
+        source.generate(a)
+        update = learner.train(a)
+        source.load(learner.weights())
+        return update
+
+    assert not any(worker == "source" for worker, _, _ in Values.of(flow.graph).handovers)
+    profile = profiled(flow)
+    assert any("source.load()" in note and "learner.weights()" in note for note in profile.notes)
+
+
+def by_hand(handovers: tuple[Handover, ...]) -> Profile:
+    workers = {w: WorkerProfile((Sample(1, 8.0, 1.0),)) for w in ("a", "b", "c")}
+    return Profile(8, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), handovers=handovers)
+
+
+def test_only_what_begins_after_everything_counts_for_every_plan() -> None:
+    late = by_hand((Handover("c", "weights", 1.0), Handover("a", "load", 2.0, ("c",))))
+    assert tail(late) == 3.0 and is_closed(late)
+    early = by_hand((Handover("a", "report", 5.0), Handover("b", "log", 1.0, ("a",))))
+    assert tail(early) == 0.0 and not is_closed(early) and tail(by_hand(())) == 0.0
+    ended = handed_over(early, {"a": 1.0, "b": 4.0, "c": 9.0})
+    assert ended == {"a": 6.0, "b": 7.0, "c": 9.0}
+    assert lab.plan(early, 3).bound.seconds <= lab.plan(early, 3).best.seconds
+
+
+@pytest.mark.parametrize(
+    ("handovers", "error", "says"),
+    [
+        ((Handover("d", "load", 1.0),), UnknownNameError, "profile.handovers[0].worker"),
+        ((Handover("a", "load", 1.0, ("x",)),), UnknownNameError, "profile.handovers[0].after"),
+        ((Handover("a", "load", -1.0),), ConfigError, "profile.handovers[0].seconds is -1 s"),
+        ((Handover("a", "load", 1.0), Handover("a", "load", 2.0)), ConfigError, "are both a.load()"),
+    ],
+)
+def test_errors_name_the_field(handovers: tuple[Handover, ...], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says.replace("[", r"\[").replace("(", r"\(").replace(")", r"\)")):
+        dataclasses.replace(by_hand(()), handovers=handovers)
