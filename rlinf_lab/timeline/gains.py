@@ -4,8 +4,8 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
 
 - a RUN takes its recorded time, divided by ``times`` if it belongs to what is made faster; what is set up or moved takes as long as before,
   and bytes of a channel leave when the last put before them is over;
-- a GET ends when all of its items are put, and one that took less than its chunk because no more fitted into the channel (`short`) when the next
-  PUT begins; a PUT when there is room for them, a LOCK when the rank before has left the device,
+- a GET ends when all of its items are put, and one that took less than its chunk (`short`) when the next PUT begins, if no more fitted into the
+  channel, or when those who put there have done; a PUT when there is room for its items, a LOCK when the rank before has left the device,
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
@@ -30,7 +30,7 @@ from rlinf_lab.timeline.causal import in_causal_order
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.grouping import grouped_by
 from rlinf_lab.timeline.room import made_room
-from rlinf_lab.timeline.short import cut_short
+from rlinf_lab.timeline.short import cut_short, takes_the_rest
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -111,6 +111,10 @@ class _Replay:
         self._start, self._end = spans["start"].tolist(), spans["end"].tolist()
         self._track, self._channel = spans["track"].tolist(), spans["channel"].tolist()
         self._call = list(zip(spans["iteration"].tolist(), spans["name"].tolist(), strict=True))
+        self._producers = defaultdict[tuple[int, int], set[int]](set)  # tracks that put, by channel and iteration
+        for track, channel, iteration in spans[["track", "channel", "iteration"]][spans["kind"] == SpanKind.PUT].tolist():
+            self._producers[channel, iteration].add(track)
+        self._rests = set(np.flatnonzero(takes_the_rest(spans)).tolist())
         self._devices = [track.devices for track in store.tracks]
         self._puts_of, self._room_of = defaultdict[int, list[int]](list), defaultdict[int, list[int]](list)
         for put, get in zip(*(rows.tolist() for rows in arrows(spans)), strict=True):
@@ -152,7 +156,8 @@ class _Replay:
 
     def _end_of(self, i: int, kind: int) -> list[int]:
         if kind == SpanKind.GET:
-            return [put for put in self._puts_of[i] if put < i]
+            puts = [put for put in self._puts_of[i] if put < i]
+            return puts + self._stream_end(i) if i in self._rests else puts
         room = self._room_of[i] if kind == SpanKind.PUT else []
         if kind in _WORK or self._end[i] == self._start[i]:
             return room
@@ -163,6 +168,12 @@ class _Replay:
             places = [self._on_device[device] for device in self._devices[track]]
         found = [ended.last(self._end[i], self._start[i], track) for ended in places]
         return room + [other for other in found if other >= 0]
+
+    def _stream_end(self, i: int) -> list[int]:
+        """Of a get that got nothing, or but what was left: what those who put into its channel did last before."""
+        producers = self._producers[self._channel[i], self._call[i][0]]
+        found = [self._of_track[track].last(self._end[i]) for track in producers if track != self._track[i]]
+        return [last for last in found if last >= 0]
 
     def _ended(self, i: int, kind: int) -> None:
         end, track = self._end[i], self._track[i]
