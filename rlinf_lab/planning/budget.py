@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.planning.costs import CellModel, CostModel, GenerationModel, fit
-from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile, Sample
 from rlinf_lab.planning.search.problem import Counts
 
 CHUNKS = 64  # the finest granularity looked at unless told otherwise
@@ -119,16 +119,24 @@ class Budget:
         """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured on, at the relative speed. Who works
         on the host is on no kind: as fast as measured."""
         speeds = {k.name: k.speed for k in self.profile.kinds} or {"": 1.0}
-        first = next(iter(speeds))
         workers = {}
         for name, worker in self.profile.workers.items():
             if worker.resource == "host":
                 workers[name] = worker
                 continue
-            by_kind = {k: tuple(s for s in worker.samples if (s.kind or first) == k) for k in (kind, *speeds)}
-            there = next(k for k, some in by_kind.items() if some)
-            workers[name] = replace(worker, samples=tuple(s.scaled(speeds[there] / speeds[kind]) for s in by_kind[there]))
+            there = self.measured_on(name, kind)
+            samples = tuple(s.scaled(speeds[there] / speeds[kind]) for s in worker.samples if self._kind_of(s) == there)
+            workers[name] = replace(worker, samples=samples)
         return self.profile.replace(workers=workers)
+
+    def measured_on(self, worker: str, kind: str) -> str:
+        """The kind of device whose samples tell a worker's seconds on ``kind``: that one, or the first that it was measured on; on the host ``kind``."""
+        profile = self.profile.workers[worker]
+        seen = {self._kind_of(s) for s in profile.samples}
+        return kind if profile.resource == "host" or kind in seen else next(k.name for k in self.profile.kinds if k.name in seen)
+
+    def _kind_of(self, sample: Sample) -> str:
+        return sample.kind or (self.profile.kinds[0].name if self.profile.kinds else "")
 
     def cap(self, kind: str) -> float:
         """GiB of one device; inf when everything fits."""

@@ -95,7 +95,12 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
         found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess)
         if TEMPORAL in modes:
             found += _best(setting, some, Only(modes), guess, min((c.searched for c in found), default=np.inf))
-    return found
+    return found or _any(setting, in_turns, modes)
+
+
+def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> list[Candidate]:
+    """A plan of another arrangement, where those that promise most have none."""
+    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess))), [])
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:

@@ -113,7 +113,9 @@ class Placement:
         setting, found = self.setting, {}
         for name in setting.units[unit].members:
             seat = self.seats[name]
-            found[name] = setting.models[name, self.kind(seat)].estimate(len(seat.devices), self.at_once(seat))
+            kind = self.kind(seat)
+            there, made = setting.measured_on(name, kind), setting.models[name, kind].estimate(len(seat.devices), self.at_once(seat))
+            found[name] = made if there == kind else made.by_speed(there)
         if len(found) == 1:
             return found.popitem()[1]
         calls = {n: e.times(setting.profile.workers[n].calls) for n, e in found.items()}

@@ -12,6 +12,7 @@ from random_profiles import random_profile
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import Only, solve
 from rlinf_lab.planning.setting import Setting
@@ -75,10 +76,12 @@ def test_budgets_are_checked() -> None:
 
 def test_who_was_measured_on_the_second_kind_only_is_as_much_faster_on_the_first() -> None:
     kinds = profile(a=BATCH).replace(kinds=(DeviceKind("h100"), DeviceKind("a100", 0.5), DeviceKind("b200", 2.0)))
-    measured = kinds.with_worker("a", samples=(Sample(1, 1.0, 6.0, kind="a100", outputs=((3.0, 0.5), (6.0, 1.0))),))
+    measured = kinds.with_worker("a", samples=(Sample(1, 64.0, 6.0, kind="a100", outputs=((3.0, 0.5), (6.0, 1.0))),))
     for kind, seconds in (("h100", 3.0), ("a100", 6.0), ("b200", 1.5)):
         model = Setting.of(measured, {kind: 4}).models["a", kind]
-        assert model.seconds(np.array([1]), 1.0) == pytest.approx(seconds)
+        assert model.seconds(np.array([1]), 64.0) == pytest.approx(seconds)
+        notes = " ".join(plan(measured, {kind: 1}, simulate=False).notes)
+        assert notes == ("" if kind == "a100" else "a: assumed, good to 29 % (measured on a100, seconds by the relative speed of the two kinds)")
     with pytest.raises(ConfigError, match=r"kinds\[0\]\.speed is 2; speeds are relative to this first kind\. Next: 1"):
         kinds.replace(kinds=(DeviceKind("h100", 2.0),))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError, UnknownNameError
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
@@ -187,3 +189,16 @@ def test_a_kind_without_a_limit_keeps_none() -> None:
     plans = kinds_apart(100.0, None)
     asked = Question.of(plans)
     assert asked.memory_gib == {"H": 80.0, "R": None} and asked.answer(plans.profile).best.seconds == plans.best.seconds
+
+
+@pytest.mark.parametrize("seed", [238, 3, 7, 10, 21])
+def test_a_quick_answer_has_a_plan_wherever_there_is_one(seed: int) -> None:
+    """Of 238 the set that promises most may not stay with any numbers of devices: then the others are looked at."""
+    profile, found = random_profile(seed), []
+    for quick in (True, False):
+        try:
+            found.append(plan(profile, 3, chunks=16, staleness=1, quick=quick, simulate=False).best.candidate.seconds)
+        except PlanError:
+            found.append(math.inf)
+    assert math.isfinite(found[0]) == math.isfinite(found[1]) and found[0] >= found[1] * 0.99
+    assert seed != 238 or math.isfinite(found[0])

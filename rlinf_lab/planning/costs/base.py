@@ -39,6 +39,11 @@ class CostEstimate:
         """Of so many calls: they are as sure as one."""
         return replace(self, seconds=calls * self.seconds, low=calls * self.low, high=calls * self.high)
 
+    def by_speed(self, kind: str) -> CostEstimate:
+        """The same of another kind of device than the one that was measured: as sure as a guess, whatever the samples say there."""
+        note = "; ".join(filter(None, (self.note, f"measured on {kind}, seconds by the relative speed of the two kinds")))
+        return CostEstimate(self.seconds, self.low / (1 + GUESSED), self.high * (1 + GUESSED), ASSUMED, note)
+
     @property
     def relative(self) -> float:
         """How much longer or shorter it may take, whichever is more, relative to ``seconds``."""
