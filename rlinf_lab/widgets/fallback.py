@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -76,9 +77,10 @@ def _head(config: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float]]]:
-    """(name, values) of each metric that is plotted and has some."""
-    found = [(key, [float(row[key]) for row in metrics if isinstance(row.get(key), int | float)]) for key in _keys(config["charts"], metrics)]
-    return [(key, values) for key, values in found if values]
+    """(name, values) of each metric that is plotted and has some; what is not finite is left out."""
+    found = [(key, [row[key] for row in metrics if isinstance(row.get(key), int | float)]) for key in _keys(config["charts"], metrics)]
+    finite = [(key, [float(value) for value in values if math.isfinite(value)]) for key, values in found]
+    return [(key, values) for key, values in finite if values]
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -33,9 +33,12 @@ class TimelineView(PushedWidget):
         for given in (timeline, over):
             if (given is not None and not isinstance(given, Timeline)) or timeline is None:
                 raise ConfigError(f"TimelineView({shown(given)}): a Timeline. Next: TimelineView(run.timeline).")
+        texts = () if isinstance(labels, str) else tuple(labels)
+        if len(texts) < 1 + (over is not None) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"TimelineView(labels={shown(labels)}): a name for each timeline. Next: labels=('measured', 'predicted').")
         self.timeline, self.over = timeline, over
         self._feeds = [TimelineFeed(t) for t in (timeline, over) if t is not None]
-        super().__init__(height=height, labels=list(labels[: len(self._feeds)]))
+        super().__init__(height=height, labels=list(texts[: len(self._feeds)]))
         self.update(final=True)
 
     def update(self, final: bool = False) -> None:

@@ -141,6 +141,19 @@ def test_device_time_of_the_end_is_replaced_when_the_timeline_grows() -> None:
     assert sorted(everything.tolist()) == sorted(shown.tolist())
 
 
+def test_metrics_that_diverged_do_not_break_the_picture() -> None:
+    board = Dashboard(charts=("loss", "return"))
+    board.push(metrics=[{"iteration": i, "loss": value, "return": float("nan")} for i, value in enumerate((1.0, float("nan"), float("inf"), -2.0))])
+    data, _ = board._repr_mimebundle_()
+    assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
+
+
+@pytest.mark.parametrize("labels", [("a",), "ab", (), (1, 2)])
+def test_each_timeline_needs_a_label(labels: Any) -> None:
+    with pytest.raises(ConfigError, match=r"TimelineView\(labels=.*Next: "):
+        TimelineView(Timeline(), over=Timeline(), labels=labels)
+
+
 marks = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.integers(1, 20)), max_size=12)
 
 
