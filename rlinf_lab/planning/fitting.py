@@ -85,12 +85,16 @@ def fitted(
         notes = [*notes, f"An iteration counts {items} items, as asked; what passed was {passing}: one of these counts as {items / passing:.3g}."]
     items = items or passing
     workers = {}
+    every = sum(run.iterations() for run in runs)
     for worker in graph.workers:
+        seen = sum(run.iterations(worker) for run in runs)
+        if seen < every:
+            notes = [*notes, f"{worker!r} worked in {seen} of the {every} iterations that were measured: its seconds count in each with that share."]
         samples = _merged([s for run in runs for s in _peaked(run.samples(worker, items), run.peaks.get(worker))])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         cell = next((c for c in graph.cells if worker in c), ())
         workers[worker] = WorkerProfile(
-            samples, _kind(runs[0], worker, generators or {}), max(1.0, runs[0].steps(cell)) if cell else 1.0,
+            samples, _kind(runs[0], worker, generators or {}), (max(1.0, runs[0].steps(cell)) if cell else 1.0) * seen / every,
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
@@ -104,9 +108,12 @@ def fitted(
 
 
 def _handovers(runs: Sequence[Observed], values: Values) -> tuple[Handover, ...]:
-    """Seconds of a middle iteration."""
-    took = [(h, [s for run in runs for s in run.handover_seconds(h[0], h[1])]) for h in values.handovers]
-    return tuple(Handover(worker, method, statistics.median(seconds or [0.0]), after) for (worker, method, after), seconds in took)
+    """Seconds of a middle iteration, as a mean of all where only some have them."""
+    found, every = [], sum(run.iterations() for run in runs)
+    for worker, method, after in values.handovers:
+        took = [s for run in runs for s in run.handover_seconds(worker, method)]
+        found.append(Handover(worker, method, statistics.median(took) * len(took) / every if took else 0.0, after))
+    return tuple(found)
 
 
 def _kind(run: Observed, worker: str, generators: Mapping[str, float]) -> str:

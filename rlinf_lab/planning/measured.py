@@ -60,7 +60,13 @@ class Observed:
         seen = {s.track.worker for s in spans if s.iteration in warm}
         missing = [w for w in graph.workers if w not in seen]
         if missing:
-            raise PlanError(f"The timeline has no span of {', '.join(map(repr, missing))} after its first iteration; is it a timeline of {graph.name!r}?")
+            called = {step.worker for step in graph.program}
+            never = listing([repr(w) for w in missing if w not in called])
+            raise PlanError(
+                f"The timeline has no span of {listing([repr(w) for w in missing])} in the {len(warm)} iterations after its first one"
+                + (f"; the dry run of workflow {graph.name!r} does not call {never} either" if any(w not in called for w in missing) else "")
+                + ". Next: more iterations (lab.profile(iterations=...)) where it is called in some only, else call it, or leave it out of the workflow."
+            )
         _refuse_other_places(plan, timeline)
         turns: dict[str, dict[int, dict[int, Turn]]] = {}
         values = Values.of(graph)
@@ -160,6 +166,10 @@ class Observed:
         count = len(moments)
         at = sorted({round(k * (count - 1) / (CURVE - 1)) for k in range(CURVE)})
         return _rising([(moments[i], (i + 1) / count) for i in at])
+
+    def iterations(self, worker: str | None = None) -> int:
+        """How many iterations were seen; in which so many a worker did anything."""
+        return len(self.turns.get(worker, {})) if worker is not None else len({i for turns in self.turns.values() for i in turns})
 
     def handover_seconds(self, worker: str, method: str) -> list[float]:
         """Of each iteration in which it was called: of the rank that took longest."""

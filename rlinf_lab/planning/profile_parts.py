@@ -104,7 +104,7 @@ class WorkerProfile:
 
     samples: tuple[Sample, ...] = rule(doc="measurements; two device counts or sizes let the model tell fixed cost from scaling")
     kind: str = rule("batch", choices=KINDS, doc="cost model")
-    calls: float = rule(1.0, above=0, high=1e9, doc="calls of an iteration, each with the sample's items (steps of an episode)")
+    calls: float = rule(1.0, above=0, high=1e9, doc="calls of an iteration, each with the sample's items (steps of an episode); below 1: in some of them")
     exponent: float | None = rule(None, low=0, high=2, doc="where samples do not tell: seconds fall with devices to this power (of a generator this part)")
     ranks: RankRule = rule(RankRule(), doc="valid numbers of ranks")
     memory: Memory = rule(Memory(), doc="bytes on a device")

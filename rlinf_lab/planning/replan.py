@@ -1,25 +1,25 @@
 """While a run goes on: what its workers really take against what the plan expected, and whether another plan would pay.
 
-A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every half of that window.
+A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every half of that window. An iteration
+that takes other than its workers account for is said, too: then the profile does not know all that a run does.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.candidates import Candidate, candidates
 from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.drift import Drift, Window
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
+from rlinf_lab.planning.readings import Readings
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -37,28 +37,10 @@ class Running(Protocol):
 
 
 @dataclass(frozen=True)
-class Drift:
-    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all through the window."""
-
-    worker: str
-    expected: float
-    measured: float
-    sustained: bool
-
-    @property
-    def factor(self) -> float:
-        return self.measured / self.expected if self.expected else math.inf
-
-    @property
-    def percent(self) -> str:
-        """How far off; nothing where no time was expected."""
-        return f"{100 * (self.factor - 1):+.0f} %" if self.expected else ""
-
-
-@dataclass(frozen=True)
 class Replan:
     """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
-    present plan and the proposed one; ``switching``: seconds that the change costs once."""
+    present plan and the proposed one; ``switching``: seconds that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with
+    what was measured of its workers; ``notes``: what the window does not tell."""
 
     drifts: tuple[Drift, ...]
     profile: Profile
@@ -67,6 +49,8 @@ class Replan:
     then: float
     switching: float
     iterations: int
+    elapsed: Drift
+    notes: tuple[str, ...] = ()
 
     @property
     def payback(self) -> float:
@@ -76,19 +60,21 @@ class Replan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "drift": {d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained} for d in self.drifts},
+            "iteration": {"expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured, "sustained": self.elapsed.sustained},
             "now_s": self.now, "then_s": self.then, "switching_s": self.switching, "iterations": self.iterations,
             "payback_iterations": None if self.proposal is None else self.payback, "proposal": None if self.proposal is None else self.proposal.to_dict(),
+            "notes": list(self.notes),
         }  # fmt: skip
 
     def __repr__(self) -> str:
         lines = [f"Measured against expected, {self.iterations} iterations:"]
-        for d in self.drifts:
+        for d in (*self.drifts, self.elapsed):
             lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s{d.percent and f' ({d.percent})'}" + ", sustained" * d.sustained)
-        return "\n".join([*lines, f"  {self._verdict()}"])
+        return "\n".join([*lines, f"  {self._verdict()}", *(f"  note: {note}" for note in self.notes)])
 
     def _verdict(self) -> str:
         if not any(d.sustained for d in self.drifts):
-            return "No sustained drift: the plan stays."
+            return "No sustained drift: the plan stays." if not self.elapsed.sustained else "No worker drifts: the plan stays."
         if self.proposal is None:
             return f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an iteration): the plan stays."
         return (
@@ -102,10 +88,10 @@ class Replan:
         rows = "".join(
             f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{d.percent}</td>"
             f"<td>{'sustained' if d.sustained else ''}</td></tr>"
-            for d in self.drifts
+            for d in (*self.drifts, self.elapsed)
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "expected s", "measured s", "drift", ""))
-        return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}</div>"
+        return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}{''.join(f'<br><small>{escape(n)}</small>' for n in self.notes)}</div>"
 
 
 def replan(
@@ -127,49 +113,68 @@ def replan(
     number("replan: threshold", threshold)
     if restart_s is not None:
         number("replan: restart_s", restart_s, 0, 1e9)
-    measured = _seconds(timeline, window)
     placement = plan.candidate.placement
-    profile, setting = placement.setting.profile, placement.setting
-    missing = [w for w in profile.workers if w not in measured]
+    profile = placement.setting.profile
+    seen = Window.of(timeline, profile, window)
+    missing = [w for w in profile.workers if w not in seen.workers]
     if missing:
         raise PlanError(f"The timeline has no span of {', '.join(missing)}; is it of a run under plan {plan.name!r}?")
     _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
-    drifts = tuple(_drift(w, expected[w], measured[w], threshold) for w in profile.workers)
-    changed = profile
-    for d in drifts:
-        if d.sustained:
-            changed = _as_measured(changed, plan.candidate, d)
-    count = max(len(m) for m in measured.values())
-    now = _under(changed, plan.candidate).seconds
-    if changed == profile:
-        return Replan(drifts, profile, None, now, now, 0.0, count)
-    again = Setting.of(changed, setting.devices, setting.chunks, setting.rule, setting.staleness)
-    best = candidates(again, quick=True, staying=placement.arrangement.staying)[0]
-    if best.seconds > now * (1 - WORTH):
-        return Replan(drifts, changed, None, now, now, 0.0, count)
-    reason = f"{100 * (now / best.seconds - 1):.0f} % faster with what was measured"
+    workers = tuple(Drift.of(w, expected[w], seen.of_worker(profile, w), threshold) for w in profile.workers)
+    handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.handovers[h.worker, h.method], threshold) for h in profile.handovers)
+    readings = _readings(profile, plan.candidate, seen, workers, handed)
+    nows = tuple(_under(p, plan.candidate).seconds for p in readings.of_both())
+    same = readings.as_measured == profile
+    elapsed = Drift.of("an iteration", plan.seconds if same else nows[0], seen.elapsed_of(profile), threshold)
+    unknown = (_unaccounted(elapsed),) if elapsed.sustained else ()
+    found = Replan((*workers, *handed), readings.as_measured, None, nows[0], nows[0], 0.0, len(seen.warm), elapsed, unknown)
+    if same:
+        return found
+    best, thens, notes = _better(readings, nows, plan.candidate)
+    found = replace(found, notes=(*notes, *unknown))
+    if best is None:
+        return found
+    worst = max(range(len(nows)), key=lambda i: thens[i] / nows[i])
+    reason = f"{100 * (nows[worst] / thens[worst] - 1):.0f} % faster with what was measured"
     proposal = Planned(f"{best.placement.mode}, replanned", best, None, reason, plan.graph, plan.devices)
     onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
     restart = _setup_seconds(timeline) if restart_s is None else restart_s
-    return Replan(drifts, changed, proposal, now, best.seconds, onload + restart, count)
+    return replace(found, proposal=proposal, now=nows[worst], then=thens[worst], switching=onload + restart)
 
 
-def _seconds(timeline: Timeline, window: int) -> dict[str, list[float]]:
-    """Of each worker, for each of the last iterations: seconds that its busiest rank computed."""
-    spans, tracks = timeline.spans, timeline.tracks
-    runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
-    every = np.unique(runs["iteration"])
-    warm = every[1:][-window:]
-    if len(warm) < 2:
-        raise PlanError(f"The timeline has {len(every)} iterations; the first one warms up, and two more are needed to see a drift.")
-    runs = runs[runs["iteration"] >= warm[0]]
-    busy = np.zeros((len(tracks), len(warm)))
-    np.add.at(busy, (runs["track"], np.searchsorted(warm, runs["iteration"])), (runs["end"] - runs["start"]) / 1e9)
-    found: dict[str, np.ndarray] = {}
-    for track, row in zip(tracks, busy, strict=True):
-        found[track.worker] = np.maximum(found[track.worker], row) if track.worker in found else row
-    return {worker: row.tolist() for worker, row in found.items()}
+def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tuple[Drift, ...], handed: tuple[Drift, ...]) -> Readings:
+    """The profile with what was measured of all that drifts."""
+    changed = profile
+    for d in workers:
+        if d.sustained and not d.expected:
+            changed = _as_measured(changed, candidate, d)
+    calls = [replace(h, seconds=d.measured) if d.sustained else h for h, d in zip(profile.handovers, handed, strict=True)]
+    return Readings.of(changed.replace(handovers=tuple(calls)), candidate, seen, tuple(d for d in workers if d.sustained and d.expected))
+
+
+def _better(readings: Readings, nows: tuple[float, ...], present: Candidate) -> tuple[Candidate | None, tuple[float, ...], tuple[str, ...]]:
+    """A plan that is faster however the measurement is read, its seconds in each reading, and notes on what the readings do not agree in."""
+    setting, both, said = present.placement.setting, readings.of_both(), ""
+    who = f"batches of {' and '.join(readings.unclear)} had one size, which does not tell whether each takes longer or its items do"
+    for i, profile in enumerate(both):
+        again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
+        best = candidates(again, quick=True, staying=present.placement.arrangement.staying)[0]
+        thens = tuple(best.seconds if k == i else _under(other, best).seconds for k, other in enumerate(both))
+        if all(then <= now * (1 - WORTH) for then, now in zip(thens, nows, strict=True)):
+            return best, thens, (f"{who}: the gain is the smaller one of both.",) if readings.unclear else ()
+        if thens[i] > nows[i] * (1 - WORTH):  # nothing is worth it in this reading, so nothing is in both
+            break
+        ways = [f"{then:.4g} s instead of {now:.4g} s" for then, now in zip(thens, nows, strict=True)]
+        said = said or f"{who}: {best.placement.shape} would take {ways[0]}, or {ways[1]}. Next: measure again, lab.profile(flow)."
+    return None, nows, (said,) if said else ()
+
+
+def _unaccounted(elapsed: Drift) -> str:
+    return (
+        f"an iteration takes {elapsed.measured:.4g} s, and its workers account for {elapsed.expected:.4g} s: the rest (waits for values, the loop itself, "
+        f"messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and lab.profile_from_run(flow, plan, run.timeline).notes."
+    )
 
 
 def _expected(candidate: Candidate) -> Mapping[str, float]:
@@ -210,14 +215,6 @@ def _refuse_other_places(timeline: Timeline, plan: Planned) -> None:
 def _few(devices: set[str]) -> str:
     ordered = sorted(devices, key=Device.parse)
     return listing(ordered) if len(ordered) <= 4 else f"{len(ordered)} devices ({ordered[0]} to {ordered[-1]})"
-
-
-def _drift(worker: str, expected: float, measured: list[float], threshold: float) -> Drift:
-    middle = len(measured) // 2
-    medians = [statistics.median(part) for part in (measured[:middle], measured[middle:])]
-    halves = [m / expected - 1 if expected else math.inf if m else 0.0 for m in medians]
-    sustained = all(h > threshold for h in halves) or all(h < -threshold for h in halves)
-    return Drift(worker, expected, statistics.median(measured), sustained)
 
 
 def _under(profile: Profile, candidate: Candidate) -> Candidate:

@@ -1,0 +1,116 @@
+"""What the last iterations of a run really took, worker by worker, against what the plan expected."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Of one worker: seconds of an iteration, expected and measured; ``sustained``: off by more than the threshold all through the window."""
+
+    worker: str
+    expected: float
+    measured: float
+    sustained: bool
+
+    @classmethod
+    def of(cls, worker: str, expected: float, measured: Sequence[float], threshold: float) -> Drift:
+        """``measured``: of each iteration of the window. A drift is sustained when the medians of both halves say so."""
+        middle = len(measured) // 2
+        medians = [statistics.median(part) for part in (measured[:middle], measured[middle:]) if part]
+        halves = [m / expected - 1 if expected else math.inf if m else 0.0 for m in medians]
+        sustained = len(halves) > 1 and (all(h > threshold for h in halves) or all(h < -threshold for h in halves))
+        return cls(worker, expected, statistics.median(measured) if measured else 0.0, sustained)
+
+    @property
+    def factor(self) -> float:
+        return self.measured / self.expected if self.expected else math.inf
+
+    @property
+    def percent(self) -> str:
+        """How far off; nothing where no time was expected."""
+        off = round(100 * (self.factor - 1)) if self.expected else 0
+        return f"{off:+d} %" if off else "0 %" if self.expected else ""
+
+
+@dataclass(frozen=True)
+class Window:
+    """The last iterations of a timeline. ``workers``: seconds that the busiest rank of each computed in them, without handovers; ``handovers``: by (worker,
+    method) the same of those; ``elapsed``: seconds of each iteration."""
+
+    timeline: Timeline
+    warm: np.ndarray
+    workers: Mapping[str, list[float]]
+    handovers: Mapping[tuple[str, str], list[float]]
+    elapsed: list[float]
+
+    @classmethod
+    def of(cls, timeline: Timeline, profile: Profile, most: int) -> Window:
+        """Of ``most`` iterations at most, without the first, which warms up. Raises `PlanError` where that leaves fewer than two."""
+        spans = timeline.spans
+        runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
+        every = np.unique(runs["iteration"])
+        warm = every[1:][-most:]
+        if len(warm) < 2:
+            raise PlanError(f"The timeline has {len(every)} iterations; the first one warms up, and two more are needed to see a drift.")
+        runs = runs[runs["iteration"] >= warm[0]]
+        handed, rest = {}, np.ones(len(runs), bool)
+        for h in profile.handovers:
+            own = [i for i, track in enumerate(timeline.tracks) if track.worker == h.worker]
+            name = [i for i, text in enumerate(timeline.names) if text == h.method]
+            some = np.isin(runs["track"], own) & np.isin(runs["name"], name)
+            handed[h.worker, h.method] = _busiest(timeline, runs[some], warm).get(h.worker, [0.0] * len(warm))
+            rest &= ~some
+        table = timeline.iterations().set_index("iteration")["seconds"]
+        elapsed = [float(table[i]) for i in warm if i in table.index]
+        return cls(timeline, warm, _busiest(timeline, runs[rest], warm), handed, elapsed)
+
+    def of_worker(self, profile: Profile, worker: str) -> list[float]:
+        """Seconds an iteration. Who works in some iterations only: those, with the share that the profile says."""
+        measured, share = self.workers[worker], profile.workers[worker].calls
+        return [s * share for s in measured if s] if share < 1 else measured
+
+    def elapsed_of(self, profile: Profile) -> list[float]:
+        """Seconds of each iteration; their mean where a worker works in some of them only."""
+        if any(w.calls < 1 for w in profile.workers.values()):
+            return [statistics.fmean(self.elapsed)] * len(self.elapsed)
+        return self.elapsed
+
+    def batches(self, worker: str) -> tuple[np.ndarray, np.ndarray]:
+        """(items, seconds) of the batches of one rank of a worker, the one with most of them; empty where it reads none. What it computes after the last one
+        belongs to none."""
+        spans, tracks = self.timeline.spans, self.timeline.tracks
+        own = np.isin(spans["track"], [i for i, t in enumerate(tracks) if t.worker == worker]) & (spans["iteration"] >= self.warm[0])
+        spans = spans[own & np.isin(spans["kind"], (SpanKind.RUN, SpanKind.GET))]
+        gets = spans[(spans["kind"] == SpanKind.GET) & (spans["items"] > 0)]
+        if not len(gets):
+            return np.empty(0), np.empty(0)
+        track, channel = np.bincount(gets["track"]).argmax(), gets["channel"][0]  # of several inputs, the first one counts the batches
+        spans = np.sort(spans[spans["track"] == track], order=("start", "end"))
+        begins = np.flatnonzero((spans["kind"] == SpanKind.GET) & (spans["channel"] == channel))
+        if not len(begins):
+            return np.empty(0), np.empty(0)
+        spent = np.add.reduceat(np.where(spans["kind"] == SpanKind.RUN, spans["end"] - spans["start"], 0) / 1e9, begins)
+        items = spans["items"][begins]
+        return items[items > 0].astype(float), spent[items > 0]
+
+
+def _busiest(timeline: Timeline, runs: np.ndarray, warm: np.ndarray) -> dict[str, list[float]]:
+    """Of each worker, for each iteration: seconds that its busiest rank computed."""
+    busy = np.zeros((len(timeline.tracks), len(warm)))
+    np.add.at(busy, (runs["track"], np.searchsorted(warm, runs["iteration"])), (runs["end"] - runs["start"]) / 1e9)
+    found: dict[str, np.ndarray] = {}
+    for track, row in zip(timeline.tracks, busy, strict=True):
+        found[track.worker] = np.maximum(found[track.worker], row) if track.worker in found else row
+    return {worker: row.tolist() for worker, row in found.items()}

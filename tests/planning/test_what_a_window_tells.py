@@ -1,0 +1,189 @@
+"""Re-planning from runs with durations that are known exactly: fixed parts and items, handovers, calls of some iterations, what nobody accounts for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.drift import Drift, Window
+from rlinf_lab.planning.forecast import forecast
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.timeline.timeline import Timeline
+
+DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+
+
+class Source(lab.Worker):
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def generate(self, out: lab.Outbox) -> None:
+        for i in range(self.n):
+            self.compute(0.01)
+            out.put(i)
+
+
+class Learner(lab.Worker):
+    def __init__(self, fixed: float, item: float) -> None:
+        self.fixed, self.item = fixed, item
+
+    def train(self, inbox: lab.Inbox) -> None:
+        for batch in inbox:
+            self.compute(self.fixed + self.item * len(batch))
+
+
+class Evaluator(lab.Worker):
+    def evaluate(self) -> None:
+        self.compute(0.2)
+
+
+def two_stages(fixed: float, item: float, n: int) -> lab.Workflow:
+    flow = lab.Workflow("two stages")
+    a = flow.channel("a", capacity=None)
+    source, learner = flow.worker(Source, n, name="source"), flow.worker(Learner, fixed, item, name="learner")
+
+    @flow.iteration
+    def iteration():
+        source.generate(a)
+        return learner.train(a)
+
+    return flow
+
+
+def sometimes(every: int) -> lab.Workflow:
+    flow = lab.Workflow("evaluated")
+    a = flow.channel("a", capacity=None)
+    source, learner = flow.worker(Source, 16, name="source"), flow.worker(Learner, 0.0, 0.01, name="learner")
+    evaluator = flow.worker(Evaluator, name="evaluator")
+    count = [0]
+
+    @flow.iteration
+    def iteration():
+        count[0] += 1
+        source.generate(a)
+        update = learner.train(a)
+        if count[0] % every == 0:
+            evaluator.evaluate()
+        return update
+
+    return flow
+
+
+def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 9) -> lab.Run:
+    done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
+    done.wait()
+    return done
+
+
+def batch(fixed: float, item: float) -> WorkerProfile:
+    return WorkerProfile(tuple(Sample(1, float(n), fixed + item * n) for n in (1, 48)), ranks=RankRule(most=1))
+
+
+def believed(n: int = 48, fixed: float = 0.004, item: float = 0.007) -> Profile:
+    return Profile(n, {"source": batch(0.0, 0.01), "learner": batch(fixed, item)}, (EdgeProfile("source", "learner"),))
+
+
+def learner_costs(profile: Profile) -> tuple[float, float]:
+    seconds = {s.items: s.seconds for s in profile.workers["learner"].samples}
+    each = (seconds[48] - seconds[1]) / 47
+    return seconds[1] - each, each
+
+
+def test_batches_of_two_sizes_tell_what_has_changed() -> None:
+    """50 items in chunks of 4 leave a batch of 2 at the end: enough to tell 20 ms a batch from 20 ms an item."""
+    for fixed, item in ((0.004, 0.03), (0.05, 0.007), (0.02, 0.02)):
+        flow = two_stages(fixed, item, 50)
+        best = lab.plan(flow, DEVICES[:2], believed(50), chunks=16)["spatial"]
+        assert best.placement["learner"]["chunks"] == 16
+        found = lab.replan(run(flow, best), best)
+        assert learner_costs(found.profile) == (pytest.approx(fixed, rel=0.02), pytest.approx(item, rel=0.02)) and not found.notes
+
+
+def test_batches_of_one_size_leave_two_readings() -> None:
+    """Coarser chunks would help much if batches had become slower. It is the items, so they help little: what is promised is what comes."""
+    flow = two_stages(0.004, 0.03, 48)
+    best = lab.plan(flow, DEVICES[:2], believed())["spatial"]
+    found = lab.replan(run(flow, best), best)
+    assert found.proposal is not None and found.proposal.seconds < 0.95 * found.then
+    really = float(run(flow, found.proposal).timeline.iterations()["seconds"].iloc[-1])
+    assert really < found.elapsed.measured and found.then == pytest.approx(really, rel=0.02) and "the smaller one of both" in found.notes[0]
+
+
+def test_a_plan_that_is_better_in_one_reading_only_is_not_proposed() -> None:
+    flow = two_stages(0.0015, 0.03, 48)
+    best = lab.plan(flow, DEVICES[:2], believed(fixed=0.0015))["spatial"]
+    found = lab.replan(run(flow, best), best)
+    assert found.proposal is None and found.drifts[1].sustained
+    assert "one size" in found.notes[0] and "Next: measure again" in repr(found) and found.notes == tuple(found.to_dict()["notes"])
+
+
+def test_drift_of_handovers_is_measured_by_itself() -> None:
+    profile = believed().replace(handovers=(Handover("learner", "weights", 0.1), Handover("source", "load", 0.2, ("learner",))))
+    best = lab.plan(profile, 2).best
+    calm = lab.replan(forecast(best.candidate.placement, 9, best.devices), best)
+    assert [d.worker for d in calm.drifts] == ["source", "learner", "learner.weights()", "source.load()"]
+    assert not any(d.sustained for d in (*calm.drifts, calm.elapsed)) and calm.elapsed.factor == pytest.approx(1.0, rel=1e-6)
+    slow = profile.replace(handovers=(profile.handovers[0], replace(profile.handovers[1], seconds=0.6)))
+    found = lab.replan(as_run(best, slow), best)
+    assert [d.worker for d in found.drifts if d.sustained] == ["source.load()"] and found.profile == slow
+    assert found.now == pytest.approx(found.elapsed.measured, rel=0.02) and found.to_dict()["iteration"]["measured_s"] == found.elapsed.measured
+
+
+def as_run(plan: Planned, truth: Profile, iterations: int = 9) -> Timeline:
+    setting = plan.candidate.placement.setting
+    really = Setting.of(truth, setting.devices, setting.chunks)
+    return forecast(Placement(really, plan.candidate.placement.arrangement, plan.candidate.placement.tree), iterations, plan.devices)
+
+
+def test_an_iteration_that_its_workers_do_not_account_for_is_no_stillness() -> None:
+    """The learner waits for the whole batch, of which the profile knows nothing: nobody computes longer, every iteration is longer."""
+    profile = believed()
+    best = lab.plan(profile, 2)["spatial"]
+    truth = profile.replace(edges=(EdgeProfile("source", "learner", whole=True),))
+    found = lab.replan(as_run(best, truth), best)
+    assert not any(d.sustained for d in found.drifts) and found.elapsed.sustained and found.elapsed.factor > 1.3
+    said = repr(found)
+    assert "No sustained drift" not in said and "No worker drifts" in said and "is not in the profile" in said
+    assert "an iteration takes" in found._repr_html_()
+
+
+def test_a_worker_of_some_iterations_counts_with_its_share() -> None:
+    flow = sometimes(3)
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
+    profile = lab.profile_from_run(flow, plan, run(flow, plan, 10).timeline)
+    assert profile.workers["evaluator"].calls == pytest.approx(1 / 3) and profile.workers["evaluator"].samples[0].seconds == pytest.approx(0.2)
+    assert any("'evaluator' worked in 3 of the 9 iterations" in note for note in profile.notes)
+    best = lab.plan(flow, DEVICES[:1], profile).best
+    done = run(flow, best, 12)
+    assert best.seconds == pytest.approx(done.timeline.elapsed_ns / 12e9, rel=1e-6)
+    found = lab.replan(done, best)
+    drift = next(d for d in found.drifts if d.worker == "evaluator")
+    assert drift.percent == "0 %" and not drift.sustained and not found.elapsed.sustained
+
+
+def test_a_worker_that_is_never_called_is_named() -> None:
+    flow = sometimes(100)
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
+    with pytest.raises(PlanError, match=r"no span of 'evaluator' in the 3 iterations .* does not call 'evaluator' either\. Next: more iterations"):
+        lab.profile_from_run(flow, plan, run(flow, plan, 4).timeline)
+
+
+def test_batches_of_a_window_are_those_of_one_rank() -> None:
+    flow = two_stages(0.004, 0.007, 50)
+    best = lab.plan(flow, DEVICES[:2], believed(50), chunks=16)["spatial"]
+    window = Window.of(run(flow, best).timeline, believed(50), 8)
+    items, seconds = window.batches("learner")
+    assert len(items) == 8 * 13 and set(items) == {4.0, 2.0} and np.allclose(seconds, 0.004 + 0.007 * items)
+    assert not len(window.batches("source")[0])
+
+
+def test_percents_are_signed_where_there_is_something_to_sign() -> None:
+    assert [Drift("w", 1.0, m, False).percent for m in (0.998, 1.004, 1.2, 0.5)] == ["0 %", "0 %", "+20 %", "-50 %"]
