@@ -46,7 +46,7 @@ def test_a_real_run_is_paused_resumed_and_stopped_from_its_dashboard(jupyterlab:
     at, spans = iteration(), int(data(lab, ".rl-timeline", "spans"))
     lab.reload()  # the run goes on meanwhile
     lab.wait_until(lambda: lab.page.locator(board).count() and iteration() > at + 2, "the run after the reload")
-    assert int(data(lab, ".rl-timeline", "spans")) > spans
+    lab.wait_until(lambda: int(data(lab, ".rl-timeline", "spans") or 0) > spans, "its spans")  # drawn after the state
     lab.page.locator(board).evaluate("(e) => e.scrollIntoView({block: 'end'})")
     button("Stop").click()
     lab.wait_until(lambda: data(lab, board, "state") == "stopped", "the stop")
