@@ -12,6 +12,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel, Stream
 from rlinf_lab.planning.handovers import handed_over
+from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts
 from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
@@ -45,6 +46,7 @@ class Streamed:
 
 def follow(placement: Placement) -> Streamed:
     """Follow the items of one iteration through a plan."""
+    check()
     return _Follower(placement).answer()
 
 

@@ -21,6 +21,7 @@ from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
+from rlinf_lab.planning.patience import Abandoned, wanted_now
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
 from rlinf_lab.planning.waits import Wait, rings
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
@@ -385,6 +386,7 @@ class VirtualHost:
         now = self.now
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
+        wanted = wanted_now()
         while True:
             for p in ready:  # grows meanwhile
                 doing = p.doing
@@ -452,6 +454,8 @@ class VirtualHost:
                 self._filled_at = now
                 apply(steps)
             elif timers and (not self._fillers or self._moves()):
+                if wanted is not None and not wanted():
+                    raise Abandoned
                 self.now = now = timers[0] >> _BITS
                 due = now + 1 << _BITS
             elif self._relieve and self._engine.is_waiting() and (out := self._engine.relieve()):

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import traitlets
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.planning.gantt import gantt
+from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.sensitivity import Sensitivity, sensitivity
 from rlinf_lab.planning.whatif import Question, Slider, described, moved, sliders
 from rlinf_lab.timeline.svg import to_svg
 from rlinf_lab.widgets import fallback
+from rlinf_lab.widgets.aside import Aside
 from rlinf_lab.widgets.assets import module, stylesheet
 from rlinf_lab.widgets.pushed import PushedWidget
 from rlinf_lab.widgets.schedules import schedules
+
+Drawn = tuple[dict[str, Any], dict[str, bytes]]  # what is said of plans, and the bars of each
 
 
 class PlanExplorer(PushedWidget):
@@ -26,6 +31,9 @@ class PlanExplorer(PushedWidget):
 
     While a slider moves, plans are followed chunk by chunk (quick); when it rests, they are simulated. ``plans`` and ``question`` are what is
     shown now, so that what was found with the mouse can be run: ``lab.run(flow, explorer.plans.best)``.
+
+    What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it simulated or searched for
+    its sensitivity, so nobody waits for an answer that is not wanted any more.
     """
 
     _esm = module("base.js", "gantt.js", "explorer.js")
@@ -41,9 +49,12 @@ class PlanExplorer(PushedWidget):
         self.problem = ""
         self._first = plans
         self._sliders = sliders(plans.profile, self.question)
+        self._asked, self._newest = self.question, 0  # perhaps not answered yet
         self._answered = 0
         self._ranges: list[dict[str, Any]] | None = None
-        self._search: threading.Thread | None = None
+        self._searching = False
+        self._drawn: Drawn | None = None  # where somebody has looked at the plans
+        self._aside = Aside("explorer")
         shown = [
             {"field": s.field, "label": s.label, "why": s.why, "at": s.at(self.question), "texts": [_text(s, v) for v in s.values]} for s in self._sliders
         ]
@@ -54,6 +65,7 @@ class PlanExplorer(PushedWidget):
         """Change fields of the question (`planning.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show the answer, which is returned.
 
         ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError` when nothing fits.
+        What the page has asked meanwhile is given up.
         """
         if isinstance(devices := changes.get("devices"), int):
             changes["devices"] = {next(iter(self.question.devices)): devices}
@@ -66,19 +78,35 @@ class PlanExplorer(PushedWidget):
         if set(question.devices) != set(self.question.devices):
             raise ConfigError(f"ask(devices={shown(question.devices)}): how many of each kind: {', '.join(map(repr, self.question.devices))}.")
         question.profile(self._first.profile)  # what cannot be asked leaves what is shown
-        self._answer(question, simulate, self._answered + 1)
-        if self.problem:
-            raise self._error
+        with self._push_lock:
+            self._aside.give_up()
+            self._take_on(question, self._newest + 1)
+            number = self._newest
+        self._answer(question, simulate, number)
         return self.plans
 
+    def _take_on(self, question: Question, number: int) -> None:
+        """Whatever was asked before is given up; a page that asked it hears of a number that is no smaller than its own."""
+        self._asked, self._newest = question, max(self._newest, number)
+        if self._searching:
+            self._searching, self._ranges = False, None
+
     def _answer(self, question: Question, simulate: bool, number: int) -> None:
+        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown stay."""
+        try:
+            plans = question.answer(self._first.profile, simulate, self._first)
+            drawn = _drawn(plans)
+        except Exception as error:
+            self._show(question, number, str(error) if isinstance(error, RlinfLabError) else f"{type(error).__name__}: {error}")
+            raise
+        self._show(question, number, "", plans, drawn)
+
+    def _show(self, question: Question, number: int, problem: str, plans: Plans | None = None, drawn: Drawn | None = None) -> None:
         with self._push_lock:
-            self._answered, self.question, self.problem = number, question, ""
-            try:
-                self.plans = question.answer(self._first.profile, simulate, self._first)
-                self._ranges, self._search = None, None
-            except RlinfLabError as error:
-                self.problem, self._error = str(error), error
+            check()  # a newer question may have come, perhaps from a cell: its answer is not to be replaced by this one
+            self.question, self._answered, self.problem = question, number, problem
+            if plans is not None:
+                self.plans, self._drawn, self._ranges = plans, drawn, None
             self._publish(*self._history())
 
     # --- sensitivity ---------------------------------------------------------------------------------------------
@@ -87,55 +115,66 @@ class PlanExplorer(PushedWidget):
         found = sensitivity(self.plans)
         with self._push_lock:
             self._ranges = [_range(r) for r in found.ranges]
-            self._publish({"sensitivity": self._ranges, "running": False}, {})
+            self._publish({"sensitivity": self._ranges, "running": self._searching}, {})
         return found
 
     def _look_further(self) -> None:
-        """In a thread, worker by worker, as long as nothing else is asked: a drag must not wait for it."""
-
-        def search() -> None:
-            me, plans, found = threading.current_thread(), self.plans, list[dict[str, Any]]()
-            names = list(plans.profile.workers)
-            for number, name in enumerate(names):
-                ranges = sensitivity(plans, workers=[name]).ranges
-                with self._push_lock:
-                    if self._search is not me:
-                        return
-                    found = sorted([*found, *map(_range, ranges)], key=lambda r: min(r["high"], 1 / r["low"]))
-                    running = number + 1 < len(names)
-                    self._ranges = found
-                    self._publish({"sensitivity": found, "running": running}, {})
-
+        """In the thread, when what is asked has been answered; worker by worker, as long as nothing else is asked."""
         with self._push_lock:
-            self._search = threading.Thread(target=search, name="sensitivity", daemon=True)
-            self._publish({"sensitivity": [], "running": True}, {})
-            self._search.start()
+            if not self._searching:
+                self._searching, self._ranges = True, []
+                self._publish({"sensitivity": self._ranges, "running": True}, {})
+                self._aside.after(self._search)
+
+    def _search(self) -> None:
+        plans = self.plans
+        names = list(plans.profile.workers)
+        try:
+            for name in names:
+                self._show_ranges(sensitivity(plans, workers=[name]), name != names[-1])
+        except Exception:
+            self._show_ranges(Sensitivity(plans.best.shape, ()), False)
+            raise
+
+    def _show_ranges(self, found: Sensitivity, running: bool) -> None:
+        with self._push_lock:
+            check()
+            self._searching = running
+            by_worker = {r["worker"]: r for r in [*(self._ranges or ()), *map(_range, found.ranges)]}
+            self._ranges = sorted(by_worker.values(), key=lambda r: min(r["high"], 1 / r["low"]))
+            self._publish({"sensitivity": self._ranges, "running": running}, {})
 
     # --- the page --------------------------------------------------------------------------------------------------
     def _handle(self, content: dict[str, Any]) -> None:
         if content.get("type") == "ask":
-            question = self.question
-            for slider in self._sliders:
-                at = content["positions"].get(slider.field)
-                if isinstance(at, int) and 0 <= at < len(slider.values) and at != slider.at(self.question):
-                    question = moved(question, slider.field, slider.values[at])
-            self._answer(question, bool(content.get("simulate")), int(content["id"]))
+            self._ask_page(content)
         elif content.get("type") == "sensitivity":
             self._look_further()
 
+    def _ask_page(self, content: dict[str, Any]) -> None:
+        with self._push_lock:
+            question = self._asked
+            for slider in self._sliders:
+                at = content["positions"].get(slider.field)
+                if isinstance(at, int) and 0 <= at < len(slider.values) and at != slider.at(self._asked):
+                    question = moved(question, slider.field, slider.values[at])
+            self._take_on(question, int(content["id"]))
+            self._aside.instead(partial(self._answer_page, question, bool(content.get("simulate")), self._newest))
+
+    def _answer_page(self, question: Question, simulate: bool, number: int) -> None:
+        with suppress(RlinfLabError):  # the page has been told
+            self._answer(question, simulate, number)
+
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        pictures = [gantt(p) for p in self.plans]
-        charts = [
-            {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "how": "followed" if p.simulated is None else "simulated",
-             "lanes": g.lanes, "devices": g.devices, "workers": list(g.workers)}
-            for p, g in zip(self.plans, pictures, strict=True)
-        ]  # fmt: skip
+        if self._drawn is None:
+            self._drawn = _drawn(self.plans)
+        answer, bars = self._drawn
         content = {
-            "answer": {**described(self.plans), "charts": charts}, "answered": self._answered, "error": self.problem,
+            "answer": answer, "answered": self._answered, "error": self.problem,
             "positions": {s.field: s.at(self.question) for s in self._sliders},
-            "sensitivity": self._ranges, "running": self._search is not None and self._search.is_alive(),
+            "sensitivity": self._ranges, "running": self._searching,
         }  # fmt: skip
-        return content, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
+        return content, bars
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         picture = schedules(self.plans)
@@ -144,6 +183,17 @@ class PlanExplorer(PushedWidget):
     def __repr__(self) -> str:
         best = self.plans.best
         return f"PlanExplorer({self.title!r}: {len(self.plans)} plans, {best.shape} {best.seconds:.4g} s" + f"; {self.problem}" * bool(self.problem) + ")"
+
+
+def _drawn(plans: Plans) -> Drawn:
+    """Plans as the page takes them."""
+    pictures = [gantt(p) for p in plans]
+    charts = [
+        {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "how": "followed" if p.simulated is None else "simulated",
+         "lanes": g.lanes, "devices": g.devices, "workers": list(g.workers)}
+        for p, g in zip(plans, pictures, strict=True)
+    ]  # fmt: skip
+    return {**described(plans), "charts": charts}, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
 
 
 def _range(r: Any) -> dict[str, Any]:

@@ -24,8 +24,8 @@ explorer
 ROOT = ".rl-explorer"
 
 
-def opened(jupyterlab: Any, theme: str, name: str, devices: int, gib: dict[str, float]) -> tuple[Any, list[str], list[str]]:
-    cell = EXPLORER.format(path=str(PROFILES / f"{name}.json"), devices=devices, gib=gib)
+def opened(jupyterlab: Any, theme: str, name: str, devices: int, gib: dict[str, float], first: str = "") -> tuple[Any, list[str], list[str]]:
+    cell = first + EXPLORER.format(path=str(PROFILES / f"{name}.json"), devices=devices, gib=gib)
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook(f"explorer_{name}_{theme}", [cell]), theme=theme)
     errors, outside = watch_errors(lab.page), list[str]()
     own = (jupyterlab.url, jupyterlab.url.replace("http", "ws"), "data:", "blob:")
@@ -105,4 +105,77 @@ def test_sensitivity_is_drawn_row_by_row(jupyterlab: Any) -> None:
     assert len(widths) == 3 and np.diff(widths).min() >= -1, "the narrowest first"
     lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
     lab.screenshot("explorer-sensitivity")
+    assert not errors and not lab.errors()
+
+
+# Moves a slider, and once more when the first position is being simulated; tells every state that could be seen (what is open, how the figures
+# came about, which question was answered), and how the answers looked right after each movement.
+MOVED_TWICE = """(root) => new Promise((done) => {
+  const input = root.querySelector('input[aria-label="devices"]'), seen = [], looked = [];
+  const note = () => {
+    const now = [root.dataset.open, root.dataset.how, root.dataset.answered].join("|");
+    if (seen.at(-1) !== now) seen.push(now);
+    if (root.dataset.open === "rough" && looked.length === 1) move();
+    if (root.dataset.open === "" && root.dataset.how === "simulated" && root.dataset.answered !== "0") done({ seen, looked });
+  };
+  const move = () => {
+    input.value = +input.value - 1;
+    input.dispatchEvent(new Event("input", { bubbles: true }));
+    looked.push([root.querySelector(".rl-chip").textContent, +getComputedStyle(root.querySelector(".rl-answers")).opacity < 0.6]);
+    note();
+  };
+  new MutationObserver(note).observe(root, { attributes: true });
+  move();
+})"""
+
+
+def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: Any) -> None:
+    lab, errors, _ = opened(jupyterlab, "dark", "grpo_7b_by_hand", 64, {})
+    told = lab.page.locator(ROOT).evaluate(MOVED_TWICE)
+    assert told["looked"] == [["updating…", True]] * 2, "in the very moment"
+    quick = ["older|simulated|0", "|followed|1", "rough|followed|1"]
+    assert told["seen"] == [*quick, "older|followed|1", "|followed|3", "rough|followed|3", "|simulated|4"], "the second question was given up"
+    assert lab.page.locator(f"{ROOT} .rl-chip").inner_text() == "simulated"
+    lab.page.get_by_role("button", name="Compute").click()
+    lab.wait_until(lambda: lab.page.get_by_role("button", name="Searching…").count() == 1, "a search")
+    step(lab, "devices", "ArrowRight")
+    lab.wait_until(lambda: int(data(lab, ROOT, "answered")) >= 5, "an answer")
+    assert lab.page.get_by_role("button", name="Compute").count() == 1 and not lab.page.locator(f"{ROOT} .rl-range").count()
+    assert not errors and not lab.errors()
+
+
+# Elements whose text is wider or higher than they are, or that reach out of the explorer.
+CUT = """(root) => {
+  const seen = [...root.querySelectorAll("*")].filter((e) => e.clientWidth && !e.matches("h2, canvas, input, .rl-scale"));
+  const cut = (e) => e.scrollWidth > e.clientWidth + 1 || (e.scrollHeight > e.clientHeight + 1 && !e.matches(".rl-tablestage"));
+  const right = (e) => e.getBoundingClientRect().right;
+  const out = (e) => [...root.querySelectorAll(".rl-panel")].some((panel) => panel.contains(e) && right(e) > right(panel) + 1);
+  return seen.filter((e) => cut(e) || out(e)).map((e) => `${e.className} ${e.tagName}: ${e.textContent}`);
+}"""
+
+
+SOME_RANGES = """
+import rlinf_lab.widgets.explorer as shown
+from rlinf_lab.planning.sensitivity import Range, Sensitivity
+# Found in no time: only how they are drawn is looked at.
+shown.sensitivity = lambda plans, workers: Sensitivity("", tuple(Range(w, "seconds", 0.9, 4.0, ("temporal", "")) for w in workers))
+"""
+
+
+def test_four_workers_and_long_notes_find_room_on_a_laptop(jupyterlab: Any) -> None:
+    lab, errors, _ = opened(jupyterlab, "light", "grpo_7b_by_hand", 64, {}, SOME_RANGES)
+    assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4
+    rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
+    for i in range(rows.count()):
+        name = rows.nth(i).locator("td").first.inner_text()
+        rows.nth(i).click()
+        lab.wait_until(lambda name=name: f"{name}?" in lab.page.locator(f"{ROOT} .rl-why h3").inner_text(), "the reason")
+        assert lab.page.locator(ROOT).evaluate(CUT) == []
+    lab.page.get_by_role("button", name="Compute").click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-range").count() == 4, "four workers", 120)
+    assert lab.page.locator(ROOT).evaluate(CUT) == []
+    lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.screenshot("explorer-four-workers")
+    assert lab.page.locator(ROOT).bounding_box()["height"] <= 656, "the window without JupyterLab's own bars"
+    assert lab.page.locator(f"{ROOT} .rl-headline").inner_text()[0].isdigit(), "of a long headline the seconds are seen"
     assert not errors and not lab.errors()

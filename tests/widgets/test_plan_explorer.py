@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import io
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,10 +16,13 @@ import pytest
 from PIL import Image
 
 import rlinf_lab as lab
+import rlinf_lab.widgets.explorer as explorer_module
 from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning import patience
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.whatif import Question
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
 from rlinf_lab.widgets.schedules import schedules
@@ -43,9 +47,19 @@ class Page:
         self.explorer._receive(None, content, None)
         return self.heard[-1][0]
 
-    def ask(self, number: int, simulate: bool = False, **positions: int) -> dict[str, Any]:
+    def post(self, number: int, simulate: bool = False, **positions: int) -> None:
+        """Ask without waiting for the answer."""
         named = {("devices." if k == "devices" else k): v for k, v in positions.items()}
-        return self.tell(type="ask", id=number, simulate=simulate, positions=named)
+        self.explorer._receive(None, {"type": "ask", "id": number, "simulate": simulate, "positions": named}, None)
+
+    def ask(self, number: int, simulate: bool = False, **positions: int) -> dict[str, Any]:
+        self.post(number, simulate, **positions)
+        until(lambda: number in self.answered())
+        return next(told for told, _ in reversed(self.heard) if told.get("answered") == number)
+
+    def answered(self) -> list[int]:
+        """Numbers of the questions whose answers were sent."""
+        return [told["answered"] for told, _ in list(self.heard) if "answered" in told]
 
     def slider(self, field: str) -> list[Any]:
         return next(list(s.values) for s in self.explorer._sliders if s.field == field)
@@ -112,6 +126,68 @@ def test_sensitivity_comes_worker_by_worker_until_something_else_is_asked() -> N
     assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
     assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
     assert {r.worker for r in page.explorer.sensitivity().ranges} == {"a", "b"} and page.heard[-1][0]["running"] is False
+
+
+class Endless:
+    """Stands for work that takes minutes, and looks whether it is wanted as all searches and forecasts do."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        self.begun.set()
+        try:
+            while True:
+                patience.check()
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def simulation(monkeypatch: pytest.MonkeyPatch) -> Endless:
+    """Simulated answers take for ever, quick ones are as ever."""
+    endless, quick = Endless(), Question.answer
+    monkeypatch.setattr(Question, "answer", lambda self, base, simulate, like: endless() if simulate else quick(self, base, simulate, like))
+    return endless
+
+
+@pytest.mark.timeout(60)
+def test_a_simulation_is_given_up_for_a_newer_question(simulation: Endless) -> None:
+    page = Page()
+    first, second = (page.slider("devices.").index(n) for n in (16, 4))
+    page.post(1, simulate=True, devices=first)
+    assert simulation.begun.wait(30)
+    told = page.ask(2, devices=second)
+    assert simulation.ended.wait(30) and page.answered() == [2]
+    assert told["positions"]["devices."] == second and page.explorer.plans.devices == {"": 4}
+    page.post(3, simulate=True, devices=first)
+    assert page.explorer.ask(simulate=False, items=32).devices == {"": 4}, "a cell goes on from what is shown"
+    assert page.answered()[-1] > 3, "the page does not wait for its own question any more"
+
+
+@pytest.mark.timeout(60)
+def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, endless = Page(), Endless()
+    monkeypatch.setattr(explorer_module, "sensitivity", endless)
+    page.tell(type="sensitivity")
+    assert endless.begun.wait(30)
+    told = page.ask(1, devices=page.slider("devices.").index(16))
+    assert endless.ended.wait(30) and told["sensitivity"] is None and told["running"] is False
+    monkeypatch.undo()
+    page.post(2, devices=page.slider("devices.").index(4))
+    page.tell(type="sensitivity")
+    until(lambda: page.heard[-1][0].get("running") is False)
+    assert 2 in page.answered() and {r["worker"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
+    assert page.tell(type="history")["sensitivity"] == page.heard[-2][0]["sensitivity"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_mistake_of_ours_is_told_to_the_page_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, quick = Page(), Question.answer
+    monkeypatch.setattr(Question, "answer", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in page.ask(1)["error"]
+    monkeypatch.setattr(Question, "answer", quick)
+    assert page.ask(2)["error"] == "", "and the next question is answered"
 
 
 def test_asking_from_a_cell() -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, pareto
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
@@ -177,6 +178,7 @@ class _Solver:
                 continue
             best: tuple[float, int, int, int] | None = None
             for g in range(self._finest(way) + 1):
+                check()
                 better = self._best_whole(way, g)
                 if better is not None and (best is None or better[0] < best[0]):
                     best = (*better, g)
@@ -276,6 +278,7 @@ class _Solver:
         return found[:0:-1]
 
     def _made(self, leaves: int, context: int, unlike: bool, g: int, finer: Front) -> Front:
+        check()
         options = []
         for way in self._ways_of(leaves, unlike):
             if g <= self._finest(way):

@@ -3,7 +3,7 @@ import { applyTheme, connect, figures, make, painter, themeMode, watchTheme } fr
 import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
-const REST = 300; // ms without a movement until everything is simulated
+const REST = 300; // ms that a quick answer stands until everything is simulated
 const WIDEST = 4; // times as much, or as little, on the scale of the sensitivity
 
 /** What the kernel has told so far. */
@@ -30,36 +30,47 @@ function floats(part) {
   return new Float32Array(bytes.slice().buffer);
 }
 
-/** Asks for the newest positions, one question at a time. */
+/**
+ * Asks for the newest positions. A quick answer is waited for before the next question, so that a drag shows something; a simulation
+ * is not: the kernel gives it up for a newer question. It is asked for when the quick answer has been there for a while.
+ */
 class Asker {
-  constructor(model, told) { Object.assign(this, { model, told, id: 0, waiting: 0, due: null, timer: 0 }); }
+  constructor(model, told, positions, changed) { Object.assign(this, { model, told, positions, changed, id: 0, waiting: 0, simulates: false, due: false, timer: 0 }); }
 
-  ask(positions, simulate) {
+  ask() {
     clearTimeout(this.timer);
-    this.due = { positions, simulate };
-    this.next();
-    if (!simulate) this.timer = setTimeout(() => this.ask(positions, true), REST);
+    this.due = true;
+    if (!this.waiting || this.simulates) this.send(false);
+    else this.changed();
   }
 
-  next() {
-    if (this.waiting || !this.due) return;
+  send(simulate) {
     this.id = Math.max(this.id, this.told.answered) + 1;
     this.waiting = this.id;
     this.asked = performance.now();
-    this.model.send({ type: "ask", id: this.id, ...this.due });
-    this.due = null;
+    this.due = false;
+    this.simulates = simulate;
+    this.model.send({ type: "ask", id: this.id, positions: this.positions(), simulate });
+    this.changed();
   }
 
   heard() {
-    if (this.waiting && this.told.answered >= this.waiting) { this.took = performance.now() - this.asked; this.waiting = 0; this.next(); }
+    if (!this.waiting || this.told.answered < this.waiting) return;
+    this.took = performance.now() - this.asked;
+    this.waiting = 0;
+    if (this.due) this.send(false);
+    else if (!this.simulates) this.timer = setTimeout(() => this.send(true), REST);
   }
+
+  /** "older": what is shown answers a question before the newest; "rough": it is being simulated; "" when nothing is open. */
+  get open() { return this.due || (this.waiting && !this.simulates) ? "older" : this.waiting ? "rough" : ""; }
 }
 
 class ExplorerView {
   constructor(model, told, el) {
     Object.assign(this, { model, told, cards: new Map(), inputs: new Map(), selected: "" });
     this.sliders = model.get("sliders");
-    this.asker = new Asker(model, told);
+    this.asker = new Asker(model, told, () => this.positions(), () => this.mark());
     this.head = make("b.headline");
     this.chip = make("span.chip");
     this.note = make("span.muted");
@@ -72,13 +83,13 @@ class ExplorerView {
     this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each worker's seconds off, until another plan wins" }, "Compute");
     this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
-    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges);
+    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges, this.notes);
     this.gantts = make("div.gantts");
     this.key = make("div.legend");
     const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
     // Arrow keys move the sliders, not JupyterLab's cells.
     this.root = make("div.explorer", { "data-lm-suppress-shortcuts": "true", onkeydown: (e) => e.stopPropagation() }, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
-      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s)), this.notes), main));
+      make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s))), main));
     el.append(make("div.host", {}, this.root));
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
@@ -97,7 +108,7 @@ class ExplorerView {
   slider(s) {
     const shown = make("output"), input = make("input", { type: "range", min: 0, max: s.texts.length - 1, step: 1, value: s.at, "aria-label": s.label });
     const tell = () => { shown.textContent = s.texts[input.value]; input.setAttribute("aria-valuetext", shown.textContent); };
-    input.addEventListener("input", () => { tell(); this.asker.ask(this.positions(), false); });
+    input.addEventListener("input", () => { tell(); this.asker.ask(); });
     tell();
     this.inputs.set(s.field, { input, tell, start: s.at });
     return make("label.slider", { title: s.why }, make("span", {}, s.label), shown, input);
@@ -107,7 +118,7 @@ class ExplorerView {
 
   back() {
     for (const { input, tell, start } of this.inputs.values()) { input.value = start; tell(); }
-    this.asker.ask(this.positions(), true);
+    this.asker.ask();
   }
 
   pick(name) { this.selected = name; this.refresh(); }
@@ -115,16 +126,28 @@ class ExplorerView {
   /** New from the kernel. Sliders that somebody holds stay where they are. */
   heard() {
     this.asker.heard();
-    if (!this.asker.waiting && !this.asker.due) for (const [field, at] of Object.entries(this.told.positions)) {
+    if (!this.asker.open) for (const [field, at] of Object.entries(this.told.positions)) {
       const slider = this.inputs.get(field);
       if (slider && +slider.input.value !== at) { slider.input.value = at; slider.tell(); }
     }
     this.refresh();
   }
 
+  /** Says at once whether what is shown answers what the sliders ask. */
+  mark() {
+    const { answer, error } = this.told, open = this.asker.open;
+    this.root.dataset.open = open;
+    if (!answer) return;
+    const how = answer.plans[0].seconds_are;
+    this.chip.textContent = open === "older" ? "updating…" : error ? "no plan" : open === "rough" ? "simulating…" : how;
+    this.chip.title = open === "older" ? "what is shown answers an earlier question" : open === "rough" ? "followed chunk by chunk so far; a simulation is under way" : "";
+    this.chip.dataset.state = open ? "running" : error ? "failed" : how === "simulated" ? "finished" : "running";
+  }
+
   draw() {
     const { answer, error, bars } = this.told;
     this.problem.textContent = this.problem.title = error;
+    this.mark();
     this.root.dataset.answered = this.told.answered; // lets a test see what is shown
     this.root.dataset.took = Math.round(this.asker.took || 0);
     this.root.dataset.stale = String(Boolean(error));
@@ -132,9 +155,7 @@ class ExplorerView {
     const { charts, plans } = answer, best = plans[0].seconds;
     this.root.dataset.how = plans[0].seconds_are;
     this.root.dataset.best = plans[0].shape;
-    this.head.textContent = `${plans[0].shape}: ${figures(best)} s an iteration`;
-    this.chip.textContent = error ? "no plan" : plans[0].seconds_are;
-    this.chip.dataset.state = error ? "failed" : plans[0].seconds_are === "simulated" ? "finished" : "running";
+    this.head.textContent = this.head.title = `${figures(best)} s an iteration: ${plans[0].shape}`; // the end may be cut, the seconds not
     this.note.textContent = `none can take less than ${figures(answer.lower_bound_s)} s`;
     if (!plans.some((p) => p.name === this.selected)) this.selected = (plans[1] || plans[0]).name;
     const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
@@ -149,7 +170,7 @@ class ExplorerView {
       card.set(chart, bars[i], most, best, chart.name === this.selected);
     });
     this.gantts.style.setProperty("--rl-cards", shown.length);
-    this.notes.replaceChildren(...answer.notes.map((note) => make("li", { title: note }, note)));
+    this.notes.replaceChildren(...answer.notes.map((note) => make("li", {}, note)));
     this.list(plans, answer.refused, best);
     this.explain(plans);
     this.sensitivity();
@@ -164,7 +185,7 @@ class ExplorerView {
 
   list(plans, refused, best) {
     const rows = plans.map((p) => {
-      const bar = make("i.speed", { style: `width:${Math.max(2, 90 * best / p.seconds)}px`, title: `${(100 * best / p.seconds).toFixed(0)} % of the fastest plan's speed` });
+      const bar = make("i.speed", { style: `width:${Math.max(2, 60 * best / p.seconds)}px`, title: `${(100 * best / p.seconds).toFixed(0)} % of the fastest plan's speed` });
       const places = Object.entries(p.workers).map(([name, at]) => `${name} ${at.devices || "host"}`).join(", ");
       const row = make("tr", { tabindex: "0", onclick: () => this.pick(p.name), onkeydown: (e) => { if (e.key === "Enter") this.pick(p.name); } },
         make("td", {}, p.name), make("td", {}, figures(p.seconds)), make("td", {}, bar), make("td", { title: p.shape }, p.shape), make("td", { title: places }, places));

@@ -1,0 +1,65 @@
+"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up (`planning.patience`), so nothing waits for it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from rlinf_lab.planning.patience import Abandoned, as_long_as
+
+
+class Aside:
+    """One piece of work at a time, in the order in which they are asked. The thread ends when nothing is left to do."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._due = deque[Callable[[], object]]()
+        self._thread: threading.Thread | None = None
+        self._generation = 0  # work of earlier ones is given up
+
+    def instead(self, work: Callable[[], object]) -> None:
+        """Do this, and give up what runs and what waits."""
+        with self._lock:
+            self._forget()
+            self._add(work)
+
+    def after(self, work: Callable[[], object]) -> None:
+        """Do this when what runs and what waits is done."""
+        with self._lock:
+            self._add(work)
+
+    def give_up(self) -> None:
+        """Nothing of what runs or waits is wanted any more."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._generation += 1
+        self._due.clear()
+
+    def _add(self, work: Callable[[], object]) -> None:
+        self._due.append(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._go_on, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _go_on(self) -> None:
+        while True:
+            with self._lock:
+                if not self._due:
+                    self._thread = None
+                    return
+                work, mine = self._due.popleft(), self._generation
+            self._do(work, mine)
+
+    def _do(self, work: Callable[[], object], mine: int) -> None:
+        """An error is shown as that of any thread, and what waits is done all the same."""
+        with suppress(Abandoned), as_long_as(lambda: self._generation == mine):
+            try:
+                work()
+            except Exception:
+                threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
