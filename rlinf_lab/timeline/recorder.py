@@ -114,10 +114,12 @@ class Recorder:
     def name(self, text: str) -> int:
         """The number of a name (a method, a label, a channel); the same text gives the same number.
 
-        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``.
+        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``. `TimelineError` for anything but a text.
         """
-        number = self._names.get(text)
+        number = self._names.get(text) if isinstance(text, str) else None
         if number is None:
+            if not isinstance(text, str):
+                raise TimelineError(f"name({shown(text)}): a text. Next: recorder.name('step').")
             kept = text if len(text) <= NAME_CHARACTERS else f"{text[:NAME_CHARACTERS]}…"
             kept = writable(kept)
             with self._lock:
@@ -156,11 +158,15 @@ class Recorder:
         self._extend(row)
 
     def counter(self, name: str, time_ns: int, value: float) -> None:
-        """Write one sample of a quantity over time (utilisation, channel depth, reward)."""
+        """Write one sample of a quantity over time (utilisation, channel depth, reward). `TimelineError` for anything but numbers."""
         if len(self._counters) >= self._counter_bytes:
             self._drop(0, 1)
             return
-        self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
+        try:
+            self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
+        except (struct.error, TypeError, OverflowError) as error:
+            said = f"counter({shown(name)}, {shown(time_ns)}, {shown(value)})"
+            raise TimelineError(f"{said}: a name, whole ns and a number. Next: recorder.counter('reward', recorder.clock.now_ns(), 1.5).") from error
 
     def _drop(self, spans: int, samples: int) -> None:
         with self._lock:  # rare; += on an attribute is not atomic

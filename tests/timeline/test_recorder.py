@@ -427,6 +427,15 @@ def test_lanes_that_make_no_sense_are_refused(given_: tuple):
         Recorder().track(*given_)
 
 
+@pytest.mark.parametrize("given_", [(None, 1, 1.0), ("reward", 1.5, 1.0), ("reward", 1 << 70, 1.0), ("reward", 1, "high"), (["a"], 1, 1.0)])
+def test_samples_that_make_no_sense_are_refused(given_: tuple):
+    recorder = Recorder()
+    with pytest.raises(TimelineError, match=r"(counter|name)\(.*Next: recorder\."):
+        recorder.counter(*given_)
+    recorder.counter("reward", 1, 2)
+    assert len(recorder.drain().counters) == 1
+
+
 @pytest.mark.parametrize("options", [{"limit": -5}, {"limit": 0}, {"limit": 2.5}, {"limit": True}, {"host": 5}])
 def test_recorders_that_make_no_sense_are_refused(options: dict):
     with pytest.raises(TimelineError, match=r"Recorder\(.*Next: "):
