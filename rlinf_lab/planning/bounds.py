@@ -8,6 +8,7 @@ import numpy as np
 
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.handovers import tail
+from rlinf_lab.planning.profile import EdgeProfile
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.steps import is_ring, order, rounds
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Company, Forms
@@ -120,6 +121,13 @@ def _outside(setting: Setting, unit: int, member: str, entering: bool) -> float:
     return min(1.0, (1 if ring else len(members) - 1) / rounds(profile, members))
 
 
+def _still(setting: Setting, edge: EdgeProfile) -> float:
+    """Which part of a consumer's seconds comes after an input, at least: all, unless it takes others before it."""
+    in_turn = setting.profile.workers[edge.consumer].in_turn
+    at = next((i for i, (producer, _) in enumerate(in_turn) if producer == edge.producer), 0)
+    return sum(part for _, part in in_turn[at:]) if in_turn else 1.0
+
+
 def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
     """The least on so many devices of each kind or fewer."""
     found = seconds.reshape(setting.shape)
@@ -139,7 +147,8 @@ def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
             before = setting.home[edge.producer]
             if setting.home[edge.consumer] == unit and before != unit and setting.finest(edge) == 0:
                 left = ends[before] - float(busy[before].min()) * _outside(setting, before, edge.producer, entering=False)
-                found.append((left + own * (1 - _outside(setting, unit, edge.consumer, entering=True)), (*paths[before], unit)))
+                after = own * (1 - _outside(setting, unit, edge.consumer, entering=True)) * _still(setting, edge)
+                found.append((left + after, (*paths[before], unit)))
         best = max(found, key=lambda f: f[0])
         ends.append(best[0])
         paths.append(best[1])

@@ -1,4 +1,5 @@
-"""Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by themselves may take another time."""
+"""Where a plan's seconds rest on ranks of a worker going on together, as data-parallel ones do: ranks that take items by themselves may take another time.
+And where the search knows less than the simulation."""
 
 from __future__ import annotations
 
@@ -16,6 +17,12 @@ def caveats(placement: Placement) -> tuple[str, ...]:
     for name, seat in placement.seats.items():
         setting = placement.setting
         alone = len(setting.units[setting.home[name]].members) == 1
+        if setting.profile.workers[name].in_turn:
+            order = " and then ".join(producer for producer, _ in setting.profile.workers[name].in_turn)
+            found.append(
+                f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at a time; where one of those it waits for "
+                f"takes turns with another, a run may be faster than said"
+            )
         if seat.ranks > 1 and alone and setting.profile.workers[name].kind != "generation":  # whose ranks stream by themselves in the forecast too
             found += [f"{name}: {said}" for said in (_uneven(placement, seat), _staggered(placement, seat)) if said]
     return tuple(found)

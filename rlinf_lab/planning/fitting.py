@@ -98,6 +98,7 @@ def fitted(
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
+            in_turn=() if cell else runs[0].in_turn(worker),
         )  # fmt: skip
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]

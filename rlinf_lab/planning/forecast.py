@@ -127,7 +127,7 @@ class _Forecast:
         chunks = max(s.chunks for s in placement.seats.values())
         ranks = max([1, *(s.ranks for n, s in placement.seats.items() if self._independent(n))])
         self.items = chunks * math.ceil(max(DETAIL, ranks) / chunks)
-        self.taken: dict[tuple[str, int], int] = {}
+        self.taken: dict[tuple[str, str, int], int] = {}
         self.links = Links.of(self.profile, self._moving(), self.items)
 
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
@@ -281,13 +281,24 @@ class _Forecast:
         nominal = self.items // seat.chunks
         whole = [e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0]
         streamed = [c for c in inputs if c not in whole]
+        turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
         source = above if above is not None and above != name and self._independent(above) else None
 
-        def work(iteration: int, n: int) -> Script:
-            yield run(self._noisy(seconds * n / nominal * self._weight(name, source, iteration, n)))
-            for channel in outputs:
+        def work(iteration: int, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
+            yield run(self._noisy(seconds * part * n / nominal * self._weight(name, source, iteration, n, of)))
+            for channel in outputs if last else ():
                 yield put(channel, n)
+
+        def in_turn(turn: Turn) -> Script:
+            for channel, part in turns:
+                last = channel == turns[-1][0]
+                if channel in whole:
+                    for n in _parts((yield get(channel, ALL)), nominal):
+                        yield from work(turn.iteration, n, part, channel, last)
+                else:
+                    while n := (yield get(channel)):
+                        yield from work(turn.iteration, n, part, channel, last)
 
         def script(turn: Turn) -> Script:
             if not inputs:
@@ -306,7 +317,7 @@ class _Forecast:
                     yield get(channel, n)
                 yield from work(turn.iteration, n)
 
-        return script
+        return in_turn if turns else script
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on; answers of the last step by key."""
@@ -350,15 +361,21 @@ class _Forecast:
         inputs = [e for e in self.edges if e.consumer == name and e.producer not in mates]
         return [e.channel for e in inputs], [self.links.source(e.channel) for e in self.edges if e.producer == name and e.consumer not in mates]
 
-    def _weight(self, name: str, source: str | None, iteration: int, n: int) -> float:
-        """Mean weight of the next n bundles: they come in the order in which they were completed."""
+    def _inputs_in_turn(self, name: str, inputs: Sequence[str]) -> list[tuple[str, float]]:
+        """(channel, part of the seconds) of a worker that takes its inputs one after the other; none where it waits for one that its profile does not name."""
+        channels = {e.producer: e.channel for e in self.profile.edges if e.consumer == name and e.channel in inputs}
+        found = [(channels[producer], part) for producer, part in self.profile.workers[name].in_turn if producer in channels]
+        return found if len(found) == len(inputs) else []
+
+    def _weight(self, name: str, source: str | None, iteration: int, n: int, of: str = "") -> float:
+        """Mean weight of the next n bundles: they come in the order in which they were completed. ``of``: a channel whose bundles are counted by themselves."""
         if source is None or self.profile.weights != "tokens":
             return 1.0
         group = max([1, *(e.group for e in self.edges if e.consumer == name)])
         stream = self._stream(source, group)
         assert stream is not None
-        first = self.taken.get((name, iteration), 0)
-        self.taken[name, iteration] = first + n
+        first = self.taken.get((name, of, iteration), 0)
+        self.taken[name, of, iteration] = first + n
         ends = np.interp([first / self.items, (first + n) / self.items], np.arange(ATOMS + 1) / ATOMS, np.concatenate([[0.0], np.cumsum(stream.weights)]))
         return float((ends[1] - ends[0]) * self.items / n / ATOMS)
 

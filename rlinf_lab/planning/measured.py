@@ -34,6 +34,10 @@ class Turn:
     handed: dict[str, float] = field(default_factory=dict)  # method: seconds of a handover
     puts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # channel: (seconds, items)
     gets: dict[str, int] = field(default_factory=dict)
+    spent: dict[str, float] = field(default_factory=dict)  # channel: seconds from its gets on
+    reading: str = ""  # channel of the last get
+    ended: set[str] = field(default_factory=set)  # channels that were read to their end
+    mixed: bool = False  # a channel was begun before the one before had ended
     began: int = -1
     method: str = ""  # of the batch that is being worked on; "" between batches
 
@@ -176,6 +180,18 @@ class Observed:
         took = [[t.handed[method] for t in ranks.values() if method in t.handed] for ranks in self._iterations(worker)]
         return [max(ranks) for ranks in took if ranks]
 
+    def in_turn(self, worker: str) -> tuple[tuple[str, float], ...]:
+        """(producer, part of the seconds), in order, of a worker that reads each of several channels to its end before it begins the next; else empty."""
+        turns = [t for ranks in self._iterations(worker) for t in ranks.values() if t.gets]
+        orders = {tuple(t.gets) for t in turns}
+        channels, spent = max(orders, key=len, default=()), sum(sum(t.spent.values()) for t in turns)
+        producers = [self.graph.producers(c) for c in channels]
+        feeding = {e.producer for e in self.graph.edges if e.consumer == worker} | {p for p, c in Values.of(self.graph).edges if c == worker}
+        one_each = all(len(p) == 1 for p in producers) and len(set(producers)) == len(channels) and feeding == {name for p in producers for name in p}
+        if len(orders) != 1 or len(channels) < 2 or not one_each or any(t.mixed for t in turns) or not spent or DRIVER in feeding:
+            return ()
+        return tuple((p[0], sum(t.spent.get(c, 0.0) for t in turns) / spent) for c, p in zip(channels, producers, strict=True))
+
     # --- edges -------------------------------------------------------------------------------------------
     def edges(self, items: int) -> tuple[EdgeProfile, ...]:
         """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does."""
@@ -219,6 +235,8 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
     if span.kind == SpanKind.RUN:
         turn.began = span.start_ns if turn.began < 0 else turn.began
         turn.busy += seconds
+        if turn.reading:
+            turn.spent[turn.reading] = turn.spent.get(turn.reading, 0.0) + seconds
         if turn.method == span.name:
             n, before = turn.batches[-1]
             turn.batches[-1] = (n, before + seconds)
@@ -231,7 +249,10 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
         turn.keyed += span.items
     elif not span.items:
         turn.method = ""  # the end of the stream: what follows belongs to no batch
+        turn.ended.add(span.channel)
     else:
+        turn.mixed |= span.channel not in turn.gets and not turn.ended.issuperset(turn.gets)
+        turn.reading = span.channel
         turn.gets[span.channel] = turn.gets.get(span.channel, 0) + span.items
         if span.channel == next(iter(turn.gets)):  # of several inputs, the first one counts the batches
             turn.batches.append((span.items, 0.0))

@@ -113,6 +113,18 @@ def _cycles(profile: Parts) -> list[set[str]]:
     return found
 
 
+def _check_in_turn(profile: Parts, name: str, worker: WorkerProfile) -> None:
+    if not worker.in_turn:
+        return
+    where, named = f"profile.workers.{name}.in_turn", [producer for producer, _ in worker.in_turn]
+    fed_by = [e.producer for e in profile.edges if e.consumer == name]
+    if sorted(named) != sorted(fed_by):
+        raise ConfigError(f"{where} names {listing(named)}, but {name} is fed by {listing(fed_by)}. Next: each of these once, in the order it takes them.")
+    parts = [part for _, part in worker.in_turn]
+    if min(parts) < 0 or not math.isclose(sum(parts), 1.0, abs_tol=1e-6):
+        raise ConfigError(f"{where} has the parts {shown(parts)}, which are not parts of a whole. Next: numbers from 0 whose sum is 1.")
+
+
 def _check_handovers(profile: Parts) -> None:
     for i, handover in enumerate(profile.handovers):
         for field, workers in {"worker": (handover.worker,), "after": handover.after}.items():
@@ -158,6 +170,7 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
         _check_outputs(f"{where}.samples[{i}].outputs", sample)
         if sample.kind:
             known("kind of device", sample.kind, [k.name for k in profile.kinds], f"{where}.samples[{i}].kind")
+    _check_in_turn(profile, name, worker)
     if worker.kind == "generation":
         if worker.lengths is None:
             raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")

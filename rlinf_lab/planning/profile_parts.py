@@ -115,6 +115,9 @@ class WorkerProfile:
     devices: int | None = rule(None, low=1, doc="pinned to exactly so many devices")
     lengths: Lengths | None = rule(None, doc="generation: response lengths")
     model: ModelShape | None = rule(None, doc="generation: identifies the load part from one measurement")
+    in_turn: tuple[tuple[str, float], ...] = rule(
+        (), doc="(producer, part of the seconds), in order, where all of one input is taken before the next; empty: a batch of each at a time"
+    )
     max_running: int | None = rule(None, low=1, high=10**9, doc="generation: most sequences of one rank at once")
 
 

@@ -124,14 +124,25 @@ class _Follower:
         size = self.atoms >> leaf.grain
         seconds = self._seconds(leaf)
         calls = (stop - first) // size
-        each = seconds * weights[first:stop].reshape(calls, size).mean(axis=1)
-        there = arrived[first:stop].reshape(calls, size).max(axis=1)
+        each, there = [], []
+        for producer, part in self._in_turn(unit):
+            if producer is not None:
+                arrived, weights = self._arrivals(unit, producer)
+            each.append(seconds * part * weights[first:stop].reshape(calls, size).mean(axis=1))
+            there.append(arrived[first:stop].reshape(calls, size).max(axis=1))
         # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
-        total = np.cumsum(each)
-        ends = total + np.maximum.accumulate(np.maximum(there, ready) - (total - each))
-        self.left.setdefault(unit, np.full(self.atoms, np.inf))[first:stop] = np.repeat(ends, size)
-        self.calls.setdefault(unit, []).append((ends - each, ends))
+        taken = np.concatenate(each)
+        total = np.cumsum(taken)
+        ends = total + np.maximum.accumulate(np.maximum(np.concatenate(there), ready) - (total - taken))
+        self.left.setdefault(unit, np.full(self.atoms, np.inf))[first:stop] = np.repeat(ends[-calls:], size)
+        self.calls.setdefault(unit, []).append((ends - taken, ends))
         return float(ends[-1])
+
+    def _in_turn(self, unit: int) -> list[tuple[str | None, float]]:
+        """(producer, part of the seconds) of the inputs that a unit takes one after the other; one entry for all where it takes a batch of each at a time."""
+        members = self.setting.units[unit].members
+        own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
+        return list(own) or [(None, 1.0)]
 
     def _seconds(self, leaf: Leaf) -> float:
         if leaf.worker not in self.each:
@@ -140,12 +151,12 @@ class _Follower:
         return self.each[leaf.worker]
 
     # --- streams ---------------------------------------------------------------------------------------------
-    def _arrivals(self, unit: int) -> tuple[np.ndarray, np.ndarray]:
-        """When each atom is there for a unit, and its weight (mean 1)."""
+    def _arrivals(self, unit: int, of: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """When each atom is there for a unit, of all producers or ``of`` one, and its weight (mean 1)."""
         arrived, weights = np.zeros(self.atoms), np.ones(self.atoms)
         for edge in self.setting.profile.edges:
             producer = self.setting.home[edge.producer]
-            if self.setting.home[edge.consumer] != unit or producer == unit:
+            if self.setting.home[edge.consumer] != unit or producer == unit or of not in (None, edge.producer):
                 continue
             there = self.left[producer]
             source = self._generator(producer)
