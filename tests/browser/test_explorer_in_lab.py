@@ -164,7 +164,7 @@ shown.sensitivity = lambda plans, workers: Sensitivity("", tuple(Range(w, "secon
 
 def test_four_workers_and_long_notes_find_room_on_a_laptop(jupyterlab: Any) -> None:
     lab, errors, _ = opened(jupyterlab, "light", "grpo_7b_by_hand", 64, {}, SOME_RANGES)
-    assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4
+    assert lab.page.locator(f"{ROOT} .rl-notes li").count() >= 4 and lab.page.locator(f"{ROOT} .rl-message").is_hidden()
     rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
     for i in range(rows.count()):
         name = rows.nth(i).locator("td").first.inner_text()
