@@ -35,7 +35,7 @@ def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
         Bound(float(busy[slowest].min()), f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
         _chain(setting, busy),
     ]
-    best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.staleness else tail(setting.profile)
+    best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.overlap else tail(setting.profile)
     return Bound(best.seconds + handing, f"{best.why}, and handing over {handing:.4g} s") if handing else best
 
 
@@ -67,7 +67,7 @@ def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
     mean rank ends no earlier than the mean response, which takes no longer with more devices.
     """
     found = np.full(setting.shape, np.inf)
-    if setting.staleness or not _related(setting, unit):
+    if setting.overlap or not _related(setting, unit):
         worker = setting.profile.workers[name]
         for axis, kind in enumerate(setting.kinds):
             model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
@@ -154,4 +154,4 @@ def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
         paths.append(best[1])
     end = max(range(len(ends)), key=ends.__getitem__)
     path = " then ".join(setting.units[u].name for u in paths[end])
-    return Bound(ends[end] / (1 + setting.staleness), f"{path}, each waiting for the whole batch")
+    return Bound(ends[end] / (1 + setting.overlap), f"{path}, each waiting for the whole batch")

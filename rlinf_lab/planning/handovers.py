@@ -1,7 +1,8 @@
 """Values that go from call to call: new weights from a learner to a rollout, a batch from a loader to whoever works on it.
 
 A call without a channel that comes after everything its worker streams, and is given a value of another worker (or gives its own to such a call), is a
-*handover*: `Profile.handovers`. Any other call that is given a value of another worker begins when that worker has ended: an edge of the whole batch.
+*handover*: `Profile.handovers`. Any other call that is given a value of another worker begins when that worker has ended: an edge of the whole batch. For what
+the loop waits by itself, every later call has waited.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Handing(Protocol):
 @dataclass(frozen=True)
 class Values:
     """Of a workflow. ``handovers``: (worker, method, workers that have ended before), in program order; ``edges``: (producer, consumer) of values that the
-    consumer waits for before it works; ``left_out``: those that neither can say, for people."""
+    consumer waits for before it works; ``left_out``: what neither can say, for people."""
 
     handovers: tuple[tuple[str, str, tuple[str, ...]], ...]
     edges: tuple[tuple[str, str], ...]
@@ -42,7 +43,7 @@ class Values:
         merged: dict[tuple[str, str], dict[str, None]] = {}
         for i in sorted(chosen):
             step = graph.program[i]
-            before = {w: None for w in (graph.program[j].worker for j in step.after) if w != step.worker}
+            before = {w: None for w in (graph.program[j].worker for j in _before(graph, i)) if w != step.worker}
             merged[step.worker, step.call.method] = {**merged.pop((step.worker, step.call.method), {}), **before}
         edges, left_out = _edges(graph, chosen)
         return cls(tuple((w, m, tuple(before)) for (w, m), before in merged.items()), edges, left_out)
@@ -60,10 +61,10 @@ def _handovers(graph: WorkflowGraph) -> set[int]:
     # Spans carry the name of the method: one that is called elsewhere too cannot be told apart.
     elsewhere = {(s.worker, s.call.method) for i, s in enumerate(program) if i not in late}
     late = {i for i in late if (program[i].worker, program[i].call.method) not in elsewhere}
-    taking = {i for i in late if any(program[j].worker != program[i].worker for j in program[i].after)}
-    found = taking | {j for i in taking for j in program[i].after if j in late}
+    taking = {i for i in late if any(program[j].worker != program[i].worker for j in _before(graph, i))}
+    found = taking | {j for i in taking for j in _before(graph, i) if j in late}
     for i in sorted(late, reverse=True):  # what such a call needs of its own worker
-        if any(i in program[j].after and program[j].worker == program[i].worker for j in found):
+        if any(i in _before(graph, j) and program[j].worker == program[i].worker for j in found):
             found.add(i)
     first = {w: min(i for i in found if program[i].worker == w) for w in {program[i].worker for i in found}}
     return found | {i for i in late if i > first.get(program[i].worker, len(program))}
@@ -77,16 +78,21 @@ def _edges(graph: WorkflowGraph, handovers: set[int]) -> tuple[tuple[tuple[str, 
     found: dict[tuple[str, str], None] = {}
     left_out: dict[str, None] = {}
     for i, step in enumerate(graph.program):
-        for giving in (graph.program[j] for j in step.after if i not in handovers):
+        for giving in (graph.program[j] for j in _before(graph, i) if i not in handovers):
             producer, consumer = giving.worker, step.worker
             if producer == consumer:
                 continue
             if _reaches(after, consumer, producer):
-                left_out[f"the value of {producer}.{giving.call.method}() that {consumer}.{step.call.method}() waits for"] = None
+                left_out[f"that {consumer}.{step.call.method}() waits for {producer}.{giving.call.method}()"] = None
             else:
                 found[producer, consumer] = None
                 after[producer].add(consumer)
     return tuple(found), tuple(left_out)
+
+
+def _before(graph: WorkflowGraph, i: int) -> tuple[int, ...]:
+    """Earlier calls that have ended when a call begins: whose values it is given, and for which the loop itself waits first."""
+    return (*graph.program[i].after, *(step.call for step in graph.loop if step.kind == "wait" and step.before <= i))
 
 
 def _streams(step: Step) -> bool:

@@ -66,6 +66,11 @@ class Setting(Budget):
         """Seconds of a chunk."""
         return Tables(self)
 
+    @cached_property
+    def overlap(self) -> int:
+        """Iterations that may be unfinished when one begins: as ``staleness`` allows, none where everybody waits for a handover at the end of each."""
+        return 0 if is_closed(self.profile) else self.staleness
+
     # --- problems of the search --------------------------------------------------------------------------
     def problem(self, arrangement: Arrangement) -> Problem:
         """The search's view of one arrangement."""
@@ -74,7 +79,7 @@ class Setting(Budget):
         return Problem(
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
-            tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, 0 if is_closed(self.profile) else self.staleness,
+            tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, self.overlap,
             lambda unit, context: self.tables.streams(unit, context, arrangement.forms),
         )  # fmt: skip
 

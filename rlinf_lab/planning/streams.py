@@ -66,12 +66,12 @@ class _Follower:
         self.ends: dict[int, float] = {}
 
     def answer(self) -> Streamed:
-        tree, staleness = self.placement.tree, self.setting.staleness
+        tree, overlap = self.placement.tree, self.setting.overlap
         fill = self._run(tree, 0, self.atoms, 0.0)
         work = {u: Work(*(np.concatenate(c) for c in zip(*calls, strict=True))) for u, calls in self.calls.items()}
         busy, later = self._handovers(work)
-        if staleness:
-            seconds = max(numbers(tree, self.problem).period, (fill + later) / (1 + staleness), busy)
+        if overlap:
+            seconds = max(numbers(tree, self.problem).period, (fill + later) / (1 + overlap), busy)
         else:
             seconds = self._free(tree) + later
         return Streamed(seconds, fill + later, work, later)
