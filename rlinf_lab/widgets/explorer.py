@@ -158,8 +158,11 @@ class PlanExplorer(PushedWidget):
                 at = content["positions"].get(slider.field)
                 if isinstance(at, int) and 0 <= at < len(slider.values) and at != slider.at(self._asked):
                     question = moved(question, slider.field, slider.values[at])
+            again = self._searching and question == self._asked  # the same more exactly: its ranges are still wanted, of that answer
             self._take_on(question, int(content["id"]))
             self._aside.instead(partial(self._answer_page, question, bool(content.get("simulate")), self._newest))
+            if again:
+                self._look_further()
 
     def _answer_page(self, question: Question, simulate: bool, number: int) -> None:
         with suppress(RlinfLabError):  # the page has been told

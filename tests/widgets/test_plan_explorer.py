@@ -181,6 +181,15 @@ def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monk
     assert page.tell(type="history")["sensitivity"] == page.heard[-2][0]["sensitivity"]
 
 
+def test_ranges_that_were_asked_before_the_simulation_are_found_after_it() -> None:
+    page, at = Page(), Page().slider("devices.").index(16)
+    page.post(1, devices=at)
+    page.tell(type="sensitivity")
+    page.post(2, simulate=True, devices=at)
+    until(lambda: page.heard[-1][0].get("running") is False)
+    assert page.explorer.plans.best.simulated is not None and {r["worker"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_mistake_of_ours_is_told_to_the_page_too(monkeypatch: pytest.MonkeyPatch) -> None:
     page, quick = Page(), Question.answer
