@@ -6,6 +6,8 @@ import dataclasses
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 
+import numpy as np
+
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import whole
@@ -15,8 +17,11 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.planning.recorded import switch_ns
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
+
+NOBODY = 0.15  # of an iteration: less time in which nobody computes is not worth a word
 
 
 def profile_from_run(
@@ -36,6 +41,7 @@ def profile_from_run(
     ranks = ", ".join(f"{w} {plan.ranks(w)}" for w in flow.graph.workers)
     note = f"Fitted to one run: plans give every worker the ranks that it had ({ranks}). Change profile.workers.NAME.ranks to allow more."
     switches, seen = _switches(observed, timeline)
+    seen += _unaccounted(timeline) if not plan.staleness else []
     memory = {w: Memory(float(units)) for w, units in plan.memory.items()} if plan.device_memory is not None else {}
     if memory:
         held = listing([f"{w} {n}" for w, n in plan.memory.items()])
@@ -47,6 +53,27 @@ def profile_from_run(
         [observed], items, f"{flow.name}, run under {plan.name}", memory=memory, switches=switches, fingerprint=fingerprint,
         device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
     )  # fmt: skip
+
+
+def _unaccounted(timeline: Timeline) -> list[str]:
+    """A note where in much of an iteration nobody computes nor switches: a plan of the profile has no such time."""
+    table = timeline.iterations().sort_values("iteration").iloc[1:]
+    spans = timeline.spans
+    work = spans[np.isin(spans["kind"], (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD)) & (spans["iteration"] >= 0)]
+    work = np.sort(work, order="start")
+    idle = elapsed = 0
+    for start, end in zip(table["start_ns"].tolist(), table["end_ns"].tolist(), strict=True):
+        own = work[(work["end"] > start) & (work["start"] < end)]
+        reached = np.concatenate([[start], np.maximum.accumulate(np.maximum(own["end"], start))])
+        idle += int(np.maximum(np.append(own["start"], end) - reached, 0).sum())
+        elapsed += end - start
+    if not elapsed or idle <= NOBODY * elapsed:
+        return []
+    each = 1e-9 / len(table)
+    return [
+        f"In {idle * each:.3g} s of each iteration ({elapsed * each:.3g} s) nobody computes: the loop itself, messages, threads that wake up. Plans do not "
+        f"count that; lab.estimate(flow, plan, timeline) does."
+    ]
 
 
 def _switches(run: Observed, timeline: Timeline) -> tuple[dict[str, tuple[float, float]], list[str]]:

@@ -17,6 +17,8 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan as search
 from rlinf_lab.planning.profile import RankRule
 from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -222,6 +224,23 @@ def test_items_of_an_iteration_that_did_not_pass_are_said() -> None:
     said = " ".join(profile_from_run(flow, plan, done, items=480).notes)
     assert "An iteration counts 480 items, as asked; what passed was 48: one of these counts as 10." in said
     assert "as asked" not in " ".join(profile_from_run(flow, plan, done, items=48).notes)
+
+
+def test_time_in_which_nobody_computes_is_said() -> None:
+    """As much of each iteration as the loop or messages take: no plan of the profile has it."""
+    flow = stages()
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    done = timeline(flow, plan)
+    calm = profile_from_run(flow, plan, done)
+    assert not any("nobody computes" in note for note in calm.notes)
+    rows, pause = done.spans.copy(), 60 * MS
+    for field in ("start", "end"):
+        rows[field] += pause * rows["iteration"]
+    rows["end"][rows["kind"] == SpanKind.MARK] += pause  # what an iteration takes longer, at its end
+    slower = Timeline(done.devices)
+    slower.extend(SpanBatch("simulated", "slower", 0, rows, tuple(done.tracks), tuple(done.names)))
+    found = profile_from_run(flow, plan, slower)
+    assert any("In 0.06 s of each iteration" in note and "lab.estimate" in note for note in found.notes) and found.workers == calm.workers
 
 
 def test_a_curve_of_outputs_ends_within_the_call() -> None:
