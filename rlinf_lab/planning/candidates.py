@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Cuts, Problem
-from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess, near, solve, useful_counts
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, company, evaluate, nodes
+from rlinf_lab.planning.search.solver import BOTH, Only, guess
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
+from rlinf_lab.planning.sharing import Search, fitting, settled
 from rlinf_lab.planning.streams import Streamed, follow
-from rlinf_lab.planning.tables import APART, Forms
+from rlinf_lab.planning.tables import Forms
 
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
 QUICK_NEIGHBOURS = 12  # followed for a quick answer
+FEW = 32  # branches of a quick search that found nothing
 SAME = 1.001
-SPLITS = 64  # searches for a plan that fits, before what others keep is counted as the most that it can be
-Search = Callable[[Problem, float, Only], list[Found]]
-PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 
 
 @dataclass(frozen=True)
@@ -99,8 +96,8 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
 
 
 def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> list[Candidate]:
-    """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess))), [])
+    """A plan of another arrangement, where those that promise most have none, or of one in which not all that take turns share all their devices."""
+    return next((found for few in (0, FEW) for a in arrangements if (found := _best(setting, [a], Only(modes), guess, branches=few))), [])
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
@@ -127,103 +124,16 @@ def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
                 yield Only(BOTH, (kind, cut.before))
 
 
-def _best(setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None, best: float = np.inf) -> list[Candidate]:
+def _best(
+    setting: Setting, arrangements: list[Arrangement], only: Only, search: Search | None = None, best: float = np.inf, branches: int | None = None
+) -> list[Candidate]:
     """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed. ``best``: seconds known so far."""
     searched = []
     for arrangement in arrangements:
-        for used, plan in fitting(setting, arrangement, best * CLOSE, only, search):
+        for used, plan in fitting(setting, arrangement, best * CLOSE, only, search, branches):
             best = min(best, plan.searched)
             searched.append((used, plan))
     return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
-
-
-@dataclass(frozen=True)
-class Fitting:
-    """A plan that fits, and the search's seconds."""
-
-    searched: float
-    tree: Tree
-
-
-def fitting(
-    setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None
-) -> list[tuple[Arrangement, Fitting]]:
-    """The search's best plan that really fits, none where all take longer than ``ceiling``.
-
-    The search counts what others keep on a device as if they had the most devices that they may have, so it finds the best plan or a better one that does
-    not fit. Then their numbers are split in two, and both halves are searched, the more promising one first (branch and bound). Of several that stay it is
-    looked at both: all on the same devices, and each on devices of its own. ``search``: instead of an exact one.
-    """
-    waiting: list[tuple[float, int, Arrangement, Tree]] = []
-    numbered = itertools.count()
-
-    def look(used: Arrangement) -> None:
-        problem = setting.problem(used)
-        plans = (search or (near if _dense(problem) else solve))(problem, ceiling, only)
-        if plans:
-            heapq.heappush(waiting, (plans[0].seconds, next(numbered), used, plans[0].tree))
-
-    look(arrangement)
-    if search is None and arrangement.staying.bit_count() > 1 and any(np.isfinite(setting.cap(k)) for k in setting.kinds):
-        look(replace(arrangement, forms=replace(arrangement.forms, disjoint=True)))
-    for _ in range(SPLITS):
-        if not waiting:
-            return []
-        seconds, _, used, tree = heapq.heappop(waiting)
-        for one in (spread(tree, setting.problem(used), company(tree, used.staying)), tree):
-            if not Placement(setting, used, one).misfit():
-                return [(used, Fitting(seconds, one))]
-        for half in _halves(setting, used, tree):
-            look(half)
-    careful = replace(arrangement, forms=replace(arrangement.forms, careful=True))
-    waiting.clear()
-    look(careful)
-    return [(careful, Fitting(s, t)) for s, _, _, t in waiting if not Placement(setting, careful, t).misfit()]
-
-
-def _halves(setting: Setting, used: Arrangement, tree: Tree) -> list[Arrangement]:
-    """Two windows for the staying unit that keeps most more than was counted; none when nothing was counted wrongly."""
-    found: list[tuple[float, int, int]] = []
-    for leaf in (n for n in nodes(tree) if isinstance(n, Leaf)):
-        unit, count = leaf.worker, sum(leaf.devices)
-        if used.staying >> unit & 1 and used.forms[unit] != APART and count:
-            window, kind = used.forms.window(unit), setting.kinds[int(np.argmax(leaf.devices))]
-            counted, real = (setting.tables.kept(setting.units[unit].members, kind, w) for w in (window, (count, count)))
-            if real > counted + ROUNDING:
-                found.append((real - counted, unit, count))
-    if not found:
-        return []
-    _, unit, count = max(found)
-    fewest, most = used.forms.window(unit)
-    return [replace(used, forms=used.forms.within(unit, window)) for window in ((fewest, count), (count + 1, most))]
-
-
-def _dense(problem: Problem) -> bool:
-    """Whether too many device counts matter for an exact search. Then seconds fall smoothly with devices, and near the best is nearly the best."""
-    if len(problem.devices) > 1:
-        return False
-    counts = sorted(len(useful_counts(problem, v)) for v in range(len(problem.names)))
-    return len(counts) > 1 and counts[-1] * counts[-2] > PAIRS
-
-
-def spread(tree: Tree, problem: Problem, beside: dict[int, int]) -> Tree:
-    """The same plan with the devices that it leaves unused given to whoever is no slower with them, upstream first."""
-    return tree if len(problem.devices) > 1 else _spread(tree, problem, beside, problem.devices[0])
-
-
-def _spread(tree: Tree, problem: Problem, beside: dict[int, int], room: int) -> Tree:
-    if isinstance(tree, Leaf):
-        if not tree.devices[0]:
-            return tree  # works on the host
-        numbers = [rows[tree.option, tree.grain, : room + 1] for rows in problem.numbers(tree.worker, beside[tree.worker])]
-        as_good = np.all([row <= row[tree.devices[0]] * (1 + 1e-12) for row in numbers], axis=0)
-        return replace(tree, devices=(int(np.flatnonzero(as_good)[-1]),))
-    if tree.kind == TEMPORAL:
-        parts = [_spread(part, problem, beside, room) for part in tree.parts()]
-        return Composed(tree.kind, parts[0], parts[1], (max(p.devices[0] for p in parts),), tree.grain)
-    before = _spread(tree.before, problem, beside, room - tree.after.devices[0])
-    after = _spread(tree.after, problem, beside, room - before.devices[0])
-    return Composed(tree.kind, before, after, (before.devices[0] + after.devices[0],), tree.grain)
 
 
 # --- improvement ------------------------------------------------------------------------------------------------
@@ -239,10 +149,10 @@ def improved(candidate: Candidate, most: int | None = None) -> Candidate:
         for tree in _neighbours(best.placement.tree, problem, best.placement.beside):
             if most is not None and next(looked) >= most:
                 return better
-            placement = Placement(setting, candidate.placement.arrangement, tree)
+            placement = settled(Placement(setting, best.placement.arrangement, tree))
             streamed = follow(placement)
             if streamed.seconds < better.seconds * (1 - 1e-9) and not placement.misfit():
-                better = Candidate(placement, evaluate(tree, problem), streamed)
+                better = Candidate(placement, evaluate(tree, setting.problem(placement.arrangement)), streamed)
         if better is best:
             return best
         best = better

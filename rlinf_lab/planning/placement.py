@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,7 +15,8 @@ from rlinf_lab.planning import memory
 from rlinf_lab.planning.costs import CostEstimate
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.search.problem import Counts
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Leaf, Tree, company, leaf_of, mode, shape
+from rlinf_lab.planning.search.trees import SPATIAL, Leaf, Tree, company, leaf_of, mode, shape
+from rlinf_lab.planning.seating import order_of, starts
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.tables import APART, Company
 
@@ -29,6 +31,13 @@ class Seat:
     chunks: int
     sub_batches: int
     stays: bool
+
+
+class Clash(NamedTuple):
+    """Who has too little memory where."""
+
+    worker: str
+    device: int
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,8 @@ class Placement:
     def seats(self) -> Mapping[str, Seat]:
         """By worker, in the profile's order."""
         found: dict[str, Seat] = {}
-        self._seat(self.tree, (0,) * len(self.setting.counts), found)
+        choices = itertools.chain(self.arrangement.seating, itertools.repeat(0))
+        self._seat(self.tree, (0,) * len(self.setting.counts), choices, found)
         return {name: found[name] for name in self.setting.profile.workers}
 
     @property
@@ -76,12 +86,22 @@ class Placement:
 
     def misfit(self) -> str:
         """What does not fit on which device, or "" when everything does. Said of real places, not of the search's bounds."""
+        clash = self.clash()
+        return self._short(clash.worker, self.seats[clash.worker], clash.device) if clash else ""
+
+    def clash(self) -> Clash | None:
+        """The first worker that has too little memory on one of its devices."""
         for name, seat in self.seats.items():
             for device in sorted(self._firsts & set(seat.devices)):
-                short = self._short(name, seat, device)
-                if short:
-                    return short
-        return ""
+                if self._gib(name, seat, device) > self.cap(device) + ROUNDING:
+                    return Clash(name, device)
+        return None
+
+    @cached_property
+    def meetings(self) -> frozenset[frozenset[str]]:
+        """The sets of workers that have a device in common, for each device."""
+        found = {frozenset(n for n, s in self.seats.items() if d in s.devices) for d in self._firsts}
+        return frozenset(e for e in found if len(e) > 1)
 
     def all_fit_at_once(self) -> bool:
         """Whether everybody could stay on its devices all the time: then nobody is switched."""
@@ -133,15 +153,15 @@ class Placement:
         return self.setting.cell(unit).calibration * float(row[int(np.ravel_multi_index(counts, self.setting.shape))])
 
     # --- seats -----------------------------------------------------------------------------------------------
-    def _seat(self, tree: Tree, start: Counts, found: dict[str, Seat]) -> None:
+    def _seat(self, tree: Tree, start: Counts, choices: Iterator[int], found: dict[str, Seat]) -> None:
+        choice = next(choices)
         if isinstance(tree, Leaf):
-            self._seat_unit(tree, start, found)
+            self._seat_unit(tree, start, choice, found)
             return
-        self._seat(tree.before, start, found)
-        shifted = tuple(s + n for s, n in zip(start, tree.before.devices, strict=True))
-        self._seat(tree.after, start if tree.kind == TEMPORAL else shifted, found)
+        for part, first in zip(tree.parts(), starts(tree, choice), strict=True):
+            self._seat(part, tuple(s + n for s, n in zip(start, first, strict=True)), choices, found)
 
-    def _seat_unit(self, leaf: Leaf, start: Counts, found: dict[str, Seat]) -> None:
+    def _seat_unit(self, leaf: Leaf, start: Counts, choice: int, found: dict[str, Seat]) -> None:
         unit, forms = self.setting.units[leaf.worker], self.arrangement.forms
         stays = bool(self.arrangement.staying >> leaf.worker & 1)
         if forms[leaf.worker] != APART:
@@ -150,9 +170,9 @@ class Placement:
             return
         split = self.setting.tables.split(leaf.worker, leaf.grain, self.beside[leaf.worker], forms)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
-        for name, own in zip(unit.members, split.codes[:, code], strict=True):
-            counts = tuple(int(n) for n in np.unravel_index(own, self.setting.shape))
-            found[name] = self._one(name, start, counts, leaf.grain, int(split.sub_batches[code]), stays)
+        for at in order_of(len(unit.members), choice):
+            counts = tuple(int(n) for n in np.unravel_index(split.codes[at, code], self.setting.shape))
+            found[unit.members[at]] = self._one(unit.members[at], start, counts, leaf.grain, int(split.sub_batches[code]), stays)
             start = tuple(s + n for s, n in zip(start, counts, strict=True))
 
     def _one(self, name: str, start: Counts, counts: Counts, grain: int, sub_batches: int, stays: bool) -> Seat:
@@ -165,22 +185,30 @@ class Placement:
         return Seat(name, range(first, first + counts[axis]), ranks, 2**grain, sub_batches, stays)
 
     # --- memory ----------------------------------------------------------------------------------------------
+    def missing(self, clash: Clash) -> float:
+        """GiB."""
+        return self._gib(clash.worker, self.seats[clash.worker], clash.device) - self.cap(clash.device)
+
+    def kept_beside(self, name: str, device: int, all_stay: bool = False) -> dict[str, float]:
+        """GiB that each of those of other units that stay keeps on a device; ``all_stay``: if nobody left it."""
+        mates, profile = self.setting.units[self.setting.home[name]].members, self.setting.profile
+        return {
+            other: float(memory.kept(profile.workers[other], np.array([len(there.devices)]), profile.items)[0])
+            for other, there in self.seats.items() if other not in mates and device in there.devices and (there.stays or all_stay)
+        }  # fmt: skip
+
     def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False) -> float:
         """GiB on a device while this worker works there; ``all_stay``: if nobody left it."""
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
         at_once = profile.items / seat.chunks / (1 if worker.kind == "simulator" else seat.sub_batches)
-        mates = self.setting.units[self.setting.home[name]].members
-        total = float(memory.needed(worker, on, at_once)[0])
-        for other, there in self.seats.items():
-            if other != name and device in there.devices and (there.stays or all_stay or other in mates):
-                total += float(memory.kept(profile.workers[other], np.array([len(there.devices)]), profile.items / (seat.chunks if other in mates else 1))[0])
+        total = float(memory.needed(worker, on, at_once)[0]) + sum(self.kept_beside(name, device, all_stay).values())
+        for mate in self.setting.units[self.setting.home[name]].members:
+            if mate != name and device in (there := self.seats[mate]).devices:
+                total += float(memory.kept(profile.workers[mate], np.array([len(there.devices)]), profile.items / seat.chunks)[0])
         return total
 
     def _short(self, name: str, seat: Seat, device: int) -> str:
-        need, cap = self._gib(name, seat, device), self.cap(device)
-        if need <= cap + ROUNDING:
-            return ""
         others = [o for o, s in self.seats.items() if o != name and s.stays and device in s.devices]
         beside = f" beside {', '.join(others)}" if others else ""
-        return f"{name} needs {need:.3g} GiB on device {device}{beside}, {cap:g} are there"
+        return f"{name} needs {self._gib(name, seat, device):.3g} GiB on device {device}{beside}, {self.cap(device):g} are there"

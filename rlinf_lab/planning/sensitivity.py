@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
-from rlinf_lab.planning.candidates import fitting
 from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.profile import Profile
@@ -24,6 +23,7 @@ from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.solver import Only
 from rlinf_lab.planning.search.trees import evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
+from rlinf_lab.planning.sharing import fitting
 
 if TYPE_CHECKING:
     from rlinf_lab.planning.planner import Plans
@@ -165,7 +165,7 @@ class _Asked:
         rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
         wins = rival < same and rival * self.lead < own
         if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or fits
-            for placement, _ in self._searched(setting, Only(), rival):
+            for placement, _ in self._searched(setting, Only(), rival * (1 + 1e-9)):
                 self._remember(placement)
             same = self._known_same(setting)
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)

@@ -31,10 +31,11 @@ STAYS = 6  # of so many workers every set of those that stay is tried, of more o
 
 @dataclass(frozen=True)
 class Arrangement:
-    """What is decided before the search: ``staying`` units (a mask), each unit's form, and how what they keep is counted."""
+    """What is decided beside the tree: ``staying`` units (a mask), each unit's form, how what they keep is counted, and the ``seating`` (see `seating`)."""
 
     staying: int
     forms: Forms
+    seating: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,8 +81,18 @@ class Setting(Budget):
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
             tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, self.overlap,
-            lambda unit, context: self.tables.streams(unit, context, arrangement.forms),
+            lambda unit, context: self.tables.streams(unit, context, arrangement.forms), self._apart(arrangement.forms),
         )  # fmt: skip
+
+    def _apart(self, forms: Forms) -> tuple[int, ...]:
+        """For each unit those of which no worker may have a device in common with any of its own. Of several kinds of devices parts may have none anyway."""
+        if not forms.apart or len(self.counts) > 1:
+            return ()
+        masks = [0] * len(self.units)
+        for i, j in itertools.permutations(range(len(self.units)), 2):
+            if all(frozenset(pair) in forms.apart for pair in itertools.product(self.units[i].members, self.units[j].members)):
+                masks[i] |= 1 << j
+        return tuple(masks)
 
     def arrangements(self) -> list[Arrangement]:
         """Those worth trying, the largest set of staying units first. Each cell is tried together and apart."""
@@ -93,7 +104,7 @@ class Setting(Budget):
                 if any(staying & ~larger == 0 for larger in free):
                     continue  # a larger set stays at no cost to anybody
                 found.append(Arrangement(staying, forms))
-                if self._costs_nothing(staying, forms):
+                if self.costs_nothing(staying, forms):
                     free.append(staying)
         return found
 
@@ -111,7 +122,7 @@ class Setting(Budget):
             some = [optional, *(optional & ~(1 << v) for v in members(optional)), *(1 << v for v in members(optional)), 0]
         return sorted({must | s for s in some}, key=lambda s: (-s.bit_count(), s))
 
-    def _costs_nothing(self, staying: int, forms: Forms) -> bool:
+    def costs_nothing(self, staying: int, forms: Forms) -> bool:
         """Whether nobody is slower or short of memory beside all of them, however few devices they have."""
         careful = replace(forms, careful=True)
         return all(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -17,40 +18,52 @@ from rlinf_lab.planning.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
 
 TOGETHER, APART, SINGLE = "together", "apart", ""
-EVERY = (0, 1 << 40)  # a window that allows any number of devices
 TINY = 1e-300  # seconds
 SAMPLED = 8  # device counts for which a stream is computed
 T = TypeVar("T")
 RATES = (0.5, 0.8, 1.0, 1.4, 2.2)  # periods of the bounds of a stream, relative to an even one
 
 
+class Window(NamedTuple):
+    """How many devices a worker may have, and of which kinds (None: of any)."""
+
+    fewest: int = 0
+    most: int = 1 << 40
+    kinds: frozenset[str] | None = None
+
+    def on(self, kind: str, devices: np.ndarray) -> np.ndarray:
+        """Those of these numbers of devices that it allows."""
+        return (devices >= self.fewest) & (devices <= self.most) & (self.kinds is None or kind in self.kinds)
+
+
+ANY = Window()
+
+
 @dataclass(frozen=True)
 class Forms:
-    """Each unit's form, and how many devices it may have: (fewest, most) in ``windows``.
+    """Each unit's form, and what is settled about where its workers sit.
 
-    What others keep on a device can depend on how many devices they have. It is counted as if they had the most that their window allows, or, when
-    ``careful``, the fewest on which they fit. Several that stay may sit beside each other: then only one of them is on a device (``disjoint``).
+    ``windows``: of workers that may not have any number of devices. What others keep on a device can depend on how many devices they have. It is counted
+    as if they had the most that their window allows, or, when ``careful``, the fewest on which they fit. ``meeting``: sets of workers that have a device in
+    common; what others keep counts beside a worker for these only (None: for all that stay while it works). ``apart``: sets that have none in common.
     """
 
     of: tuple[str, ...]
     careful: bool = False
-    windows: tuple[tuple[int, int], ...] = ()
-    disjoint: bool = False
+    windows: tuple[tuple[str, Window], ...] = ()
+    meeting: frozenset[frozenset[str]] | None = None
+    apart: frozenset[frozenset[str]] = frozenset()
 
     def __getitem__(self, unit: int) -> str:
         return self.of[unit]
 
-    def window(self, unit: int) -> tuple[int, int]:
-        return self.windows[unit] if self.windows else EVERY
+    def window(self, worker: str) -> Window:
+        return next((w for name, w in self.windows if name == worker), ANY)
 
-    def within(self, unit: int, window: tuple[int, int]) -> Forms:
-        """The same with another window of one unit."""
-        return replace(self, windows=tuple(window if i == unit else self.window(i) for i in range(len(self.of))))
-
-    def seen_by(self, unit: int, staying: int) -> tuple[Any, ...]:
-        """What of it matters to a unit beside those that stay."""
-        others = tuple((f, self.window(i)) if staying >> i & 1 else SINGLE for i, f in enumerate(self.of))
-        return self.of[unit], self.window(unit), others, self.careful, self.disjoint
+    def within(self, workers: Collection[str], window: Window) -> Forms:
+        """The same with another window of some workers."""
+        rest = [(name, w) for name, w in self.windows if name not in workers]
+        return replace(self, windows=tuple(sorted([*rest, *((name, window) for name in workers)], key=lambda w: w[0])))
 
 
 @dataclass(frozen=True)
@@ -82,18 +95,16 @@ class Tables:
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
-        key = unit, staying, forms.seen_by(unit, staying)
+        key = self._key(unit, staying, forms)
         if key not in self._known:
             made = self._rows(unit, staying, forms)
-            fewest, most = forms.window(unit)
-            made[:, (self.setting.totals < fewest) | (self.setting.totals > most)] = np.inf
             # Company never makes a worker faster, whatever a lone sample says.
             self._known[key] = np.maximum(made, self.of(unit, 0, forms)) if staying else made
         return self._known[key]
 
     def streams(self, unit: int, staying: int, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
         """(fill, period) pairs that bound the stream of a generator, as `search.problem.Problem.streams` wants them."""
-        key = unit, staying, forms.seen_by(unit, staying)
+        key = self._key(unit, staying, forms)
         if key not in self._streams:
             seconds = self.of(unit, staying, forms)
             total, chunks = seconds[0], 2.0 ** np.arange(len(seconds))[:, None]
@@ -107,7 +118,7 @@ class Tables:
 
     def split(self, unit: int, g: int, staying: int, forms: Forms) -> Apart:
         """How a cell whose members sit apart shares devices."""
-        key = unit, g, staying, forms
+        key = *self._key(unit, staying, forms), g
         if key not in self._apart:
             seconds = {
                 k: [self.member(m, k, g, Company(staying, forms, (m,))) for m in self.setting.units[unit].members]
@@ -127,11 +138,7 @@ class Tables:
         for mate in company.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
-        forms = company.forms
-        kept = [
-            max(self.kept(who, kind, forms.window(unit), forms.careful) for who in self._sharing(unit, forms)) for unit in members(company.staying)
-        ]
-        return left - (max(kept, default=0.0) if forms.disjoint else sum(kept))
+        return left - max((self.kept(who, kind, company.forms) for who in self._companies(name, company)), default=0.0)
 
     def running(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray | None:
         """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
@@ -170,7 +177,7 @@ class Tables:
         held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
         free = self.free(name, kind, devices, items, company)
         fits = memory.needed(worker, devices, held) <= free + ROUNDING
-        good = allowed(worker, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
+        good = allowed(worker, devices) & company.forms.window(name).on(kind, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
         found = np.full(good.shape, np.inf)
         some = np.flatnonzero(good.any(axis=0))
         if not len(some):
@@ -179,7 +186,7 @@ class Tables:
         if isinstance(model, GenerationModel) and company.mates == (name,):
             seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
         else:
-            beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(company)]
+            beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(name, company)]
             seconds = np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
@@ -194,7 +201,7 @@ class Tables:
 
         Computed for some device counts and interpolated, because it changes slowly.
         """
-        key = unit, staying, forms.seen_by(unit, staying)
+        key = self._key(unit, staying, forms)
         if key not in self._lags:
             name, setting = self.setting.units[unit].members[0], self.setting
             grid = np.ones((len(self._rates()), setting.granularities, *setting.shape))
@@ -241,27 +248,41 @@ class Tables:
         return found
 
     # --- company ---------------------------------------------------------------------------------------------
-    def kept(self, who: tuple[str, ...], kind: str, window: tuple[int, int] = EVERY, careful: bool = False) -> float:
-        """GiB that staying workers keep on a device: with the most devices of their window that are there, or ``careful``, with as few as they fit on."""
+    def kept(self, who: tuple[str, ...], kind: str, forms: Forms) -> float:
+        """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or ``careful``, with the fewest."""
         total, items = 0.0, self.setting.profile.items
-        devices = np.arange(max(1, window[0]), min(window[1], self.setting.counts[self.setting.kinds.index(kind)]) + 1)
+        devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
         for name in who:
             worker = self.setting.profile.workers[name]
-            good = devices[allowed(worker, devices)]
-            if careful:
-                good = good[memory.needed(worker, good, items / 2 ** (self.setting.granularities - 1)) <= self.setting.cap(kind) + ROUNDING][:1]
+            good = devices[allowed(worker, devices) & forms.window(name).on(kind, devices)]
+            finest = items / 2 ** (self.setting.granularities - 1) / max(self.setting.cell(self.setting.home[name]).sub_batches)
+            good = good[memory.needed(worker, good, finest) <= self.setting.cap(kind) + ROUNDING]
+            if forms.careful:
+                good = good[:1]
             if len(good):
                 total += float(memory.kept(worker, good, items).min())
         return total
+
+    def _key(self, unit: int, staying: int, forms: Forms) -> tuple[Any, ...]:
+        """What of it all matters to a unit beside those that stay."""
+        own, there = set(self.setting.units[unit].members), {m for i in members(staying) for m in self.setting.units[i].members}
+        others = tuple(forms[i] for i in members(staying))
+        windows = tuple(w for w in forms.windows if w[0] in own or w[0] in there)
+        meeting = None if forms.meeting is None or not staying else frozenset(e & (own | there) for e in forms.meeting if e & own)
+        return unit, staying, forms[unit], others, windows, meeting, forms.careful
 
     def _sharing(self, unit: int, forms: Forms) -> list[tuple[str, ...]]:
         """Who of a unit can be on one device: all of them, or one of those that sit apart."""
         names = self.setting.units[unit].members
         return [(m,) for m in names] if forms[unit] == APART else [names]
 
-    def _companies(self, company: Company) -> list[tuple[str, ...]]:
-        parts = [self._sharing(unit, company.forms) for unit in members(company.staying)]
-        return [tuple(itertools.chain(*choice)) for choice in itertools.product(*parts)]
+    def _companies(self, name: str, company: Company) -> list[tuple[str, ...]]:
+        """The sets of workers that stay on some device of a worker."""
+        if company.forms.meeting is None:
+            parts = [self._sharing(unit, company.forms) for unit in members(company.staying)]
+            return [tuple(itertools.chain(*choice)) for choice in itertools.product(*parts)]
+        there = [m for unit in members(company.staying) for m in self.setting.units[unit].members]
+        return [(), *(tuple(m for m in there if m in e) for e in sorted(company.forms.meeting, key=sorted) if name in e)]
 
 
 def allowed(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:

@@ -76,8 +76,10 @@ def test_who_does_not_fit_side_by_side() -> None:
     assert "no two have room on the same devices: 'a' needs 50 GiB" in plan(profile, 8, memory_gib=64).refused["temporal"]
     three = plan(chain(a=bound, b=bound, c=bound), 8, memory_gib=64)
     assert [p.mode for p in three] == ["spatial"] and all(three.refused[m].startswith("no two have room on the same devices") for m in ("temporal", "hybrid"))
-    leaving = plan(chain(a=bound, b=dataclasses.replace(bound, memory=Memory(10)), c=bound), 8, memory_gib=64)
-    assert "who stays on the devices leaves too little memory" in leaving.refused["temporal"] and "hybrid" not in leaving.refused
+    single = dataclasses.replace(bound, ranks=RankRule(most=1))  # all on one device, where they take turns
+    leaving = plan(chain(a=single, b=dataclasses.replace(single, memory=Memory(10)), c=single), 8, memory_gib=64)
+    assert "who stays on the devices leaves too little memory" in leaving.refused["temporal"]
+    assert "hybrid" not in plan(chain(a=bound, b=dataclasses.replace(bound, memory=Memory(10)), c=bound), 8, memory_gib=64).refused
     hosts = chain(a=dataclasses.replace(FLAT, resource="host"), b=STEEP)
     assert all("memory" not in why and "room" not in why for why in plan(hosts, 8, memory_gib=64).refused.values())
     with pytest.raises(PlanError, match="No plan for 'chain' on 8 devices among temporal: .a. needs 50 GiB .* Next: modes=.*, or memory_gib=100"):

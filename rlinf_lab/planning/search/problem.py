@@ -29,6 +29,7 @@ class Problem:
     ``staying``: leaves that never leave their devices (they cost no switch, but the memory of whoever shares the devices).
     ``once``: leaves that are called once an iteration and stream their outputs: they take turns with others only as a whole.
     ``staleness``: how many iterations old the weights of a rollout may be; 0 waits for the end of each iteration.
+    ``apart``: for each leaf those with which it shall have no device in common (empty: nobody). Two parts that take turns have some device in common.
     """
 
     names: tuple[str, ...]
@@ -42,6 +43,7 @@ class Problem:
     once: int = 0
     staleness: int = 0
     streams: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = field(default=None, compare=False)
+    apart: tuple[int, ...] = ()
 
     @property
     def everyone(self) -> int:
@@ -90,6 +92,10 @@ class Problem:
         """
         least = np.minimum(fill, period)
         return np.maximum(2.0**g * least, (fill + (2.0**g - 1) * least) / (1 + self.staleness))
+
+    def may_take_turns(self, cut: Cut) -> bool:
+        """Whether somebody of the one part may share a device with somebody of the other."""
+        return not self.apart or any(cut.after & ~self.apart[v] for v in members(cut.before))
 
     def switch(self, leaving: int, coming: int, cuts: Cuts) -> float:
         """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come, each at the same time."""

@@ -223,7 +223,7 @@ class _Solver:
             found = []
             for cut in self.cuts.of(leaves):
                 for kind in self.kinds:
-                    aside = kind == TEMPORAL and self._is_aside(cut)
+                    aside = kind == TEMPORAL and (self._is_aside(cut) or not self.problem.may_take_turns(cut))
                     again = kind == SPATIAL and not cut.linked and cut.before > cut.after and leaves != self.problem.everyone  # the other way round
                     if not aside and not again:
                         like = unlike and self.unlike is not None and self.unlike.has(kind, cut)
