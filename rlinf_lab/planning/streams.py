@@ -77,15 +77,22 @@ class _Follower:
         return Streamed(seconds, fill + later, work, later)
 
     def _handovers(self, work: dict[int, Work]) -> tuple[float, float]:
-        """(seconds from the begin of a worker's work to the end of its last handover: its next iteration does not begin before; how much later than the
-        streams the last one ends)."""
+        """(seconds from the begin of a worker's work to the end of its last handover, or for which a device works: the next iteration of its does not begin
+        before; how much later than the streams the last one ends)."""
         profile, home = self.setting.profile, self.setting.home
         if not profile.handovers:
             return 0.0, 0.0
         ends = {name: float(work[home[name]].ends.max()) for name in profile.workers}
         over = handed_over(profile, ends)
         busy = max(over[h.worker] - float(work[home[h.worker]].starts.min()) for h in profile.handovers)
+        busy = max(busy, *(self._occupied(work, seat.devices.start) for seat in self.placement.seats.values() if seat.devices))
         return busy, max(over.values()) - max(ends.values())
+
+    def _occupied(self, work: dict[int, Work], device: int) -> float:
+        """Seconds of an iteration for which a device works, handovers included."""
+        here = {name for name, seat in self.placement.seats.items() if device in seat.devices}
+        units = {self.setting.home[name] for name in here}
+        return sum(work[u].busy for u in units) + sum(h.seconds for h in self.setting.profile.handovers if h.worker in here)
 
     def _free(self, tree: Tree) -> float:
         """When the devices are ready for the next iteration."""

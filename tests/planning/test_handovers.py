@@ -220,6 +220,8 @@ def test_only_what_begins_after_everything_counts_for_every_plan() -> None:
     ended = handed_over(early, {"a": 1.0, "b": 4.0, "c": 9.0})
     assert ended == {"a": 6.0, "b": 7.0, "c": 9.0}
     assert lab.plan(early, 3).bound.seconds <= lab.plan(early, 3).best.seconds
+    one_device = lab.plan(early, {"": 1}, staleness=1).best  # iterations overlap, but the device has its work and the handovers of all
+    assert one_device.seconds == pytest.approx(9.0, rel=0.01) and one_device.candidate.seconds == pytest.approx(9.0)
 
 
 @pytest.mark.parametrize(
