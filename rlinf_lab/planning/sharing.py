@@ -162,7 +162,10 @@ class _Branches(_Looks):
                 many = _too_many(placement)
                 return _halves(placement, used, many) if _any(many, used.forms.meeting or ()) else self._settle(used, many)
             broken.append((placement, again[0]))
-        return self._smaller(used, *broken[0])
+        known = used.forms.meeting or frozenset()
+        pairs = [frozenset(pair) for _, e in broken for pair in itertools.combinations(sorted(e), 2)]
+        undecided = next((pair for pair in pairs if pair not in used.forms.apart and not _any(pair, known)), None)
+        return self._settle(used, undecided) if undecided else self._smaller(used, *broken[0])
 
     def _settle(self, used: Arrangement, together: frozenset[str]) -> list[Arrangement]:
         """One in which these workers have a device in common and one in which they have none; first, on which kind those who stay are."""
