@@ -21,7 +21,8 @@ from rlinf_lab.planning.spreading import spread
 from rlinf_lab.planning.tables import APART, Forms, Window, allowed
 
 SPLITS = 64  # searches for a plan that fits, before what others keep on a device is counted as the most that it can be
-BRANCHES = 256  # searches for a faster one in which some of those who stay have no device in common with some others
+BRANCHES = {1: 256, 2: 256, 3: 256, 4: 16}  # by units: searches for a faster one in which some of those who stay have no device in common with others
+MORE = 4  # the same for more units
 FASTER, AS_FAST = 1 - 1e-9, 1 + 1e-9
 PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 Search = Callable[[Problem, float, Only], list[Found]]
@@ -47,7 +48,7 @@ def fitting(
     for some: parts that take turns have some device in common, not all of them. ``branches``: how many searches for that (none of a quick ``search``).
     """
     found = _Counted(setting, only, search).best(arrangement, ceiling)
-    most = branches if branches is not None else BRANCHES if search is None and only.last is None else 0
+    most = branches if branches is not None else BRANCHES.get(len(setting.units), MORE) if search is None and only.last is None else 0
     if not most or TEMPORAL not in only.kinds or not arrangement.staying or setting.costs_nothing(arrangement.staying, arrangement.forms):
         return found
     return _Branches(setting, only, search).best(arrangement, min([ceiling, *(f.searched * FASTER for _, f in found)]), most) or found
