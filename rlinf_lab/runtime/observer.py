@@ -18,6 +18,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
+from rlinf_lab.runtime.turns import quick_turns
 from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.timeline import Timeline
@@ -25,6 +26,7 @@ from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
+SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 STILL_SECONDS = 3
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
@@ -111,13 +113,15 @@ class Observer:
         while not self._over.wait(max(LEAST_REST, due - time.monotonic())):
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
             due = max(due, time.monotonic() - LOOK_SECONDS) + LOOK_SECONDS
-            try:
-                self.collect()
-            except Exception as error:  # what was not collected is gone
-                self.problem = error
-                self._broken()
-                return
-            self._update()
+            with quick_turns():
+                try:
+                    self.collect()
+                except Exception as error:  # what was not collected is gone
+                    self.problem = error
+                    self._broken()
+                    return
+                self._update()
+                self._over.wait(SENT_SECONDS)
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""

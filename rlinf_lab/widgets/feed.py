@@ -113,13 +113,27 @@ class TimelineFeed:
 
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
+        update = self.take_spans()
+        self._account(update, final)
+        return update
+
+    def take_spans(self) -> Update:
+        """What is new without device time and bubbles."""
         now, update = self.timeline.snapshot(), Update()
         if now is not self._now or not self._shape:
             self._now = now
             self._add_spans(now, update)
-        if self._seen and (final or time.monotonic() >= self._not_before):
-            self._add_bubbles(now, update, final)
         return update
+
+    def take_bubbles(self) -> Update:
+        """Device time and bubbles, where it is time to look at them: of the spans that were taken."""
+        update = Update()
+        self._account(update, False)
+        return update
+
+    def _account(self, update: Update, final: bool) -> None:
+        if self._seen and (final or time.monotonic() >= self._not_before):
+            self._add_bubbles(self._now, update, final)
 
     def _add_spans(self, now: Timeline, update: Update) -> None:
         count = len(now)
