@@ -81,9 +81,14 @@ class Window:
         measured, share = self.workers[worker], profile.workers[worker].calls
         return [s * share for s in measured if s] if share < 1 else measured
 
+    def of_handover(self, worker: str, method: str) -> list[float]:
+        """Seconds an iteration; their mean, once, where it was called in some only: how often it should be, the profile does not say."""
+        measured = self.handovers[worker, method]
+        return measured if all(measured) or not any(measured) else [statistics.fmean(measured)]
+
     def elapsed_of(self, profile: Profile) -> list[float]:
         """Seconds of each iteration; their mean where a worker works in some of them only."""
-        if any(w.calls < 1 for w in profile.workers.values()):
+        if self.elapsed and any(w.calls < 1 for w in profile.workers.values()):
             return [statistics.fmean(self.elapsed)] * len(self.elapsed)
         return self.elapsed
 

@@ -118,12 +118,16 @@ def handed_over(profile: Handing, ends: Mapping[str, float]) -> dict[str, float]
 
 def tail(profile: Handing) -> float:
     """Seconds by which the last handover ends later than everything else, at least: of chains that begin where all streams end."""
+    if not profile.handovers:
+        return 0.0
     ends = {w: 0.0 if above >= set(profile.workers) else -math.inf for w, above in _upstream(profile).items()}
-    return max(0.0, *handed_over(profile, ends).values()) if profile.handovers else 0.0
+    return max(0.0, *handed_over(profile, ends).values())
 
 
 def is_closed(profile: Handing) -> bool:
     """Whether a handover ends each iteration before the next one can begin, whatever staleness allows: who feeds all others is handed a value by the last."""
+    if not profile.handovers:
+        return False
     upstream, everyone = _upstream(profile), set(profile.workers)
     ended = {w: set(above) for w, above in upstream.items()}
     for h in profile.handovers:

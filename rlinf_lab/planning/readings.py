@@ -1,7 +1,7 @@
 """A profile with what a run showed of a worker: which part of a batch's seconds has changed, the part that it always takes or that of its items.
 
-Batches of several sizes tell the two apart. Where a run has one size only there are two readings: everything grew in proportion (a slower machine), or the
-items alone did (longer ones). A plan with other chunks takes other seconds under each.
+Batches of several sizes tell the two apart. Where a run has one size only (or seconds that are too uneven) there are two readings: everything grew in
+proportion (a slower machine), or the items alone did (longer ones). A plan with other chunks takes other seconds under each.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from rlinf_lab.planning.drift import Drift, Window
 from rlinf_lab.planning.profile import Profile, Sample
 
 SIZES = 1.25  # the largest batch over the smallest, from which on sizes tell
+SURE = 0.1  # standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
 MATTERS = 0.02  # of a worker's seconds: a fixed part below it makes no difference
 
 
@@ -51,23 +52,34 @@ def _of_worker(profile: Profile, candidate: Candidate, window: Window, drift: Dr
     seat, setting = placement.seats[name], placement.setting
     model, (sizes, spent) = setting.models[name, placement.kind(seat)], window.batches(name)
     alone = len(setting.units[setting.home[name]].members) == 1 and profile.workers[name].calls == 1
-    if not alone or not isinstance(model, BatchModel) or not len(sizes):
+    count = len(sizes) / len(window.warm)
+    if not alone or not isinstance(model, BatchModel) or not count or count <= 1 < seat.chunks:  # all came at once: its parts are not to be seen
         scaled = profile.scaled(name, drift.factor)
         return scaled, scaled
-    always, count = _always(model, len(seat.devices), seat.ranks), len(sizes) / len(window.warm)
+    always = _always(model, len(seat.devices), seat.ranks)
     expected = drift.expected + (count - seat.chunks) * always  # chunks are whole numbers of items: there may be fewer
     factor = drift.measured / expected
-    if sizes.max() >= SIZES * sizes.min():
-        told, _, odd = fit(sizes, 1e9 * spent)
-        of_items = _items_factor(drift.measured, expected, count, told / 1e9, always)
-        if not odd and of_items is not None:
-            made = _changed(profile, name, always, told / 1e9, of_items)
+    told = told_by_sizes(sizes, spent)
+    if told is not None:
+        of_items = _items_factor(drift.measured, expected, count, told, always)
+        if of_items is not None:
+            made = _changed(profile, name, always, told, of_items)
             return made, made
     scaled = profile.scaled(name, factor)
     of_items = _items_factor(drift.measured, expected, count, always, always)
     if count * always <= MATTERS * expected or of_items is None:
         return scaled, scaled
     return scaled, _changed(profile, name, always, always, of_items)
+
+
+def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
+    """Seconds that each batch takes besides its items, from items and seconds of some; None where sizes are too alike, or seconds too uneven, to tell."""
+    if sizes.max() < SIZES * sizes.min():
+        return None
+    always, each, odd = fit(sizes, 1e9 * spent)
+    off, apart = spent - (always + each * sizes) / 1e9, sizes - sizes.mean()
+    error = np.sqrt(off @ off / max(1, len(sizes) - 2) * (1 / len(sizes) + sizes.mean() ** 2 / (apart @ apart)))
+    return always / 1e9 if not odd and error <= SURE * spent.mean() else None
 
 
 def _always(model: BatchModel, devices: int, ranks: int) -> float:

@@ -122,7 +122,7 @@ def replan(
     _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
     workers = tuple(Drift.of(w, expected[w], seen.of_worker(profile, w), threshold) for w in profile.workers)
-    handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.handovers[h.worker, h.method], threshold) for h in profile.handovers)
+    handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.of_handover(h.worker, h.method), threshold) for h in profile.handovers)
     readings = _readings(profile, plan.candidate, seen, workers, handed)
     nows = tuple(_under(p, plan.candidate).seconds for p in readings.of_both())
     same = readings.as_measured == profile
@@ -156,7 +156,7 @@ def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tup
 def _better(readings: Readings, nows: tuple[float, ...], present: Candidate) -> tuple[Candidate | None, tuple[float, ...], tuple[str, ...]]:
     """A plan that is faster however the measurement is read, its seconds in each reading, and notes on what the readings do not agree in."""
     setting, both, said = present.placement.setting, readings.of_both(), ""
-    who = f"batches of {' and '.join(readings.unclear)} had one size, which does not tell whether each takes longer or its items do"
+    who = f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes longer or its items do"
     for i, profile in enumerate(both):
         again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
         best = candidates(again, quick=True, staying=present.placement.arrangement.staying)[0]

@@ -14,8 +14,11 @@ from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.readings import told_by_sizes
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -122,7 +125,15 @@ def test_a_plan_that_is_better_in_one_reading_only_is_not_proposed() -> None:
     best = lab.plan(flow, DEVICES[:2], believed(fixed=0.0015))["spatial"]
     found = lab.replan(run(flow, best), best)
     assert found.proposal is None and found.drifts[1].sustained
-    assert "one size" in found.notes[0] and "Next: measure again" in repr(found) and found.notes == tuple(found.to_dict()["notes"])
+    assert "of one size" in found.notes[0] and "Next: measure again" in repr(found) and found.notes == tuple(found.to_dict()["notes"])
+
+
+def test_sizes_tell_where_seconds_are_even() -> None:
+    sizes, random = np.array([4.0, 4.0, 4.0, 2.0] * 8), np.random.default_rng(0)
+    even = 0.02 + 0.03 * sizes
+    assert told_by_sizes(sizes, even) == pytest.approx(0.02) and told_by_sizes(np.full(8, 4.0), np.full(8, 0.14)) is None
+    assert told_by_sizes(sizes, even * random.normal(1.0, 0.01, 32)) == pytest.approx(0.02, abs=0.01)
+    assert told_by_sizes(sizes, even * random.normal(1.0, 0.5, 32)) is None, "an intercept of noise tells nothing"
 
 
 def test_drift_of_handovers_is_measured_by_itself() -> None:
@@ -135,6 +146,20 @@ def test_drift_of_handovers_is_measured_by_itself() -> None:
     found = lab.replan(as_run(best, slow), best)
     assert [d.worker for d in found.drifts if d.sustained] == ["source.load()"] and found.profile == slow
     assert found.now == pytest.approx(found.elapsed.measured, rel=0.02) and found.to_dict()["iteration"]["measured_s"] == found.elapsed.measured
+
+
+def test_a_handover_of_some_iterations_does_not_drift() -> None:
+    """Such as new weights every second iteration: the profile has the mean, which no iteration takes."""
+    profile = believed().replace(handovers=(Handover("learner", "weights", 0.05), Handover("source", "load", 0.1, ("learner",))))
+    best = lab.plan(profile, 2).best
+    timeline = forecast(best.candidate.placement, 9, best.devices)
+    rows = timeline.spans.copy()
+    handed = np.isin(rows["name"], [i for i, name in enumerate(timeline.names) if name in ("weights", "load")]) & (rows["kind"] == SpanKind.RUN)
+    rows["end"][handed] += rows["end"][handed] - rows["start"][handed]  # twice as long
+    some = Timeline(timeline.devices)
+    some.extend(SpanBatch("simulated", "some", 0, rows[~handed | (rows["iteration"] % 2 == 0)], tuple(timeline.tracks), tuple(timeline.names)))
+    found = lab.replan(some, best)
+    assert [(d.worker, d.percent, d.sustained) for d in found.drifts[2:]] == [("learner.weights()", "0 %", False), ("source.load()", "0 %", False)]
 
 
 def as_run(plan: Planned, truth: Profile, iterations: int = 9) -> Timeline:
