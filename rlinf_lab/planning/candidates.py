@@ -13,7 +13,7 @@ from rlinf_lab.planning.search.problem import Cuts, Problem
 from rlinf_lab.planning.search.solver import BOTH, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
-from rlinf_lab.planning.sharing import Search, fitting, settled
+from rlinf_lab.planning.sharing import Search, branched, counted, settled
 from rlinf_lab.planning.streams import Streamed, follow
 from rlinf_lab.planning.tables import Forms
 
@@ -59,6 +59,8 @@ def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = Fa
             shape = candidate.placement.shape
             if shape not in found or candidate.seconds < found[shape].seconds:
                 found[shape] = candidate
+    if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
+        found = {c.placement.shape: c for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], modes, FEW)}
     best = min((c.seconds for c in found.values()), default=0.0)
     better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in found.values()]
     return _distinct(sorted(better, key=lambda c: (c.seconds, c.placement.shape)))
@@ -95,9 +97,9 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
     return found or _any(setting, in_turns, modes)
 
 
-def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> list[Candidate]:
-    """A plan of another arrangement, where those that promise most have none, or of one in which not all that take turns share all their devices."""
-    return next((found for few in (0, FEW) for a in arrangements if (found := _best(setting, [a], Only(modes), guess, branches=few))), [])
+def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], branches: int = 0) -> list[Candidate]:
+    """A plan of another arrangement, where those that promise most have none."""
+    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess, branches=branches))), [])
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
@@ -130,9 +132,14 @@ def _best(
     """The best plans of one structure over all arrangements: those that the search cannot tell apart are followed. ``best``: seconds known so far."""
     searched = []
     for arrangement in arrangements:
-        for used, plan in fitting(setting, arrangement, best * CLOSE, only, search, branches):
+        for used, plan in counted(setting, arrangement, best * CLOSE, only, search):
             best = min(best, plan.searched)
             searched.append((used, plan))
+    if search is None or branches:
+        for arrangement in arrangements:
+            for used, plan in branched(setting, arrangement, best, only, search, branches):
+                best = min(best, plan.searched)
+                searched.append((used, plan))
     return [Candidate.of(setting, used, plan.tree, plan.searched) for used, plan in searched if plan.searched <= best * CLOSE]
 
 

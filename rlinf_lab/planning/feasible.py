@@ -65,7 +65,7 @@ def nearest(wish: Wish, gib: int | None = None, count: int | None = None) -> str
     if wish.modes != MODES and wish.is_possible(modes=MODES):
         found.append(f"modes={MODES}")
     if (enough := _least_memory(wish, gib)) is not None:
-        found.append(f"memory_gib={enough}")
+        found.append(f"memory_gib={enough}" + " for every kind of device" * (len(wish.devices) > 1))
     if (more := _least_devices(wish, count)) is not None:
         found.append(f"devices={more.get('', more)}")
     return f" Next: {', or '.join(found) or _both(wish)}."

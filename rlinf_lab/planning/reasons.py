@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from rlinf_lab.planning import memory
 from rlinf_lab.planning.bounds import Bound
 from rlinf_lab.planning.budget import Unit
 from rlinf_lab.planning.candidates import Candidate
+from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.search.trees import TEMPORAL
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, allowed
@@ -140,7 +143,9 @@ def _somebody_shares(setting: Setting, kind: str) -> bool:
     on_devices = [i for i, u in enumerate(setting.units) if any(setting.profile.workers[m].resource == "device" for m in u.members)]
 
     def fits(unit: int, beside: int) -> bool:
-        return any(np.isfinite(setting.tables.of(unit, 1 << beside if stays[beside] else 0, f)).any() for f in forms)
+        """Beside a cell whose members sit apart, perhaps on the devices of one of them only."""
+        some = [replace(f, meeting=frozenset()) if f[beside] == APART or f[unit] == APART else f for f in forms]
+        return any(np.isfinite(setting.tables.of(unit, 1 << beside if stays[beside] else 0, f)).any() for f in some)
 
     pairs = list(itertools.combinations(on_devices, 2))
     return not pairs or any(fits(i, j) and fits(j, i) for i, j in pairs)
@@ -156,24 +161,68 @@ class Shortage:
 
 def shortage(setting: Setting) -> Shortage:
     """What stands against every plan of turns: who keeps how much, and what works beside it."""
-    most = {m: _most(setting, m) for u in setting.units for m in u.members if setting.profile.workers[m].resource == "device"}
-    workers, finest = setting.profile.workers, setting.profile.items / 2 ** (setting.granularities - 1)
+    workers = setting.profile.workers
+    most = {m: _most(setting, m, max(setting.counts)) for u in setting.units for m in u.members if workers[m].resource == "device"}
     if not most:
         return Shortage("all workers are on the host.", 0.0)
-    stay = [m for m in most if not workers[m].offloadable]
-    keeps = {m: float(memory.kept(workers[m], np.array([most[m]]), setting.profile.items)[0]) for m in stay}
-    needs = {m: float(memory.needed(workers[m], np.array([n]), finest)[0]) for m, n in most.items()}
+    keeps = {m: _keeps(setting, m, n) for m, n in most.items() if not workers[m].offloadable}
+    needs = {m: _needs(setting, m, n) for m, n in most.items()}
     short = max(most, key=lambda m: needs[m] + sum(g for s, g in keeps.items() if s != m))
+    gib = needs[short] + sum(g for s, g in keeps.items() if s != short)
     others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
+    if len(setting.kinds) > 1:
+        return Shortage(_short_of_kinds(setting, list(most)) or _short_somewhere(setting, short, most[short], others), gib)
     beside = f" while {others} there (offloadable: false)" if others else ""
-    cap = max(setting.cap(k) for k in setting.kinds)
-    said = f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices{beside}, and a device has {cap:g} GiB."
-    return Shortage(said, needs[short] + sum(g for s, g in keeps.items() if s != short))
+    cap = setting.cap(setting.kinds[0])
+    return Shortage(f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices{beside}, and a device has {cap:g} GiB.", gib)
 
 
-def _most(setting: Setting, name: str) -> int:
-    devices = np.arange(1, max(setting.counts) + 1)
-    return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=1))
+def _short_somewhere(setting: Setting, name: str, devices: int, others: str) -> str:
+    """Where each would find a kind of device, but not all of them."""
+    there = ", ".join(f"{kind} {setting.cap(kind):g} GiB" for kind in setting.kinds)
+    beside = f"; {others} (offloadable: false) where they sit" if others else ""
+    return f"{name!r} needs {_needs(setting, name, devices):.3g} GiB on each of {devices} devices{beside}. There are {there} on a device."
+
+
+def _short_of_kinds(setting: Setting, names: list[str]) -> str:
+    """Of several kinds of devices: the worker for whom, beside those that can stay nowhere else, none will do; "" where there is none."""
+    homes = {m: [k for k in setting.kinds if _missing(setting, m, k, {}) <= ROUNDING] for m in names}
+    bound = {m: homes[m][0] for m in names if len(homes[m]) == 1 and not setting.profile.workers[m].offloadable}
+    worst = max(names, key=lambda m: min(_missing(setting, m, k, bound) for k in setting.kinds))
+    if min(_missing(setting, worst, k, bound) for k in setting.kinds) <= ROUNDING:
+        return ""
+    return f"{worst!r} fits on no kind of device: {'; '.join(_short_of(setting, worst, k, bound) for k in setting.kinds)}."
+
+
+def _short_of(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> str:
+    devices, there = _most(setting, name, setting.devices[kind]), setting.devices[kind]
+    if not devices:
+        return f"of {kind} there are {there}, too few for its ranks"
+    kept = [f"{m!r} keeps {_keeps(setting, m, _most(setting, m, there)):.3g} GiB (offloadable: false)" for m, k in bound.items() if k == kind and m != name]
+    beside = f", where {', '.join(kept)}" if kept else ""
+    return f"on each of {devices} {kind} it needs {_needs(setting, name, devices):.3g} GiB of {setting.cap(kind):g}{beside}"
+
+
+def _missing(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> float:
+    """GiB that a worker is short of on a kind of device, beside those that are ``bound`` to it; inf where there are too few of them."""
+    devices = _most(setting, name, setting.devices[kind])
+    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m, k in bound.items() if k == kind and m != name)
+    return _needs(setting, name, devices) + kept - setting.cap(kind) if devices else math.inf
+
+
+def _needs(setting: Setting, name: str, devices: int) -> float:
+    """GiB on each of so many devices, with the finest chunks."""
+    return float(memory.needed(setting.profile.workers[name], np.array([devices]), setting.profile.items / 2 ** (setting.granularities - 1))[0])
+
+
+def _keeps(setting: Setting, name: str, devices: int) -> float:
+    return float(memory.kept(setting.profile.workers[name], np.array([devices]), setting.profile.items)[0])
+
+
+def _most(setting: Setting, name: str, there: int) -> int:
+    """The most devices that it may have; 0 where there are too few."""
+    devices = np.arange(1, there + 1)
+    return int(devices[allowed(setting.profile.workers[name], devices)].max(initial=0))
 
 
 def fewest_apart(setting: Setting) -> int:

@@ -117,7 +117,7 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
     count = int(fitting[0]) if len(fitting) else None
     enough = math.ceil(max(_enough(setting, unit) for unit in setting.units))
-    said = f"{who} {least:.3g} GiB on each of {at} devices, and a device has {cap:g} GiB."
+    said = f"{who} {least:.3g} GiB on each of {at} devices, and {'a' if len(setting.kinds) == 1 else 'the largest'} device has {cap:g} GiB."
     return Refusal(said, f"{f'devices={count}, or ' if count else ''}device_memory_gib={enough}", enough, count)
 
 

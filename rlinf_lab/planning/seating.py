@@ -7,6 +7,7 @@ the order of `search.trees.nodes`; 0, also for those that are missing, is first 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 
 from rlinf_lab.planning.search.problem import Counts
@@ -17,7 +18,7 @@ MOST = 64  # seatings of a plan that are looked at
 
 def seatings(tree: Tree, members: dict[int, int]) -> Iterator[tuple[int, ...]]:
     """The default one first. ``members``: how many workers a leaf has that sit apart (others: 1)."""
-    choices = [range(_choices(node, members)) for node in nodes(tree)]
+    choices = [_choices(node, members) for node in nodes(tree)]
     return itertools.islice(itertools.product(*choices), MOST)
 
 
@@ -34,8 +35,7 @@ def _starts(tree: Composed) -> list[tuple[Counts, Counts]]:
         return [(none, before), (after, none)]
     most = tuple(map(max, before, after))
     far = tuple(min(n, a + b - 1) if a and b else m for n, a, b, m in zip(tree.devices, before, after, most, strict=True))
-    ways = [(none, none), (_less(most, before), _less(most, after)), (none, _less(far, after))]
-    return [w for i, w in enumerate(ways) if w not in ways[:i]]
+    return [(none, none), (_less(most, before), _less(most, after)), (none, _less(far, after))]
 
 
 def _less(a: Counts, b: Counts) -> Counts:
@@ -47,7 +47,9 @@ def order_of(members: int, choice: int) -> tuple[int, ...]:
     return next(itertools.islice(itertools.permutations(range(members)), choice, None))
 
 
-def _choices(node: Tree, members: dict[int, int]) -> int:
+def _choices(node: Tree, members: dict[int, int]) -> list[int]:
+    """Those that are not all the same."""
     if isinstance(node, Leaf):
-        return len(list(itertools.islice(itertools.permutations(range(members.get(node.worker, 1))), MOST)))
-    return len(_starts(node))
+        return list(range(min(MOST, math.factorial(members.get(node.worker, 1)))))
+    ways = _starts(node)
+    return [i for i, way in enumerate(ways) if way not in ways[:i]]

@@ -85,8 +85,8 @@ class Setting(Budget):
         )  # fmt: skip
 
     def _apart(self, forms: Forms) -> tuple[int, ...]:
-        """For each unit those of which no worker may have a device in common with any of its own. Of several kinds of devices parts may have none anyway."""
-        if not forms.apart or len(self.counts) > 1:
+        """For each unit those of which no worker may have a device in common with any of its own, on the same kind of device."""
+        if not forms.apart:
             return ()
         masks = [0] * len(self.units)
         for i, j in itertools.permutations(range(len(self.units)), 2):

@@ -14,15 +14,15 @@ from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import Found, Only, near, solve, useful_counts
-from rlinf_lab.planning.search.trees import TEMPORAL, Tree, company, evaluate
+from rlinf_lab.planning.search.trees import TEMPORAL, Tree, company, evaluate, meeting
 from rlinf_lab.planning.seating import seatings
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.spreading import spread
 from rlinf_lab.planning.tables import APART, Forms, Window, allowed
 
 SPLITS = 64  # searches for a plan that fits, before what others keep on a device is counted as the most that it can be
-BRANCHES = {1: 256, 2: 256, 3: 256, 4: 16}  # by units: searches for a faster one in which some of those who stay have no device in common with others
-MORE = 4  # the same for more units
+BRANCHES = 256  # searches for a faster one in which some of those who stay have no device in common with some others
+WORK = 3_000_000  # of all these searches together: device counts times granularities times ways to cut a flow
 FASTER, AS_FAST = 1 - 1e-9, 1 + 1e-9
 PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
 Search = Callable[[Problem, float, Only], list[Found]]
@@ -39,19 +39,33 @@ class Fitting:
 Fits = list[tuple[Arrangement, Fitting]]
 
 
-def fitting(
-    setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None, branches: int | None = None
-) -> Fits:
-    """The search's best plan that really fits, none where all take longer than ``ceiling``. ``search``: instead of an exact one.
+def fitting(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only) -> Fits:
+    """The search's best plan that really fits, none where all take longer than ``ceiling``."""
+    found = counted(setting, arrangement, ceiling, only)
+    return branched(setting, arrangement, min([ceiling, *(f.searched for _, f in found)]), only) or found
 
-    First one in which what everybody keeps counts for all who take turns with them; then, where that costs anything, a faster one in which it counts
-    for some: parts that take turns have some device in common, not all of them. ``branches``: how many searches for that (none of a quick ``search``).
-    """
-    found = _Counted(setting, only, search).best(arrangement, ceiling)
-    most = branches if branches is not None else BRANCHES.get(len(setting.units), MORE) if search is None and only.last is None else 0
+
+def counted(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None) -> Fits:
+    """The best plan in which what everybody who stays keeps counts for all who take turns with them, none where all take longer than ``ceiling``.
+    ``search``: instead of an exact one."""
+    return _Counted(setting, only, search).best(arrangement, ceiling)
+
+
+def branched(setting: Setting, arrangement: Arrangement, ceiling: float, only: Only, search: Search | None = None, branches: int | None = None) -> Fits:
+    """The best plan that takes less than ``ceiling`` and in which what everybody keeps counts for those only who have a device in common with them: parts
+    that take turns have some in common, not all. ``branches``: how many searches for it (None: as many as are affordable for the best plan of all)."""
+    most = branches if branches is not None else _affordable(setting) if only.last is None else 0
     if not most or TEMPORAL not in only.kinds or not arrangement.staying or setting.costs_nothing(arrangement.staying, arrangement.forms):
-        return found
-    return _Branches(setting, only, search).best(arrangement, min([ceiling, *(f.searched * FASTER for _, f in found)]), most) or found
+        return []
+    return _Branches(setting, only, search).best(arrangement, ceiling * FASTER, most)
+
+
+def _affordable(setting: Setting) -> int:
+    """Searches for each arrangement."""
+    cells = sum(len(u.members) > 1 for u in setting.units)
+    arrangements = 2 ** (setting.optional_stays.bit_count() + cells)
+    one = 3 ** len(setting.units) * int(np.prod(setting.shape)) * setting.granularities
+    return min(BRANCHES, WORK // (one * arrangements))
 
 
 def settled(placement: Placement) -> Placement:
@@ -174,24 +188,37 @@ class _Branches(_Looks):
         if len(together) < 2:
             return []
         staying = [n for n in sorted(together) if used.staying >> self.setting.home[n] & 1]
-        for name in staying if len(kinds) > 1 else ():
-            some = [k for k in kinds if self._may_be_on(name, k, forms)]
-            if len(some) > 1:
-                return [self._on(used, name, forms.window(name)._replace(kinds=frozenset([k]))) for k in some]
+        home = kinds
+        for name in staying:
+            home = tuple(k for k in kinds if self._may_be_on(name, k, forms))
+            if len(home) > 1:
+                return [self._on(used, name, forms.window(name)._replace(kinds=frozenset([k]))) for k in home]
         yes = replace(used, forms=replace(forms, meeting=(forms.meeting or frozenset()) | {together}))
         no = replace(used, forms=replace(forms, apart=forms.apart | {together}))
-        for name in sorted(together) if len(kinds) > 1 else ():  # on another kind nothing counts, which is the first of the two
-            no = self._on(no, name, no.forms.window(name)._replace(kinds=forms.window(staying[0]).kinds))
+        for name in sorted(together) if len(kinds) > 1 else ():  # who is on another kind is in the first of the two, where nothing counts for it
+            no = self._on(no, name, no.forms.window(name)._replace(kinds=frozenset(home)))
         return [yes, no]
 
     def _smaller(self, used: Arrangement, placement: Placement, together: frozenset[str]) -> list[Arrangement]:
-        """They shall have no device in common and cannot but have one: with fewer devices for one of them."""
-        found = []
-        for name in sorted(together):
-            window, count = used.forms.window(name), len(placement.seats[name].devices)
-            if count - 1 >= max(1, window.fewest):
-                found.append(self._on(used, name, window._replace(most=count - 1)))
-        return found
+        """They shall have no device in common and cannot but have one: with fewer devices for one of them.
+
+        Two that together have more than there are: at most so many for the one, or at most what is then left for the other. Else with so few that they need
+        have none in common in this plan; in others as many might do, which are not looked for.
+        """
+        seats, counts = placement.seats, {n: len(placement.seats[n].devices) for n in sorted(together)}
+        most = {name: count - 1 for name, count in counts.items()}
+        if len(counts) == 2:
+            (one, a), (other, b) = counts.items()
+            room = self.setting.devices[placement.kind(seats[one])]
+            if a + b > room:
+                most[one] = a - (a + b - room + 1) // 2
+                most[other] = room - most[one] - 1
+            else:
+                units = {self.setting.home[n] for n in counts}
+                room = max(meeting(placement.tree, *units).devices) if len(units) == 2 else 0
+                most = {one: max(min(a - 1, room - b), 1), other: max(min(b - 1, room - a), 1)}
+        windows = {name: used.forms.window(name) for name in most}
+        return [self._on(used, n, windows[n]._replace(most=m)) for n, m in most.items() if max(1, windows[n].fewest) <= m < counts[n]]
 
     def _may_be_on(self, name: str, kind: str, forms: Forms) -> bool:
         devices = np.arange(1, self.setting.devices[kind] + 1)
@@ -217,9 +244,9 @@ def _beside(placement: Placement) -> list[frozenset[str]]:
     found = []
     for name in placement.seats:
         mates = placement.setting.units[placement.setting.home[name]].members
-        for meeting in sorted(placement.meetings, key=sorted):
-            others = {o for o in meeting if placement.seats[o].stays and o not in mates}
-            if name in meeting and others:
+        for there in sorted(placement.meetings, key=sorted):
+            others = {o for o in there if placement.seats[o].stays and o not in mates}
+            if name in there and others:
                 found.append(frozenset({name, *others}))
     return found
 

@@ -84,6 +84,7 @@ class Tables:
     _streams: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
     def without(self, setting: Budget, unit: int) -> Tables:
         """Of a setting in which only the seconds of one unit are others: what is known of the rest stays true."""
@@ -250,18 +251,21 @@ class Tables:
     # --- company ---------------------------------------------------------------------------------------------
     def kept(self, who: tuple[str, ...], kind: str, forms: Forms) -> float:
         """GiB that staying workers keep on a device: with the most devices of their window on which they fit, or ``careful``, with the fewest."""
-        total, items = 0.0, self.setting.profile.items
-        devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
+        total = 0.0
         for name in who:
-            worker = self.setting.profile.workers[name]
-            good = devices[allowed(worker, devices) & forms.window(name).on(kind, devices)]
-            finest = items / 2 ** (self.setting.granularities - 1) / max(self.setting.cell(self.setting.home[name]).sub_batches)
-            good = good[memory.needed(worker, good, finest) <= self.setting.cap(kind) + ROUNDING]
-            if forms.careful:
-                good = good[:1]
-            if len(good):
-                total += float(memory.kept(worker, good, items).min())
+            key = name, kind, forms.window(name), forms.careful
+            if key not in self._keeps:
+                self._keeps[key] = self._kept(*key)
+            total += self._keeps[key]
         return total
+
+    def _kept(self, name: str, kind: str, window: Window, careful: bool) -> float:
+        worker, items = self.setting.profile.workers[name], self.setting.profile.items
+        devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
+        good = devices[allowed(worker, devices) & window.on(kind, devices)]
+        finest = items / 2 ** (self.setting.granularities - 1) / max(self.setting.cell(self.setting.home[name]).sub_batches)
+        good = good[memory.needed(worker, good, finest) <= self.setting.cap(kind) + ROUNDING]
+        return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 
     def _key(self, unit: int, staying: int, forms: Forms) -> tuple[Any, ...]:
         """What of it all matters to a unit beside those that stay."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import random
+from collections.abc import Mapping
 
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 
@@ -47,8 +47,13 @@ def test_of_two_that_stream_the_one_with_room_is_first() -> None:
     assert found["a"] != found["b"]
 
 
-def random_cell(seed: int) -> tuple[Profile, int]:
-    """A simulator and a policy that answer each other, and a learner; who stays and how much it keeps at random."""
+SPEEDS = {"A": 1.0, "B": 2.0}
+Place = frozenset[tuple[str, int]]
+"""devices, by kind and number"""
+
+
+def random_cell(seed: int) -> tuple[Profile, dict[str, int]]:
+    """A simulator and a policy that answer each other, and a learner, on devices of one kind or two; who stays and how much it keeps at random."""
     rng = random.Random(seed)
 
     def made() -> WorkerProfile:
@@ -57,44 +62,44 @@ def random_cell(seed: int) -> tuple[Profile, int]:
         return WorkerProfile((Sample(1, 12.0, rng.choice([3, 5, 11])),), exponent=1.0, memory=memory, ranks=rule, offloadable=rng.random() < 0.4)
 
     edges = (EdgeProfile("s", "t"), EdgeProfile("t", "s"), EdgeProfile("s", "a", whole=True))
-    return Profile(12, {n: made() for n in "sta"}, edges, device_memory_gib=rng.choice([70.0, 80.0])), rng.choice([2, 3, 4])
+    kinds = (DeviceKind("A", SPEEDS["A"], rng.choice([70.0, 80.0])), DeviceKind("B", SPEEDS["B"], rng.choice([50.0, 90.0])))
+    counts = {"A": rng.choice([2, 3, 4])} if rng.random() < 0.5 else {"A": rng.choice([1, 2, 3]), "B": rng.choice([1, 2])}
+    return Profile(12, {n: made() for n in "sta"}, edges, kinds=kinds), counts
 
 
-def best_by_hand(profile: Profile, devices: int) -> float:
+def best_by_hand(profile: Profile, counts: dict[str, int]) -> float:
     """Seconds of the best way to seat the learner anywhere after or beside the cell, its members on devices of their own or on the same ones, each in one
     call and the cell in one or two sub-batches. Switches cost nothing here: who may leave does."""
-    workers, cap, best = profile.workers, profile.device_memory_gib, math.inf
-    assert cap is not None
-    spans = [(start, n) for n in range(1, devices + 1) for start in range(devices - n + 1)]
-    for seats in itertools.product(spans, repeat=3):
-        at = {name: set(range(start, start + n)) for name, (start, n) in zip("sta", seats, strict=True)}
+    workers, best = profile.workers, math.inf
+    caps = {k.name: k.memory_gib for k in profile.kinds}
+    places = [frozenset((k, i) for i in range(first, first + n)) for k, there in counts.items() for n in range(1, there + 1) for first in range(there - n + 1)]
+    for seats in itertools.product(*([p for p in places if workers[n].ranks.allows(len(p))] for n in "sta")):
+        at = dict(zip("sta", seats, strict=True))
         together = at["s"] == at["t"]
-        if not all(workers[n].ranks.allows(len(at[n])) for n in at) or not (together or at["s"].isdisjoint(at["t"])):
-            continue
-        for parts in (1,) if together else (1, 2):
-            took = {n: workers[n].samples[0].seconds * math.ceil(12 / (parts if n != "a" else 1) / len(at[n])) / 12 for n in at}
+        for parts in (1,) if together else (1, 2) if at["s"].isdisjoint(at["t"]) else ():
+            items = {n: 12 / (parts if n != "a" else 1) for n in at}
+            took = {n: workers[n].samples[0].seconds * math.ceil(items[n] / len(at[n])) / 12 / SPEEDS[next(iter(at[n]))[0]] for n in at}
             cell = took["s"] + took["t"] if together else max(parts * max(took["s"], took["t"]), took["s"] + took["t"])
-            if cell + took["a"] < best and all(_gib(workers, at, d, n, parts) <= cap for n in at for d in at[n]):
+            if cell + took["a"] < best and all(_gib(workers, at, d, n, items[n]) <= caps[d[0]] for n in at for d in at[n]):
                 best = cell + took["a"]
     return best
 
 
-def _gib(workers: dict[str, WorkerProfile], at: dict[str, set[int]], device: int, name: str, parts: int) -> float:
+def _gib(workers: Mapping[str, WorkerProfile], at: dict[str, Place], device: tuple[str, int], name: str, items: float) -> float:
     """While ``name`` works there."""
     keeps = {n: w.memory.resident_gib / (len(at[n]) if w.memory.sharded else 1) for n, w in workers.items()}
-    items = math.ceil(12 / (parts if name != "a" else 1) / len(at[name]))
     stays = {n: not all(workers[m].offloadable for m in ("st" if n in "st" else "a")) for n in at}  # a cell stays or leaves as one
     others = [n for n in at if n != name and device in at[n] and (stays[n] or {n, name} == {"s", "t"})]
-    return keeps[name] + workers[name].memory.per_item_gib * items + sum(keeps[n] for n in others)
+    return keeps[name] + workers[name].memory.per_item_gib * math.ceil(items / len(at[name])) + sum(keeps[n] for n in others)
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(120))
 def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
     """One call each: so no seats but those that are tried by hand."""
-    profile, devices = random_cell(seed)
-    truth = best_by_hand(profile, devices)
+    profile, counts = random_cell(seed)
+    truth = best_by_hand(profile, counts)
     try:
-        plans = plan(profile, devices, chunks=1, simulate=False)
+        plans = plan(profile, counts, chunks=1, simulate=False)
     except PlanError:
         assert math.isinf(truth)
     else:
@@ -104,7 +109,31 @@ def test_nothing_beside_a_cell_is_overlooked(seed: int) -> None:
 
 def test_a_quick_search_finds_what_fits() -> None:
     for seed in range(12):
-        profile, devices = random_cell(seed)
-        if math.isfinite(best_by_hand(profile, devices)):
-            placement = plan(profile, devices, chunks=1, simulate=False, quick=True).best.candidate.placement
-            assert isinstance(placement, Placement) and not placement.misfit()
+        profile, counts = random_cell(seed)
+        if math.isfinite(best_by_hand(profile, counts)):
+            assert not plan(profile, counts, chunks=1, simulate=False, quick=True).best.candidate.placement.misfit()
+
+
+def test_of_three_on_a_device_two_are_set_apart() -> None:
+    """Any two of them fit on a device, not all three, and the first one needs all devices: the other two have none in common."""
+    a, b, c = worker(20, ranks=RankRule(counts=(2,))), worker(40), worker(30, 4)
+    profile = Profile(8, {"a": a, "b": b, "c": c}, (EdgeProfile("a", "b", whole=True), EdgeProfile("b", "c")), device_memory_gib=80.0)
+    plans = plan(profile, 2, chunks=1, simulate=False)
+    assert plans.best.seconds == pytest.approx(1 + 2 + 4)
+    assert devices_of(plans)["b"] != devices_of(plans)["c"]
+
+
+def test_a_refusal_names_each_kind_of_device_with_its_memory() -> None:
+    kinds = (DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 50.0))
+    profile = Profile(8, {"t": worker(80), "a": worker(60, stays=False)}, (EdgeProfile("t", "a"),), kinds=kinds)
+    with pytest.raises(PlanError) as error:
+        plan(profile, {"A": 1, "B": 1})
+    assert "'a' fits on no kind of device: on each of 1 A it needs 60 GiB of 80, where 't' keeps 80 GiB (offloadable: false); " in str(error.value)
+    assert "on each of 1 B it needs 60 GiB of 50. Next: memory_gib=80 for every kind of device, or devices={'A': 2, 'B': 1}." in str(error.value)
+
+
+def test_a_refusal_does_not_place_those_who_stay_on_a_kind_that_they_can_do_without() -> None:
+    wide = worker(60, devices=2, ranks=RankRule(2))
+    profile = Profile(8, {"t": wide, "a": wide}, (EdgeProfile("t", "a"),), kinds=(DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 50.0)))
+    with pytest.raises(PlanError, match=r"fits on no kind of device: on each of 2 A it needs 60 GiB of 80, where .* keeps 60 .*; of B there are 1, too few"):
+        plan(profile, {"A": 2, "B": 1})
