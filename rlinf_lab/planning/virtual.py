@@ -386,7 +386,7 @@ class VirtualHost:
         now = self.now
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
-        wanted = wanted_now()
+        wanted = wanted_now()  # `patience.check`, without its calls
         while True:
             for p in ready:  # grows meanwhile
                 doing = p.doing
