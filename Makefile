@@ -1,5 +1,6 @@
 # Every target first makes .venv (tools/setup.sh: uv when it is on PATH, else venv and pip; pinned by constraints.txt).
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 STAMP := .venv/.installed
