@@ -17,6 +17,9 @@ from test_notebooks import NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
+ELSEWHERE = {"10_workflows", "20_profiling", "40_any_plan"}  # by nbclient at each change; what they show is shown by the others, too
+HERE = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in ELSEWHERE else []) for path in NOTEBOOKS]
+
 LAST_HAS_RUN = """() => {
     const code = window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code');
     return Boolean(code[code.length - 1].model.executionCount);
@@ -59,7 +62,7 @@ def dashboards(source: str) -> int:
     return sum("lab.show(" in line or ("lab.run(" in line and "dashboard=False" not in line) for line in source.split("\n"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", HERE)
 def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     lab = jupyterlab.open_notebook(small(path, jupyterlab.root), theme="dark", size=(1366, 900))
     failures: list[str] = []
