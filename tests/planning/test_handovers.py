@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.handovers import Values, handed_over, is_closed, tail
 from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
-from rlinf_lab.runtime.clocks import MockClock
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
@@ -80,21 +80,6 @@ def weights_by_value(
         return update
 
     return flow
-
-
-def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:
-    done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
-    done.wait()
-    return done
-
-
-def profiled(flow: lab.Workflow) -> Profile:
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
-    return lab.profile_from_run(flow, plan, run(flow, plan).timeline)
-
-
-def seconds(done: lab.Run) -> float:
-    return float(done.timeline.iterations()["seconds"].iloc[-1])
 
 
 def test_new_weights_by_value_are_in_profile_and_plans() -> None:

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.runtime.clocks import MockClock
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 
@@ -54,21 +54,6 @@ def join(first: float = 0.02, second: float = 0.01, counts: tuple[int, int] = (8
         return getattr(j, how)(x, y)
 
     return flow
-
-
-def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned) -> lab.Run:
-    done = lab.run(flow, plan, 4, dashboard=False, clock=MockClock())
-    done.wait()
-    return done
-
-
-def profiled(flow: lab.Workflow) -> Profile:
-    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
-    return lab.profile_from_run(flow, plan, run(flow, plan).timeline)
-
-
-def seconds(done: lab.Run) -> float:
-    return float(done.timeline.iterations()["seconds"].iloc[-1])
 
 
 def test_the_order_of_inputs_is_seen_simulated_and_said() -> None:

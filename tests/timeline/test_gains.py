@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mock_chain import chain
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError, UnknownNameError
@@ -146,19 +147,7 @@ class Link(lab.Worker):
 
 def chained(steps: list[list[int]], capacities: list[int | None], faster: int = -1) -> Timeline:
     """Workers w0 → w1 → …, each on a device of its own, with bounded channels between; ``steps``: 2 ms each, for each worker and item."""
-    flow = lab.Workflow("chain")
-    channels = [flow.channel(f"c{i}", capacity=capacity) for i, capacity in enumerate(capacities)]
-    links = [flow.worker(Link, [0.002 * n / (2 if i == faster else 1) for n in row], name=f"w{i}") for i, row in enumerate(steps)]
-
-    @flow.iteration
-    def iteration():
-        links[0].first(channels[0])
-        for i, link in enumerate(links[1:-1]):
-            link.between(channels[i], channels[i + 1])
-        links[-1].last(channels[-1])
-
-    devices = [f"cpu:{i}" for i in range(len(steps))]
-    plan = lab.ExecutionPlan.spatial(flow, devices, {f"w{i}": [i] for i in range(len(steps))}, chunk=1)
+    flow, plan = chain(Link, [[0.002 * n / (2 if i == faster else 1) for n in row] for i, row in enumerate(steps)], capacities)
     done = lab.run(flow, plan, 1, dashboard=False, clock=MockClock())
     done.wait(60)
     return done.timeline

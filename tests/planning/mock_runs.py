@@ -1,0 +1,24 @@
+"""Runs under a mock clock, and the profiles that are read off them."""
+
+from __future__ import annotations
+
+import rlinf_lab as lab
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.runtime.clocks import MockClock
+
+
+def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:
+    done = lab.run(flow, plan, iterations, dashboard=False, clock=MockClock())
+    done.wait()
+    return done
+
+
+def profiled(flow: lab.Workflow) -> Profile:
+    """From a run on one device."""
+    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
+    return lab.profile_from_run(flow, plan, run(flow, plan).timeline)
+
+
+def seconds(done: lab.Run) -> float:
+    """Of the last iteration."""
+    return float(done.timeline.iterations()["seconds"].iloc[-1])
