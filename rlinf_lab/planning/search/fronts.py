@@ -95,12 +95,18 @@ def below(least: np.ndarray, shape: Counts) -> np.ndarray:
 
 def drops(values: np.ndarray, shape: Counts) -> np.ndarray:
     """Codes at which a value is lower than on any fewer devices."""
-    if len(shape) == 1:
-        lower = np.empty(len(values), bool)
-        lower[0] = values[0] < np.inf
-        np.less(values[1:], np.minimum.accumulate(values)[:-1], out=lower[1:])
-        return np.asarray(lower.nonzero()[0])
-    return np.flatnonzero(values < below(within(values, shape), shape))
+    return np.asarray(lower(values, shape).nonzero()[0])
+
+
+def lower(values: np.ndarray, shape: Counts) -> np.ndarray:
+    """Whether a value is lower than on any fewer devices; codes are the last axis."""
+    if len(shape) > 1:
+        rows = values.reshape(-1, values.shape[-1])
+        return np.array([row < below(within(row, shape), shape) for row in rows]).reshape(values.shape)
+    found = np.empty(values.shape, bool)
+    found[..., 0] = values[..., 0] < np.inf
+    np.less(values[..., 1:], np.minimum.accumulate(values, axis=-1)[..., :-1], out=found[..., 1:])
+    return found
 
 
 def pareto(front: Front, shape: Counts) -> Front:

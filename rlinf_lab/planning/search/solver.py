@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, pareto
+from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, lower, pareto
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
@@ -29,6 +29,8 @@ EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
+MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
+MANY = 2_000  # more points than these are sorted out at once
 LEAF, LIFT = -1, -2
 BOTH = (TEMPORAL, SPATIAL)
 
@@ -66,7 +68,8 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
     """
     several = SPATIAL in only.kinds and problem.everyone.bit_count() > 1
     if several and np.isinf(ceiling) and any(len(useful_counts(problem, v)) > FEW for v in range(len(problem.names))):
-        ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only)[:1])])
+        moderate = all(len(useful_counts(problem, v)) <= MODERATE for v in range(len(problem.names)))
+        ceiling = min([ceiling, *(f.seconds for f in guess(problem, ceiling, only, coarse=moderate)[:1])])
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
 
@@ -93,8 +96,8 @@ def _thinned(codes: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return codes[np.unique(np.clip(at, 0, None))] if len(codes) else codes
 
 
-def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
-    """Good plans, fastest first: a search over few device counts, then over counts nearer and nearer to those that it chose."""
+def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse: bool = False) -> list[Found]:
+    """Good plans, fastest first: a search over few device counts, then (unless ``coarse``) over counts nearer and nearer to those that it chose."""
     if problem.everyone.bit_count() == 1 or SPATIAL not in only.kinds:
         return solve(problem, ceiling, only)  # quick enough: on the same devices numbers of devices do not add up
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
@@ -107,7 +110,7 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
     while True:
         plans = _Solver(_with_counts(problem, chosen), ceiling, only, aside).plans()
         found = sorted([*plans, *found], key=lambda f: f.seconds)
-        if not plans or max(strides) == 1:
+        if not plans or max(strides) == 1 or coarse:
             return found
         ceiling = min(ceiling, found[0].seconds)
         strides = [max(1, stride // CLOSER) for stride in strides]
@@ -120,7 +123,7 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
     """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
     rows = np.concatenate(problem.numbers(leaf, 0)).reshape(-1, problem.codes)
-    return np.unique(np.concatenate([drops(row, problem.shape) for row in rows]))
+    return np.asarray(lower(rows, problem.shape).any(axis=0).nonzero()[0])
 
 
 def _with_counts(problem: Problem, chosen: list[np.ndarray]) -> Problem:
@@ -160,6 +163,7 @@ class _Solver:
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
+        self._seconds: dict[Cut, tuple[float, float]] = {}
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
 
@@ -259,16 +263,16 @@ class _Solver:
     def _call(self, leaves: int, context: int) -> list[Front]:
         """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
         rows = self._numbers(leaves.bit_length() - 1, context)[1][0]
-        best = np.full(rows.shape[1], np.inf)
+        scale = 2.0 ** np.arange(len(rows))[:, None]  # powers of two: nothing is rounded
+        best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
+        at_once = rows <= best  # as good at once as in halves: then at once
+        kept = lower(best, self.problem.shape)
         found: list[Front] = []
         for g in reversed(range(len(rows))):
-            halves = 2 * best
-            best = np.minimum(rows[g], halves)
-            code = drops(best, self.problem.shape)
-            code = code[self._useful(leaves, g, code, best[code], best[code])]
+            code = kept[g].nonzero()[0]
+            code = code[self._useful(leaves, g, code, best[g, code], best[g, code])]
             left = np.asarray(np.searchsorted(found[-1].code if found else code, code))
-            option = np.where(rows[g][code] <= halves[code], LEAF, LIFT)  # as good at once: then at once
-            found.append(Front(code, best[code], best[code], option, left, left))
+            found.append(Front(code, best[g, code], best[g, code], np.where(at_once[g, code], LEAF, LIFT), left, left))
         return found[::-1]
 
     def _composite(self, leaves: int, context: int, unlike: bool) -> list[Front]:
@@ -311,8 +315,8 @@ class _Solver:
         for i, j in self._pairs(before, after, self._others(leaves)[0]):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
             code = before.code[i] + after.code[j]
-            kept = self._useful(leaves, g, code, fill, period)
-            found.append(Front.of(code[kept], fill[kept], period[kept], option, i[kept], j[kept]))
+            made = Front.of(code, fill, period, option, i, j)
+            found.append(made.take(self._useful(leaves, g, code, fill, period)) if len(made) > MANY else made)  # few are looked at together, in `_made`
         return found
 
     def _pairs(self, before: Front, after: Front, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -399,7 +403,9 @@ class _Solver:
         return context | way.cut.after & self.problem.staying, context | way.cut.before & self.problem.staying
 
     def _switches(self, cut: Cut) -> tuple[float, float]:
-        return self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
+        if cut not in self._seconds:
+            self._seconds[cut] = self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
+        return self._seconds[cut]
 
     def _least_fill(self, leaves: int, context: int, unlike: bool, g: int) -> np.ndarray:
         key = (leaves, context, unlike, g)
