@@ -123,7 +123,7 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
     """Device counts on which a leaf is faster than on any fewer, with some size of chunk."""
     rows = np.concatenate(problem.numbers(leaf, 0)).reshape(-1, problem.codes)
-    return np.asarray(lower(rows, problem.shape).any(axis=0).nonzero()[0])
+    return np.flatnonzero(lower(rows, problem.shape).any(axis=0))
 
 
 def _with_counts(problem: Problem, chosen: list[np.ndarray]) -> Problem:
