@@ -1,7 +1,8 @@
 """Temporal, spatial and hybrid on a real embodied job (PPO on Meta-World, two cores, processes): is the predicted order the measured one, and how far off?
 
-One run on a single core is measured, and what messages cost and how much two busy cores slow each other down; the three modes are predicted from it and
-then run, one after another, round after round.
+One run on a single core is measured, and what messages cost and how much two busy cores slow each other down; the three modes are predicted from it. In
+each of three rounds all four are open at once and do one iteration each in turn, so that a machine that is slower in one minute than in the next is so
+for all of them.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import statistics
 from typing import Any
 
 from harness import Case
-from prediction_error import devices, executed
+from prediction_error import devices, in_turn
 
 import rlinf_lab as lab
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.ray_start import shutdown
 
-ROUNDS, ITERATIONS = 3, 10
+ROUNDS, ITERATIONS = 3, 15
 
 
 def plans(flow: lab.Workflow) -> tuple[ExecutionPlan, dict[str, ExecutionPlan]]:
@@ -45,10 +46,11 @@ class Rounds:
             first, modes = plans(flow)
             n = 1 if self._smoke else ITERATIONS
             for _ in range(1 if self._smoke else ROUNDS):
-                timeline, _ = executed(flow, first, n + 1, "ray")
-                estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs("ray"), crowding=lab.crowding("ray", devices(2)))
+                messages, crowding = lab.message_costs("ray"), lab.crowding("ray", devices(2))
+                (timeline, _), *ran = in_turn(flow, [first, *modes.values()], n + 1, "ray")
+                estimate = lab.estimate(flow, first, timeline, messages=messages, crowding=crowding)
                 predicted = {name: estimate.iteration_seconds(plan) for name, plan in modes.items()}
-                self._found.append((predicted, {name: executed(flow, plan, n, "ray")[1] for name, plan in modes.items()}))
+                self._found.append((predicted, {name: seconds for name, (_, seconds) in zip(modes, ran, strict=True)}))
             shutdown()
         return self._found
 

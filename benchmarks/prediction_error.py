@@ -2,14 +2,16 @@
 
 Timed workers sleep, so that 1 to 16 devices can be emulated on any machine; the real ones are PPO on ReachArm (numpy) and on
 Meta-World, in processes on two cores. An error is |predicted / measured - 1| of the seconds of an iteration, medians over the iterations of a run, the
-first one left out.
+first one left out. Real plans are all open at once and do one iteration each in turn, round after round, so that a machine that is slower in one minute
+than in the next is so for all of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run
+from rlinf_lab.timeline.timeline import Timeline
 
 PICTURE = Path(__file__).parents[1] / "docs" / "prediction_error.png"
 ITEMS = 48
@@ -185,39 +188,51 @@ class Point:
         return abs(self.predicted / self.measured - 1)
 
 
-def executed(flow: lab.Workflow, plan: ExecutionPlan, iterations: int, executor: str, **options: Any) -> tuple[Any, float]:
+def executed(flow: lab.Workflow, plan: ExecutionPlan, iterations: int, executor: str) -> tuple[Timeline, float]:
     """The timeline, and the median seconds of an iteration but the first."""
-    done = run(flow, plan, iterations + 1, executor, emulate=True, **options)
+    done = run(flow, plan, iterations + 1, executor, emulate=True)
     done.wait(300)
     return done.timeline, statistics.median(done.metrics["seconds"].tolist()[1:])
 
 
-def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int, executor: str, **options: Any) -> list[Point]:
-    """The first plan is measured and the estimate made from it; the others are predicted and run."""
-    first = next(plans)
-    timeline, _ = executed(flow, first, iterations, executor, **options)
-    real = executor != "local"  # in its threads nothing travels, and timed workers crowd nobody
-    crowding = lab.crowding(executor, devices(2)) if real else ()
-    estimate = lab.estimate(flow, first, timeline, messages=lab.message_costs(executor), crowding=crowding)
-    points = []
-    for plan in plans:
-        predicted = estimate.iteration_seconds(plan)
-        points.append(Point(name, plan.name, predicted, executed(flow, plan, iterations, executor, **options)[1]))
-    return points
+def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], iterations: int, executor: str) -> list[tuple[Timeline, float]]:
+    """Each plan's timeline and its median seconds of an iteration but the first; one iteration of each after another, round after round."""
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(lab.session(flow, plan, executor, emulate=True)) for plan in plans]
+        for _ in range(iterations + 1):
+            for session in sessions:
+                session.step()
+    return [(s.timeline, statistics.median(s.timeline.iterations()["seconds"].tolist()[1:])) for s in sessions]
+
+
+def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int) -> list[Point]:
+    """Timed workers in threads. The first plan is measured and the estimate made from it; the others are predicted and run."""
+    first, *others = plans
+    estimate = lab.estimate(flow, first, executed(flow, first, iterations, "local")[0])
+    return [Point(name, plan.name, estimate.iteration_seconds(plan), executed(flow, plan, iterations, "local")[1]) for plan in others]
+
+
+def compared_in_processes(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int, executor: str) -> list[Point]:
+    """The same for real workers; what messages cost and how much two busy cores slow each other down is measured, too."""
+    every = list(plans)
+    messages, crowding = lab.message_costs(executor), lab.crowding(executor, devices(2))
+    (timeline, _), *ran = in_turn(flow, every, iterations, executor)
+    estimate = lab.estimate(flow, every[0], timeline, messages=messages, crowding=crowding)
+    return [Point(name, plan.name, estimate.iteration_seconds(plan), measured) for plan, (_, measured) in zip(every[1:], ran, strict=True)]
 
 
 def experiments(smoke: bool) -> Iterator[Callable[[], list[Point]]]:
     for source, fixed, each, learn, stages in ((0.002, 0.004, 0.002, 0.03, 1), (0.004, 0.001, 0.006, 0.06, 1), (0.001, 0.008, 0.001, 0.02, 2)):
         flow = chain(source, fixed, each, learn, stages)
-        yield lambda flow=flow, stages=stages: compared(f"timed {flow.name}", flow, chain_plans(flow, stages), 1 if smoke else 3, "local")
+        yield lambda flow=flow, stages=stages: compared(f"timed {flow.name}", flow, chain_plans(flow, stages), 1 if smoke else 3)
         if smoke:
             return
     for sim, fixed, each, learn in ((0.004, 0.002, 0.001, 0.03), (0.002, 0.006, 0.001, 0.05)):
         flow = cell(sim, fixed, each, learn)
-        yield lambda flow=flow: compared("timed cell", flow, cell_plans(flow, 4), 3, "local")
+        yield lambda flow=flow: compared("timed cell", flow, cell_plans(flow, 4), 3)
     for task in ("numpy/ReachArm-v0", "metaworld/button-press-v3"):
         flow = build(PPOConfig.preset(task))
-        yield lambda flow=flow, task=task: compared(f"PPO, {task}", flow, ppo_plans(flow), 8, "ray")
+        yield lambda flow=flow, task=task: compared_in_processes(f"PPO, {task}", flow, ppo_plans(flow), 15, "ray")
 
 
 class Points:

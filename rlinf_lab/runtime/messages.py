@@ -1,4 +1,4 @@
-"""What a message between two hosts costs, measured: two workers answer each other, once in threads and once in processes.
+"""What a message between two hosts costs, measured: two workers answer each other, in threads and in processes by turns.
 
     asks ── out ──> answers        in threads:    computing
       ^               │            in processes:  computing + computing for the messages + flights
@@ -11,7 +11,7 @@ than `lookout.AWAKE_NS` may be spent awake); a bare ping-pong would promise a th
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Message
 from rlinf_lab.runtime.devices import cores
-from rlinf_lab.runtime.run import run
+from rlinf_lab.runtime.run import session
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER
@@ -87,28 +87,35 @@ def message_costs(executor: str = "processes", devices: Sequence[str] | None = N
         asks.ask(back, forth)
         answers.answer(forth, back)
 
-    together = _spent(run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), ITERATIONS, "local"))
-    found: dict[str, Message] = {}
-    for other in others:
-        made = run(flow, ExecutionPlan.spatial(flow, [here, other], {"asks": [0], "answers": [1]}, chunk=1), ITERATIONS, executor, **options)
-        apart = _spent(made)
-        table = made.transports()
-        transport = str(table[table["channel"] == "forth"]["transport"].iloc[0])
-        hops = 2 * ROUNDS
-        computing, elapsed = (apart[0] - together[0]) / hops, (apart[1] - apart[0]) / hops
-        found[transport] = Message(transport, max(0.0, elapsed), max(0.0, computing / 2))
-    return tuple(found.values())
+    plans = {other: ExecutionPlan.spatial(flow, [here, other], {"asks": [0], "answers": [1]}, chunk=1) for other in others}
+    return tuple({m.transport: m for m in (_measured(flow, plan, executor, **options) for plan in plans.values())}.values())
 
 
-def _spent(made: Any) -> tuple[float, float]:
-    """Median seconds of an iteration that were computed, by both together, and that passed."""
-    made.wait(60)
-    return _computed(made.timeline), statistics.median(made.timeline.iterations()["seconds"].tolist()[1:])
+def _measured(flow: Workflow, plan: ExecutionPlan, executor: str, **options: Any) -> Message:
+    """Iterations in threads and in processes by turns: the machine may be faster in one second than in the next by more than a message costs."""
+    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as threads, session(flow, plan, executor, **options) as processes:
+        for _ in range(ITERATIONS):
+            threads.step()
+            processes.step()
+    table = processes.timeline.iterations()
+    elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
+    edges = processes.transports()
+    transport = str(edges[edges["channel"] == "forth"]["transport"].iloc[0])
+    return _cost(transport, _computed(threads.timeline), _computed(processes.timeline), elapsed)
 
 
-def _computed(timeline: Timeline) -> float:
+def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]) -> Message:
+    """Seconds computed in threads and in processes, and seconds passed in processes, by iteration; the first one does not count."""
+    warm, hops = sorted(elapsed)[1:], 2 * ROUNDS
+    computing = statistics.median(apart[i] - together[i] for i in warm) / hops
+    under_way = statistics.median(elapsed[i] - apart[i] for i in warm) / hops
+    return Message(transport, max(0.0, under_way), max(0.0, computing / 2))
+
+
+def _computed(timeline: Timeline) -> dict[int, float]:
+    """Seconds that were computed in each iteration, by both together."""
     sums: dict[int, int] = {}
     for span in timeline.rows():
-        if span.kind == SpanKind.RUN and span.track.worker != DRIVER and span.iteration > 0:
+        if span.kind == SpanKind.RUN and span.track.worker != DRIVER:
             sums[span.iteration] = sums.get(span.iteration, 0) + span.end_ns - span.start_ns
-    return statistics.median(sums.values()) / 1e9
+    return {iteration: ns / 1e9 for iteration, ns in sums.items()}
