@@ -85,7 +85,7 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
         board.on_command(lambda command: commands[command]())
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
-    run.on_update(feeder)
+    run.on_update(feeder, afterwards=feeder.account)
     return board
 
 
@@ -118,7 +118,7 @@ class _Feeder:
         news, self._spans = spans != self._spans, spans
         if not (due or rows or here != self._sent):
             if news:
-                self._board.push(timeline=run.timeline)
+                self._board.push(timeline=run.timeline, bubbles=False)
             return
         self._sent = here
         if due:
@@ -130,11 +130,16 @@ class _Feeder:
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
         }  # fmt: skip
         load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
-        self._board.push(state, map(_finite, rows), run.timeline, load, picture, final)
+        self._board.push(state, map(_finite, rows), run.timeline, load, picture, final, bubbles=False)
         if final:
             self._closed = True
             if self._handle is not None:
                 self._handle.update(self._board)  # the stored picture is then that of the end
+
+    def account(self, _run: Run | ObservedSession) -> None:
+        """Device time and bubbles: when the spans have left, for it takes longer and is looked at later."""
+        if not self._closed:
+            self._board.push_bubbles()
 
     def _picture(self, frames: dict[str, Any], final: bool) -> bytes | None:
         """Encoded when there is a new one, and no oftener than the board shows it."""

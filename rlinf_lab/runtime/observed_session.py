@@ -27,7 +27,8 @@ class ObservedSession(Session, Observed):
         self.error: BaseException | None = None
         self._started_at, self._seconds = time.monotonic(), 0.0
         self._listeners: list[Callable[[Any], None]] = []
-        self._observer = observer or Observer(executor, self._tell)
+        self._unhurried: list[Callable[[Any], None]] = []
+        self._observer = observer or Observer(executor, self._tell, afterwards=self._tell_afterwards)
         self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False
 

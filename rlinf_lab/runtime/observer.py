@@ -35,16 +35,18 @@ DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 class Observer:
     """Collects, eight times a second, what an executor has recorded and logged. Each time costs what is new, not what there is.
 
-    ``update`` is called after each time. When something cannot be collected (a full disk, say), that is the ``problem``: nothing is
-    collected any more and ``broken`` is called.
+    ``update`` is called after each time, and ``afterwards`` when what it tells has left the process. When something cannot be
+    collected (a full disk, say), that is the ``problem``: nothing is collected any more and ``broken`` is called.
     """
 
-    def __init__(self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None, afterwards: Callable[[], None] = lambda: None
+    ) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
         self.table = MetricTable()
         self.problem: BaseException | None = None
         self.moved_at = time.monotonic()
-        self._executor, self._update, self._broken = executor, update, broken
+        self._executor, self._update, self._broken, self._afterwards = executor, update, broken, afterwards
         self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
         self._stopped = False
         self._depths_due = 0.0
@@ -122,6 +124,7 @@ class Observer:
                     return
                 self._update()
                 self._over.wait(SENT_SECONDS)
+            self._afterwards()
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
@@ -170,6 +173,7 @@ class Observed:
     _executor: Executor
     _observer: Observer
     _listeners: list[Callable[[Any], None]]
+    _unhurried: list[Callable[[Any], None]]
 
     def _is_over(self) -> bool:
         raise NotImplementedError
@@ -216,26 +220,34 @@ class Observed:
         """
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
-    def on_update(self, listener: Callable[[Any], None]) -> None:
+    def on_update(self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None) -> None:
         """Call ``listener(this)`` from the background eight times a second (oftener: never), and once after the end (at once when it has ended).
 
+        ``afterwards(this)`` is called a little later, when what the listeners tell has left the process: for what takes long and is not urgent.
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """
-        if not callable(listener):
-            raise ConfigError(f"on_update({shown(listener)}): a function that takes the run or the session.")
+        for given in (listener, *([] if afterwards is None else [afterwards])):
+            if not callable(given):
+                raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session.")
+        if afterwards is not None:
+            self._unhurried.append(afterwards)
         self._listeners.append(listener)
         if self._is_over():
-            self._tell_one(listener)
+            self._tell_one(listener, self._listeners)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
-            self._tell_one(listener)
+            self._tell_one(listener, self._listeners)
 
-    def _tell_one(self, listener: Callable[[Any], None]) -> None:
+    def _tell_afterwards(self) -> None:
+        for listener in list(self._unhurried):
+            self._tell_one(listener, self._unhurried)
+
+    def _tell_one(self, listener: Callable[[Any], None], among: list[Callable[[Any], None]]) -> None:
         try:
             listener(self)
         except BaseException:  # also SystemExit, which would end the background without a word
-            self._listeners.remove(listener)
+            among.remove(listener)
             logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
     @property

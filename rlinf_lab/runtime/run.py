@@ -47,7 +47,8 @@ class Run(Observed):
         self._results: deque[Any] = deque(maxlen=None if keep_results is True else int(keep_results))
         self._executor = executor
         self._listeners: list[Callable[[Any], None]] = []
-        self._observer = Observer(executor, self._tell, lambda: self.stop(wait=False))
+        self._unhurried: list[Callable[[Any], None]] = []
+        self._observer = Observer(executor, self._tell, lambda: self.stop(wait=False), self._tell_afterwards)
         self._session = ObservedSession(executor, self._observer)
         self._inputs = None if inputs is None else iter(inputs)
         self._go = threading.Event()

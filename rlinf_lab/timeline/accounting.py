@@ -34,7 +34,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.batch import SpanArray, stacked
 from rlinf_lab.timeline.store import ITERATION, Growing, SpanStore
 from rlinf_lab.timeline.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
 from rlinf_lab.timeline.windows import WINDOW_DTYPE, Ints, Windows, WindowTracker
@@ -245,7 +245,7 @@ def _joined(stretches: Sequence[_Settled]) -> SpanArray:
                 pieces.append(stretch.bubbles[cut[device] : cut[device + 1]])
                 seams.append(size)
                 size += len(pieces[-1])
-    rows, second = np.concatenate(pieces), np.array(seams[1:], np.int64)
+    rows, second = stacked(pieces), np.array(seams[1:], np.int64)
     first, here = rows[second - 1], rows[second]
     one = first["end"] == here["start"]
     for field in ("device", "cause", "kind", "track", "channel", "iteration"):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,14 @@ _SAME = ["start", "flow", "nbytes", "track", "name", "channel", "items"]  # fiel
 _SAME_WIDE, _SAME_NARROW = _part(SPAN_DTYPE, _SAME), _part(NARROW_DTYPE, _SAME)
 
 _MAGIC = b"RLSB\x01"
+
+
+def stacked(parts: Sequence[SpanArray]) -> SpanArray:
+    """Rows of one structured dtype after each other. As bytes: numpy takes 0.5 ms for promoting the fields of a structured dtype to itself."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = np.dtype((np.void, parts[0].dtype.itemsize))
+    return np.concatenate([part.view(whole) for part in parts]).view(parts[0].dtype)
 
 
 def widened(narrow: SpanArray) -> SpanArray:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.timeline.batch import SpanArray
+from rlinf_lab.timeline.batch import SpanArray, stacked
 from rlinf_lab.timeline.span import Cause, SpanKind, Track
 from rlinf_lab.timeline.windows import Ints, Windows
 
@@ -141,7 +141,7 @@ class Stretch:
             mine = slice(None) if high - low == place.devices else (device >= low) & (device < high)
             parts.append(self._devices(spans, row[mine], device[mine] - low, (low, high), group_end))
         self.busy = np.concatenate([np.zeros(0, np.int64), *(busy for busy, _ in parts)])
-        self.bubbles = np.concatenate([np.empty(0, BUBBLE_DTYPE), *(rows for _, rows in parts)])
+        self.bubbles = stacked([rows for _, rows in parts] or [np.empty(0, BUBBLE_DTYPE)])
 
     def _portions(self, lanes: int) -> list[tuple[int, int]]:
         """As many lanes at a time as fit on one axis of 64 bits: 4,096 devices for 13 days."""

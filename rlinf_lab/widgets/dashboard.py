@@ -59,6 +59,7 @@ class Dashboard(PushedWidget):
         counters: Mapping[str, float] | None = None,
         frame: bytes | None = None,
         final: bool = False,
+        bubbles: bool = True,
     ) -> None:
         """Send what is new; from any thread, at most about ten times a second.
 
@@ -67,7 +68,7 @@ class Dashboard(PushedWidget):
         waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes).
         metrics: rows that are new or have changed; one replaces that of the same ``iteration``. timeline: the growing timeline;
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
-        (more than two a second are left out). final: the run has ended.
+        (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         """
         with self._push_lock:
             content, parts = self._news(timeline, final).content()
@@ -86,8 +87,13 @@ class Dashboard(PushedWidget):
                 self._frame, self._frame_at = frame, time.monotonic()
                 parts["frame"] = frame
             self._publish(content, parts)
-            # Behind the spans: accounting lets a loop of Python's own have the interpreter several times, for five ms each.
-            if timeline is not None and self._feed is not None and (update := self._feed.take_bubbles()):
+            if bubbles and timeline is not None:
+                self.push_bubbles()
+
+    def push_bubbles(self) -> None:
+        """Send device time and bubbles of the spans that were sent, where it is time to look at them; from any thread."""
+        with self._push_lock:
+            if self._feed is not None and (update := self._feed.take_bubbles()):
                 self._publish(*update.content())
 
     def wants_frame(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray
+from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray, stacked
 from rlinf_lab.timeline.packed import pack_delta, pack_rows
 from rlinf_lab.timeline.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
@@ -203,7 +203,7 @@ class TimelineFeed:
         come = now._marks.view[self._marked :]
         self._marked += len(come)
         if len(come):
-            marks = np.concatenate([self._unsettled, come])
+            marks = stacked([self._unsettled, come])
             self._unsettled = marks[np.argsort(marks["start"], kind="stable")]
         return self._unsettled
 

@@ -202,7 +202,7 @@ class Board:
     def wants_frame(self) -> bool:
         return True
 
-    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool) -> None:
+    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool, bubbles: bool) -> None:
         new = list(rows)
         self.sent.append(len(new))
         self.rows |= {int(row["iteration"]): row for row in new}
@@ -406,3 +406,28 @@ def test_what_is_returned_logged_and_queued_lies_beside_the_spans() -> None:
 def test_depths_of_a_channel_are_summed_over_its_queues() -> None:
     rows = [{"channel": "a", "depth": 2}, {"channel": "b", "depth": 0}, {"channel": "a", "depth": 3}]
     assert depths(rows) == {"a items": 5.0, "b items": 0.0}
+
+
+def test_what_is_not_urgent_comes_after_what_is() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    told: list[str] = []
+    enough = threading.Event()
+
+    def later(_run: Any) -> None:
+        told.append("afterwards")
+        if told.count("afterwards") == 3:
+            enough.set()
+
+    def fails(_run: Any) -> None:
+        told.append("fails")
+        raise ValueError("no")
+
+    with session(flow, plan) as s:
+        s.on_update(lambda _: told.append("now"), afterwards=later)
+        s.on_update(lambda _: None, afterwards=fails)
+        with pytest.raises(ConfigError, match=r"on_update\(3\)"):
+            s.on_update(lambda _: None, afterwards=3)  # type: ignore[arg-type]
+        s.step(1)
+        assert enough.wait(20)
+    first = [what for what in told if what != "fails"]
+    assert first[: first.index("afterwards")] and told.count("fails") == 1
