@@ -14,8 +14,8 @@ class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "offloadable", "priority", "resident", "size",
-        "state", "weights",
+        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "priority", "resident",
+        "size", "state", "weights", "working",
     )  # fmt: skip
 
     def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool, delays: int) -> None:
@@ -23,6 +23,8 @@ class Process:
         self.devices = devices
         self.priority = priority
         self.size = size  # units of memory on each of its devices while resident
+        self.working = 0  # further units while it has its devices
+        self.mates: list[Process] = []  # those of its cell, itself too
         self.offloadable = offloadable
         self.resident = resident
         self.delays = delays  # 0: of the flow; else a filler: for so many steps of it an iteration may wait

@@ -77,15 +77,25 @@ class Engine:
         self._touched: set[int] = set()
         self._arrivals = 0
         self._evicting: dict[Process, list[Process]] = {}
+        self._cells: dict[int, list[Process]] = {}
         self._out: list[tuple[int, int, int, int]] = []
         self._fillers = Fillers(self._holder, self._queue)
 
     # --- building --------------------------------------------------------------------------------------
     def add_process(
-        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False, delays: int = 0
-    ) -> int:
-        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many steps of which an iteration may wait."""
+        self, devices: Iterable[int] = (), priority: int = 0, size: int = 0, offloadable: bool = True, resident: bool = False, delays: int = 0,
+        working: int = 0, cell: int | None = None,
+    ) -> int:  # fmt: skip
+        """A new process; ``priority``: depth in the graph, smaller goes first; ``delays``: it is a filler, for so many steps of which an iteration may wait.
+
+        ``size``: units of memory while it is resident; ``working``: further ones while it has its devices. ``cell``: whoever of one comes to a device makes
+        room for all of it there, so that two cells are not there by halves.
+        """
         process = Process(len(self.processes), tuple(sorted(devices)), priority, size, offloadable, resident, delays)
+        process.working = working
+        if cell is not None:
+            process.mates = self._cells.setdefault(cell, process.mates)
+            process.mates.append(process)
         if self._memory is None or not process.devices or delays:  # a filler takes part in no turns: its memory is there beside those of the flow
             process.resident = True
         self.processes.append(process)
@@ -580,15 +590,16 @@ class Engine:
 
     def _switch(self, p: Process) -> None:
         """The devices are p's; bring p onto them, moving out the longest-resident ones that are in the way."""
-        if p.resident:
+        if p.resident and not p.working:
             self._resume(p)
             return
         p.state = "switch"
         victims: list[Process] = []
         for device in p.devices:
             used = self._used[device] - sum(v.size for v in victims if device in v.devices)
+            wanted = self._wanted(p, device)
             for other in self._residents[device]:
-                if self._memory is None or used + p.size <= self._memory:
+                if self._memory is None or used + wanted <= self._memory:
                     break
                 if other.size and other not in victims and other is not p and other.offloadable and not other.granted:  # who takes nothing is not in the way
                     victims.append(other)
@@ -598,8 +609,21 @@ class Engine:
             if not waiting:
                 self._out.append((_OFFLOAD, victim.index, 0, 0))
             waiting.append(p)
-        if not victims and not self._is_waiting(p):
+        if victims or self._is_waiting(p):
+            return
+        if p.resident:
+            self._resume(p)
+        else:
             self._bring(p)
+
+    def _wanted(self, p: Process, device: int) -> int:
+        """Units that must be free on a device for p: its own, and those of its cell that are not there yet, where the cell fits at all."""
+        there, own = self._residents[device], 0 if p.resident else p.size
+        if not p.resident and p.mates and self._memory is not None:
+            sizes = [(q.size, q in there) for q in p.mates if device in q.devices]
+            if sum(size for size, _ in sizes) <= self._memory:
+                own = sum(size for size, is_there in sizes if not is_there)
+        return own + p.working
 
     def _is_waiting(self, p: Process) -> bool:
         return any(p in waiting for waiting in self._evicting.values())

@@ -12,6 +12,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.search.trees import TEMPORAL, meeting
 from rlinf_lab.planning.tables import APART
+from rlinf_lab.planning.turns import Turns
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
 
@@ -27,17 +28,19 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
             chunk = _chunk(placement, edge, fused)
             chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
-    leaving = {w: len(_mates(placement, w)) for w, s in placement.seats.items() if not s.stays and s.devices}
-    costly = any(placement.setting.profile.workers[w].onload_s + placement.setting.profile.workers[w].offload_s for w in leaving)
-    switching = bool(leaving) and (costly or not placement.all_fit_at_once())
-    whole = math.lcm(1, *leaving.values())
-    # Units of turns, not bytes: those who leave fill a device, so that one of them is there at a time; those who stay take nothing.
-    memory = {w: whole // m for w, m in leaving.items()} if switching else {}
+    turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, chunks, {}, sub_batches, fused, memory, whole if switching else None, placement.setting.staleness
+        name, tuple(devices), placements, chunks, {}, sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working
     )
     plan.validate(graph)
     return plan
+
+
+def _turns(placement: Placement) -> Turns:
+    """None where everybody fits at once and nobody saves anything by leaving."""
+    turns, workers = Turns.of(placement), placement.setting.profile.workers
+    costly = any(workers[w].onload_s + workers[w].offload_s for w in turns.memory)
+    return turns if turns.memory and (costly or not placement.all_fit_at_once()) else Turns()
 
 
 def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
@@ -68,10 +71,6 @@ def _items(placement: Placement, edge: Edge) -> float:
     profile = placement.setting.profile
     known = [e.items for e in profile.edges if (e.producer, e.consumer) == (edge.producer, edge.consumer) and e.items is not None]
     return known[0] if known else profile.items
-
-
-def _mates(placement: Placement, worker: str) -> tuple[str, ...]:
-    return placement.setting.units[placement.setting.home[worker]].members
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:

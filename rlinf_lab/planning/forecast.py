@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,6 +31,7 @@ from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.steps import order, rounds
 from rlinf_lab.planning.streams import follow, stream_of
+from rlinf_lab.planning.turns import Turns
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -208,7 +209,9 @@ class _Forecast:
         # What is wanted whole is moved while it is made; a batch is moved when it is complete.
         chunks.update({self.links.source(e.channel): chunks[e.channel] or max(1, self.items // MOVED) for e in self._moving()})
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
-        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *self._memory(), self.setting.staleness)
+        turns = Turns.of(self.placement) if any(sum(pair) for pair in self._switches().values()) else Turns()
+        memory = turns.memory, turns.device_memory
+        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *memory, self.setting.staleness, turns.working)
 
     def _chunk(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer; 0: everything."""
@@ -219,14 +222,6 @@ class _Forecast:
         if self.setting.whole(edge) or edge.group == self.profile.items or (node.kind == TEMPORAL and node.grain == 0):
             return 0
         return self.items // self.placement.seats[edge.consumer].chunks
-
-    def _memory(self) -> tuple[Mapping[str, int], int | None]:
-        """Units take turns: each fills the device, its members sharing it. Who stays does so as well, but comes and leaves in no time."""
-        if not any(sum(pair) for pair in self._switches().values()):
-            return {}, None
-        sharing = {n: len(self._mates(n)) for n, s in self.placement.seats.items() if s.devices}
-        whole = math.lcm(1, *sharing.values())
-        return {n: whole // m for n, m in sharing.items()}, whole
 
     def _switches(self) -> dict[str, tuple[int, int]]:
         return {n: (_ns(w.onload_s), _ns(w.offload_s)) for n, w in self.profile.workers.items() if not self.placement.seats[n].stays}

@@ -98,8 +98,9 @@ class Layout:
     def add_process(self, engine: Engine, worker: str, rank: int) -> int:
         if worker in self.filler:
             return engine.add_process(self.devices(worker, rank), delays=self.filler[worker].delays)
-        priority = self.graph.depth.get(worker, 0)
-        return engine.add_process(self.devices(worker, rank), priority, self.plan.memory.get(worker, 0))
+        priority, plan = self.graph.depth.get(worker, 0), self.plan
+        cell = next((i for i, members in enumerate(self.graph.cells) if worker in members), None)
+        return engine.add_process(self.devices(worker, rank), priority, plan.memory.get(worker, 0), working=plan.working.get(worker, 0), cell=cell)
 
     def new_engine(self) -> Engine:
         return Engine(len(self.plan.devices), self.plan.device_memory)
@@ -168,7 +169,8 @@ def _check_place(plan: ExecutionPlan, graph: WorkflowGraph, filler: FillerSpec, 
         return
     index = plan.devices.index(device)
     needed = {w: plan.memory.get(w, 0) for w in graph.workers for devices in plan.placements[w] if index in devices}
-    if sum(needed.values()) + wanted > plan.device_memory:
+    working = max((n for w, n in plan.working.items() if w in needed), default=0)
+    if sum(needed.values()) + working + wanted > plan.device_memory:
         workers = ", ".join(f"{w} {n}" for w, n in needed.items() if n)
         raise PlanError(
             f"Filler {filler.name!r} needs {filler.memory} units of memory on {device} beside the workers there, and {plan.device_memory} (device_memory) "

@@ -110,6 +110,18 @@ class Placement:
             for name, seat in self.seats.items() for device in sorted(self._firsts & set(seat.devices))
         )  # fmt: skip
 
+    def is_crowded(self, name: str) -> bool:
+        """Whether somebody has too little memory for its work where some unit that leaves has not left."""
+        seat, home = self.seats[name], self.setting.home
+        for device in sorted(self._firsts & set(seat.devices)):
+            kept: dict[int, float] = {}
+            for other, gib in self.kept_beside(name, device, all_stay=True).items():
+                if not self.seats[other].stays:
+                    kept[home[other]] = kept.get(home[other], 0.0) + gib
+            if self._gib(name, seat, device) + max(kept.values(), default=0.0) > self.cap(device) + ROUNDING:
+                return True
+        return False
+
     def gib(self, device: int) -> float:
         """The most memory that is used on a device at any time."""
         return max([0.0, *(self._gib(name, seat, device) for name, seat in self.seats.items() if device in seat.devices)])

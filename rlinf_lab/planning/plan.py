@@ -36,6 +36,7 @@ class ExecutionPlan:
     ``memory``: units a worker's rank occupies on each of its devices while resident (default 0).
     ``device_memory``: units a device has; None: everything fits and nothing is ever switched out.
     ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
+    ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
     """
 
     name: str
@@ -48,6 +49,7 @@ class ExecutionPlan:
     memory: Mapping[str, int] = field(default_factory=dict)
     device_memory: int | None = None
     staleness: int = 0
+    working: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
@@ -57,7 +59,7 @@ class ExecutionPlan:
             "devices": devices, "placements": read.placements(self.placements, devices), "chunks": read.chunks(self.chunks),
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
-            "staleness": read.staleness(self.staleness),
+            "staleness": read.staleness(self.staleness), "working": read.working(self.working),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -150,7 +152,8 @@ class ExecutionPlan:
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
         """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which calls would wait for each other."""
         graph, read = graph_in(flow), Fields(self.name)
-        for where, workers in {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory}.items():
+        named = {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory, "working": self.working}
+        for where, workers in named.items():
             for worker in workers:
                 read.known(where, "worker", worker, graph.workers)
         for i, group in enumerate(self.fused):
@@ -180,10 +183,11 @@ class ExecutionPlan:
     def _validate_worker(self, worker: str) -> None:
         if worker not in self.placements:
             raise PlanError(f"Plan {self.name!r} places no rank of worker {worker!r}. Next: add placements[{worker!r}], such as [[0]].")
-        need = self.memory.get(worker, 0)
-        if self.device_memory is not None and need > self.device_memory:
+        need, more = self.memory.get(worker, 0), self.working.get(worker, 0)
+        if self.device_memory is not None and need + more > self.device_memory:
+            units = f"{need} + {more} units of memory on each device (memory + working)" if more else f"{need} units of memory on each device (memory)"
             raise PlanError(
-                f"Plan {self.name!r}: worker {worker!r} needs {need} units of memory on each device (memory), and a device has "
+                f"Plan {self.name!r}: worker {worker!r} needs {units}, and a device has "
                 f"{self.device_memory} (device_memory). Next: larger devices, or a worker that needs less."
             )
 

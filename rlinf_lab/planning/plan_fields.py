@@ -136,6 +136,10 @@ class Fields:
         advice = "whole units (GiB, say), 0 for none"
         return self.by_name("memory", value, lambda where, n: self.whole(where, n, 0, advice), "memory={'learner': 40}")
 
+    def working(self, value: Any) -> dict[str, int]:
+        advice = "whole units beside those of memory, 0 for none"
+        return self.by_name("working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}")
+
     def device_memory(self, value: Any) -> int | None:
         return None if value is None else self.whole("device_memory", value, 1, "units of one device, as in memory, or None when everything fits")
 

@@ -190,14 +190,20 @@ def _most_at_once(profile: Profile, planned: Planned) -> float:
         here = [w for w, ranks in execution.placements.items() if any(device in r for r in ranks)]
         turns = execution.device_memory is not None
         for working in here:
-            stay = [w for w in here if w != working and (not turns or not execution.memory.get(w) or _mates(profile, w, working))]
             on = np.array([len(seats[working].devices)])
             items = profile.items / seats[working].chunks / (1 if profile.workers[working].kind == "simulator" else seats[working].sub_batches)
             held = float(memory.needed(profile.workers[working], on, items)[0])
-            for other in stay:
-                whole = profile.items / (seats[other].chunks if _mates(profile, other, working) else 1)
-                held += float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0])
-            most = max(most, held)
+            leaving = [0.0]  # of whom one is there where it is not in the way
+            for other in here:
+                if other == working:
+                    continue
+                mates, stays = _mates(profile, other, working), not turns or not execution.memory.get(other)
+                whole = profile.items / (seats[other].chunks if mates else 1)
+                gib = float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0])
+                held += gib if mates or stays else 0.0
+                if not (stays or mates or execution.memory.get(working) or execution.working.get(working)):
+                    leaving.append(gib)
+            most = max(most, held + max(leaving))
     return most
 
 

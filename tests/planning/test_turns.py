@@ -1,0 +1,165 @@
+"""What is on a device while somebody works there, accounted for again from the predicted spans: never more than the device has."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning import memory
+from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Planned, plan
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.turns import Turns
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+HOST = WorkerProfile((Sample(0, 4.0, 1.0),), resource="host", calls=3)
+
+
+def worker(gib: float, per_item: float = 0.0, stays: bool = False, onload: float = 0.5, calls: float = 3.0, **more: object) -> WorkerProfile:
+    held = Memory(gib, per_item)
+    return WorkerProfile((Sample(1, 4.0, 2.0),), calls=calls, memory=held, offloadable=not stays, onload_s=onload, offload_s=onload, **more)
+
+
+def ring(one: str, other: str) -> tuple[EdgeProfile, EdgeProfile]:
+    return EdgeProfile(one, other), EdgeProfile(other, one)
+
+
+def most_gib(planned: Planned, timeline: Timeline) -> float:
+    """Of all devices, at any moment of work."""
+    placement, found = planned.candidate.placement, 0.0
+    workers, seats, turns = placement.setting.profile.workers, placement.seats, Turns.of(placement)
+    there = {n: _stays(timeline, n) if turns.memory.get(n) and planned.execution.device_memory else [(-math.inf, math.inf)] for n in seats}
+    kept = {n: float(memory.kept(workers[n], np.array([max(1, len(s.devices))]), placement.setting.profile.items)[0]) for n, s in seats.items()}
+    for name, seat in seats.items():
+        needs = _needs(placement, name)
+        for start, end in _moments(timeline, name, SpanKind.RUN):
+            for device in seat.devices:
+                beside = [n for n in seats if n != name and device in seats[n].devices and any(a < end and start < b for a, b in there[n])]
+                found = max(found, needs + sum(kept[n] for n in beside))
+    return found
+
+
+def _needs(placement: Placement, name: str) -> float:
+    seat, profile = placement.seats[name], placement.setting.profile
+    at_once = profile.items / seat.chunks / seat.sub_batches
+    return float(memory.needed(profile.workers[name], np.array([max(1, len(seat.devices))]), at_once)[0])
+
+
+def _moments(timeline: Timeline, name: str, kind: SpanKind) -> list[tuple[float, float]]:
+    table = timeline.to_pandas()
+    mine = table[(table["worker"] == name) & (table["kind"] == kind.name.lower()) & (table["end_ns"] > table["start_ns"])]
+    return sorted(set(zip(mine["start_ns"].tolist(), mine["end_ns"].tolist(), strict=True)))
+
+
+def _stays(timeline: Timeline, name: str) -> list[tuple[float, float]]:
+    """From coming to having left."""
+    comes, leaves = ([t for t, _ in _moments(timeline, name, SpanKind.ONLOAD)], [t for _, t in _moments(timeline, name, SpanKind.OFFLOAD)])
+    return [(a, min([b for b in leaves if b > a], default=math.inf)) for a in comes]
+
+
+def two_rings(seed: int) -> Profile:
+    """Policies and environments, some of these on the host, some of them staying, and perhaps a learner; all leave in some time."""
+    rng = random.Random(seed)
+
+    def made() -> WorkerProfile:
+        return worker(
+            rng.choice([10, 30, 45, 60]),
+            rng.choice([0, 0, 5, 10]),
+            rng.random() < 0.2,
+            rng.choice([0.25, 0.5]),
+            ranks=rng.choice([RankRule(), RankRule(most=1)]),
+        )
+
+    workers = {"s1": HOST if rng.random() < 0.3 else made(), "t1": made(), "s2": HOST if rng.random() < 0.3 else made(), "t2": made()}
+    edges = [*ring("s1", "t1"), *ring("s2", "t2")] + [EdgeProfile("s1", "s2", whole=rng.random() < 0.5)] * (rng.random() < 0.7)
+    if rng.random() < 0.4:
+        workers["a"] = made()
+        edges.append(EdgeProfile("s1", "a", whole=rng.random() < 0.5))
+    return Profile(4, workers, tuple(edges), cells=(Cell(("s1", "t1"), (1, 2)), Cell(("s2", "t2"), (1, 2))), device_memory_gib=80.0)
+
+
+@pytest.mark.parametrize("seeds", [range(k, k + 12) for k in (0, 12)], ids=str)
+def test_two_cells_fit_as_simulated(seeds: range) -> None:
+    checked = 0
+    for seed in seeds:
+        profile = two_rings(seed)
+        try:
+            plans = plan(profile, 1 + seed % 3, chunks=1 + seed % 2, simulate=False, quick=True)
+        except PlanError:
+            continue
+        for planned in plans:
+            checked += 1
+            assert most_gib(planned, planned.simulate(2)) <= 80 + 1e-6, (seed, planned)
+    assert checked > 10
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_members_that_sit_apart_or_on_the_host_share_no_device(on_host: bool) -> None:
+    """Two policies of 60 GiB, each in a cell: whoever comes has the other one leave."""
+    env = HOST if on_host else worker(60)
+    rings = (*ring("s1", "t1"), *ring("s2", "t2"), EdgeProfile("s1", "s2", whole=True))
+    plans = plan(Profile(4, {"s1": env, "t1": worker(60), "s2": env, "t2": worker(60)}, rings, device_memory_gib=80.0), 1 if on_host else 2, chunks=1)
+    for planned in plans:
+        execution = planned.execution
+        assert execution.device_memory == 1 and set(execution.memory.values()) == {1}
+        assert most_gib(planned, planned.simulate(3)) <= 80
+
+
+def test_a_cell_leaves_before_another_one_comes() -> None:
+    """Each has a large member and a small one; two large ones are too much for the device, whatever their number."""
+    rings = (*ring("s1", "t1"), *ring("s2", "t2"), EdgeProfile("s1", "s2", whole=True))
+    sizes = {"s1": 10, "t1": 70, "s2": 70, "t2": 10}
+    plans = plan(Profile(4, {n: worker(g) for n, g in sizes.items()}, rings, device_memory_gib=80.0), 1, chunks=1)
+    assert plans.best.execution.memory == dict.fromkeys(sizes, 1) and plans.best.execution.device_memory == 2
+    assert most_gib(plans.best, plans.best.simulate(3)) <= 80
+
+
+@pytest.mark.parametrize(("per_item", "alone"), [(10.0, True), (1.0, False)])
+def test_who_stays_has_those_leave_beside_whom_it_cannot_work(per_item: float, alone: bool) -> None:
+    """b keeps 10 GiB while a has its 60, and needs up to 50 while it works."""
+    workers = {"a": worker(60, calls=1), "b": worker(10, per_item, stays=True, calls=1), "c": worker(60, calls=1)}
+    profile = Profile(4, workers, (EdgeProfile("a", "b", whole=True), EdgeProfile("b", "c", whole=True)), device_memory_gib=80.0)
+    planned = plan(profile, 1, chunks=1)["temporal"]
+    assert bool(planned.execution.working) == alone and "b" not in planned.execution.memory
+    timeline = planned.simulate(3)
+    assert most_gib(planned, timeline) <= 80
+    comes = timeline.to_pandas().query("kind == 'onload' and worker == 'b' and iteration > 0")
+    assert not len(comes), "it never left"
+
+
+def orders(engine: Engine, processes: list[int]) -> list[tuple[str, int]]:
+    """Who is moved when these have the device one after the other."""
+    found = []
+    for process in processes:
+        todo = engine.settle([(process, Event.START, 0, 1)])
+        while todo:
+            do, who, _, _ = todo.pop(0)
+            if do in (Do.OFFLOAD, Do.ONLOAD):
+                found.append((Do(do).name, who))
+                todo += engine.settle([(who, Event.OFFLOADED if do == Do.OFFLOAD else Event.ONLOADED, -1, 0)])
+        engine.settle([(process, Event.DONE, -1, 0)])
+    return found
+
+
+def test_units_while_it_works_are_free_again_afterwards() -> None:
+    engine = Engine(1, memory=2)
+    small, worker_ = engine.add_process([0], size=1), engine.add_process([0], size=1, working=1)
+    found = orders(engine, [small, worker_, small, worker_, worker_])
+    assert found == [("ONLOAD", small), ("OFFLOAD", small), ("ONLOAD", worker_), ("ONLOAD", small), ("OFFLOAD", small)]
+
+
+def test_a_cell_makes_room_for_all_of_it() -> None:
+    engine = Engine(1, memory=2)
+    a, b, c, d = (engine.add_process([0], size=1, cell=cell) for cell in (0, 0, 1, 1))
+    assert orders(engine, [a, b, c, d]) == [
+        *(("ONLOAD", a), ("ONLOAD", b), ("OFFLOAD", a), ("OFFLOAD", b), ("ONLOAD", c), ("ONLOAD", d)),
+    ]
+    larger = Engine(1, memory=3)
+    a, b = (larger.add_process([0], size=2, cell=0) for _ in range(2))
+    assert orders(larger, [a, b, a]) == [("ONLOAD", a), ("OFFLOAD", a), ("ONLOAD", b), ("OFFLOAD", b), ("ONLOAD", a)], "no room for both: as without a cell"
