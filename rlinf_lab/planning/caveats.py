@@ -24,14 +24,14 @@ def caveats(placement: Placement) -> tuple[str, ...]:
                 f"takes turns with another, a run may be faster than said"
             )
         if seat.ranks > 1 and alone and setting.profile.workers[name].kind != "generation":  # whose ranks stream by themselves in the forecast too
-            found += [f"{name}: {said}" for said in (_uneven(placement, seat), _staggered(placement, seat)) if said]
+            found += [f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said]
     return tuple(found)
 
 
-def _uneven(placement: Placement, seat: Seat) -> str:
+def _uneven(placement: Placement, name: str, seat: Seat) -> str:
     """Chunks that do not divide by the ranks: in each the rank with most items decides, in all of them together it need not."""
-    items, ranks = placement.setting.profile.items, np.array([seat.ranks])
-    together, alone = (float(n * of_a_rank(items / n, ranks)[0]) for n in (seat.chunks, 1))
+    items, ranks, unit = placement.setting.profile.items, np.array([seat.ranks]), placement.setting.profile.unit(name)
+    together, alone = (float(n * of_a_rank(items / n, ranks, unit)[0]) for n in (seat.chunks, 1))
     less = 1 - alone / together
     if less < WORTH:
         return ""

@@ -63,7 +63,8 @@ def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...])
     items = _items(placement, edge) / edge.group  # what such a channel carries is groups
     if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
         return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
-    return max(1, math.ceil(items / consumer.chunks / consumer.ranks))
+    chunk = items / consumer.chunks / consumer.ranks
+    return max(1, math.ceil(chunk) if edge.group == 1 else math.floor(chunk))  # groups are large: rather more batches than larger ones
 
 
 def _items(placement: Placement, edge: Edge) -> float:

@@ -26,18 +26,19 @@ def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
     return whole / np.maximum(devices, 1) if worker.memory.sharded else np.full(np.shape(devices), whole, float)
 
 
-def needed(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
+def needed(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray, unit: int = 1) -> np.ndarray:
     """GiB on each device while a call of so many items runs. A generator runs fewer at once when memory is short, but one it must hold.
+    ``unit``: items come in groups of so many.
 
     Where peaks were measured it is never less than they say; what a generator with ``per_item_gib`` peaked at is what it was given.
     """
     if worker.kind == "generation" and worker.memory.per_item_gib:
         return resident(worker, devices) + worker.memory.per_item_gib / worker.ranks.devices_per_rank
-    held = _held(worker, devices, items)
-    return resident(worker, devices) + np.maximum(worker.memory.per_item_gib * held, _transient(worker, held))
+    held = _held(worker, devices, items, unit)
+    return resident(worker, devices) + np.maximum(worker.memory.per_item_gib * held, _transient(worker, held, unit))
 
 
-def _transient(worker: WorkerProfile, held: np.ndarray) -> np.ndarray:
+def _transient(worker: WorkerProfile, held: np.ndarray, unit: int) -> np.ndarray:
     """GiB above the resident ones while a device holds so many items, from measured peaks.
 
     Interpolated between them; below the smallest as much as there, for what is fixed of it is not known; above the largest in proportion or as steeply as
@@ -47,7 +48,7 @@ def _transient(worker: WorkerProfile, held: np.ndarray) -> np.ndarray:
     for sample in worker.samples:
         if sample.peak_gib is not None and sample.devices and not sample.beside:
             on = np.array([sample.devices])
-            load = float(_held(worker, on, sample.items)[0])
+            load = float(_held(worker, on, sample.items, unit)[0])
             points[load] = max(points.get(load, 0.0), sample.peak_gib - float(resident(worker, on)[0]))
     if not points:
         return np.zeros(np.shape(held))
@@ -62,10 +63,10 @@ def limits(worker: WorkerProfile) -> bool:
     return bool(worker.memory.resident_gib or worker.memory.per_item_gib or any(s.peak_gib for s in worker.samples))
 
 
-def _held(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
-    """Items on each device: a rank holds whole ones, spread over its devices."""
+def _held(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray, unit: int = 1) -> np.ndarray:
+    """Items on each device: a rank holds whole ones, in whole groups, spread over its devices."""
     ranks = np.maximum(devices // worker.ranks.devices_per_rank, 1)
-    return np.ceil(items / ranks - ROUNDING) / worker.ranks.devices_per_rank
+    return unit * np.ceil(items / unit / ranks - ROUNDING) / worker.ranks.devices_per_rank
 
 
 def kept(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:

@@ -214,7 +214,7 @@ class Placement:
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
         at_once = profile.items / seat.chunks / (1 if worker.kind == "simulator" else seat.sub_batches)
-        total = float(memory.needed(worker, on, at_once)[0]) + sum(self.kept_beside(name, device, all_stay).values())
+        total = float(memory.needed(worker, on, at_once, profile.unit(name))[0]) + sum(self.kept_beside(name, device, all_stay).values())
         for mate in self.setting.units[self.setting.home[name]].members:
             if mate != name and device in (there := self.seats[mate]).devices:
                 total += float(memory.kept(profile.workers[mate], np.array([len(there.devices)]), profile.items / seat.chunks)[0])

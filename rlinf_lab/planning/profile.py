@@ -134,6 +134,10 @@ class Profile:
         changed = dataclasses.replace(self.workers[name], **changes)
         return self.replace(workers={**self.workers, name: changed})
 
+    def unit(self, worker: str) -> int:
+        """In groups of how many its items come to a worker: a rank has whole ones."""
+        return max((e.group for e in self.edges if e.consumer == worker), default=1)
+
     def scaled(self, worker: str, factor: float) -> Profile:
         """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""
         known("worker", worker, self.workers, "profile.workers")

@@ -138,7 +138,8 @@ def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) ->
     finest = setting.profile.items / 2 ** (setting.granularities - 1)
     workers = [setting.profile.workers[m] for m in names]
     rest = [memory.kept(w, devices, finest) for w in workers]
-    return np.asarray(np.max([memory.needed(w, devices, finest) + sum(rest) - r for w, r in zip(workers, rest, strict=True)], axis=0))
+    own = [memory.needed(w, devices, finest, setting.profile.unit(m)) for m, w in zip(names, workers, strict=True)]
+    return np.asarray(np.max([n + sum(rest) - r for n, r in zip(own, rest, strict=True)], axis=0))
 
 
 def _reach(setting: Budget, name: str) -> Refusal | None:

@@ -177,7 +177,7 @@ class Tables:
         at_once = items / sub_batches
         held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
         free = self.free(name, kind, devices, items, company)
-        fits = memory.needed(worker, devices, held) <= free + ROUNDING
+        fits = memory.needed(worker, devices, held, self.setting.profile.unit(name)) <= free + ROUNDING
         good = allowed(worker, devices) & company.forms.window(name).on(kind, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
         found = np.full(good.shape, np.inf)
         some = np.flatnonzero(good.any(axis=0))
@@ -264,7 +264,7 @@ class Tables:
         devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
         good = devices[allowed(worker, devices) & window.on(kind, devices)]
         finest = items / 2 ** (self.setting.granularities - 1) / max(self.setting.cell(self.setting.home[name]).sub_batches)
-        good = good[memory.needed(worker, good, finest) <= self.setting.cap(kind) + ROUNDING]
+        good = good[memory.needed(worker, good, finest, self.setting.profile.unit(name)) <= self.setting.cap(kind) + ROUNDING]
         return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 
     def _key(self, unit: int, staying: int, forms: Forms) -> tuple[Any, ...]:

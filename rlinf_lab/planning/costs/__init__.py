@@ -26,12 +26,13 @@ def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
     """One model for each worker of a profile. ``rule="rlinf"``: the public placement tool's formulas instead (`public_rule`)."""
     if rule not in RULES:
         raise UnknownNameError.of("cost rule", rule, RULES)
-    return {name: fit_worker(w) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}
+    return {name: fit_worker(w, profile.unit(name)) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}
 
 
 @lru_cache(maxsize=64)
-def fit_worker(worker: WorkerProfile) -> CostModel:
+def fit_worker(worker: WorkerProfile, unit: int = 1) -> CostModel:
     """The model that the worker's kind asks for, the same one for an equal worker: most questions change one worker or none.
+    ``unit``: items come in groups of so many (`Profile.unit`).
 
     On the host a worker is as fast whatever devices the plan has: its samples are of none.
     """
@@ -40,11 +41,11 @@ def fit_worker(worker: WorkerProfile) -> CostModel:
     if worker.kind == "generation":
         assert worker.lengths is not None  # checked by the profile
         return GenerationModel(
-            worker.samples, worker.lengths, worker.model, worker.ranks.devices_per_rank, worker.max_running, worker.exponent
+            worker.samples, worker.lengths, worker.model, worker.ranks.devices_per_rank, worker.max_running, worker.exponent, unit
         )
     if worker.kind == "simulator":
-        return SimulatorModel(worker.samples, worker.ranks.devices_per_rank)
-    return BatchModel(worker.samples, worker.exponent, worker.ranks.devices_per_rank)
+        return SimulatorModel(worker.samples, worker.ranks.devices_per_rank, unit)
+    return BatchModel(worker.samples, worker.exponent, worker.ranks.devices_per_rank, unit)
 
 
 def _public(name: str, worker: WorkerProfile) -> CostModel:

@@ -108,11 +108,13 @@ def estimated(seconds: float, samples: Sequence[Sample], misfit: Misfit, devices
     return misfit.around(seconds, basis, relative, why or note)
 
 
-def of_a_rank(items: float | np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Items of the rank that has most: they are whole. Of a number that is not, the mean of chunks that differ by one."""
-    low = np.floor(np.asarray(items, float) + ROUNDING)
-    part = np.maximum(items - low, 0.0)
-    return np.asarray((1 - part) * np.ceil(low / ranks - ROUNDING) + part * np.ceil((low + 1) / ranks - ROUNDING))
+def of_a_rank(items: float | np.ndarray, ranks: np.ndarray, unit: int = 1) -> np.ndarray:
+    """Items of the rank that has most: they are whole, and so are the groups of ``unit`` in which they come. Of a number that is not, the mean of chunks
+    that differ by one."""
+    bundles = np.asarray(items, float) / unit
+    low = np.floor(bundles + ROUNDING)
+    part = np.maximum(bundles - low, 0.0)
+    return np.asarray(unit * ((1 - part) * np.ceil(low / ranks - ROUNDING) + part * np.ceil((low + 1) / ranks - ROUNDING)))
 
 
 def by_relative_error(seconds: np.ndarray) -> np.ndarray:

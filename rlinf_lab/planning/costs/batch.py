@@ -23,11 +23,12 @@ EXPONENTS = np.linspace(0.0, 1.5, 301)
 
 @dataclass(frozen=True)
 class BatchModel:
-    """``exponent``: of the devices, used where the samples have one device count only."""
+    """``exponent``: of the devices, used where the samples have one device count only. ``unit``: items come in groups of so many."""
 
     samples: tuple[Sample, ...]
     exponent: float | None = None
     devices_per_rank: int = 1
+    unit: int = 1
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items)
@@ -47,7 +48,7 @@ class BatchModel:
         groups: dict[frozenset[str], list[Sample]] = {}
         for sample in self.samples:
             groups.setdefault(frozenset(sample.beside), []).append(sample)
-        return {company: Curve.fit(members, self.exponent, self.devices_per_rank) for company, members in groups.items()}
+        return {company: Curve.fit(members, self.exponent, self.devices_per_rank, self.unit) for company, members in groups.items()}
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Curve:
     log_devices: tuple[float, ...]
     residuals: tuple[float, ...]
     devices_per_rank: int = 1
+    unit: int = 1
 
     @cached_property
     def misfit(self) -> Misfit:
@@ -70,33 +72,33 @@ class Curve:
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
-        fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent) * n**-self.exponent
+        fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent, self.unit) * n**-self.exponent
         return fitted * np.exp(np.interp(np.log(n), self.log_devices, self.residuals))
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample], exponent: float | None, devices_per_rank: int = 1) -> Curve:
+    def fit(cls, samples: Sequence[Sample], exponent: float | None, devices_per_rank: int = 1, unit: int = 1) -> Curve:
         n = np.array([max(s.devices, 1) for s in samples], float)
         m = np.array([s.items for s in samples])
         t = np.array([s.seconds for s in samples])
         several = len(set(n)) > 1
         fixed_known = any(len(set(m[n == k])) > 1 for k in set(n))
         tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
-        fits = [_affine(_whole(m, n, devices_per_rank, p) * n**-p, t, fixed_known) for p in tried]
+        fits = [_affine(_whole(m, n, devices_per_rank, p, unit) * n**-p, t, fixed_known) for p in tried]
         best = int(np.argmin([f[2] for f in fits]))
         fixed, each, _ = fits[best]
         p = float(tried[best])
-        fitted = np.maximum(fixed + each * _whole(m, n, devices_per_rank, p) * n**-p, 1e-300)
+        fitted = np.maximum(fixed + each * _whole(m, n, devices_per_rank, p, unit) * n**-p, 1e-300)
         counts = np.unique(n)
         ratio = np.log(np.maximum(t, 1e-300) / fitted)
         residuals = [float(ratio[n == k].mean()) for k in counts]
         assumed = not several and exponent is None
-        return cls(tuple(samples), fixed, each, p, assumed, tuple(np.log(counts)), tuple(residuals), devices_per_rank)
+        return cls(tuple(samples), fixed, each, p, assumed, tuple(np.log(counts)), tuple(residuals), devices_per_rank, unit)
 
 
-def _whole(items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float) -> np.ndarray:
+def _whole(items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float, unit: int) -> np.ndarray:
     """So many items would cost as much if every rank had as many as the one with most. What does not shrink with devices does not depend on ranks."""
     ranks = np.maximum(devices / devices_per_rank, 1.0)
-    return np.asarray(items * (ranks * of_a_rank(items, ranks) / items) ** min(exponent, 1.0))
+    return np.asarray(items * (ranks * of_a_rank(items, ranks, unit) / items) ** min(exponent, 1.0))
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:

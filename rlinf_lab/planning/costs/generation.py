@@ -72,6 +72,7 @@ class GenerationModel:
     devices_per_rank: int = 1
     max_running: int | None = None
     exponent: float | None = None
+    unit: int = 1
     _schedules: dict[tuple[int, int, bool, float], Schedule] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(
@@ -201,7 +202,7 @@ class GenerationModel:
         """Of each rank. A service beside the plan's devices was measured on none, and is one rank whatever the plan."""
         beside = not any(s.devices for s in self.samples)
         ranks = np.ones(np.shape(devices)) if beside else np.maximum(np.asarray(devices, float) / self.devices_per_rank, 1e-9)
-        return of_a_rank(items, ranks)
+        return of_a_rank(items, ranks, self.unit)
 
     def _slots(self, requests: np.ndarray, cap: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """On how many slots the QUANTILES representative requests are looked at, and how often they pass, so that each has its share of real slots.

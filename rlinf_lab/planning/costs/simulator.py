@@ -17,6 +17,7 @@ class SimulatorModel:
 
     samples: tuple[Sample, ...]
     devices_per_rank: int = 1
+    unit: int = 1
 
     def seconds(self, devices: np.ndarray, items: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         n, t = self.points
@@ -52,7 +53,7 @@ class SimulatorModel:
     def _each(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         n = np.maximum(np.asarray(devices, float), 1.0)
         ranks = np.maximum(n / self.devices_per_rank, 1.0)
-        return np.asarray(of_a_rank(items, ranks) * ranks / n)
+        return np.asarray(of_a_rank(items, ranks, self.unit) * ranks / n)
 
     @cached_property
     def measured(self) -> np.ndarray:
