@@ -23,8 +23,8 @@ from typing import Any
 
 HERE = Path(__file__).parent
 NAMES = (
-    "import_time", "engine", "simulator", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job", "switching",
-    "asynchronous", "channels", "recorder", "timeline_fps", "event_to_screen",
+    "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
+    "switching", "asynchronous", "channels", "recorder", "timeline_fps", "event_to_screen",
 )  # fmt: skip
 
 

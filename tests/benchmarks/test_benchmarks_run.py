@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "name",
     [
-        "import_time", "engine", "simulator", "planner_search",
+        "import_time", "engine", "simulator", "planner_optimality", "planner_search",
         "prediction_error", "recorder", "switching", "asynchronous", "workflow_overhead",
     ],
 )  # fmt: skip

@@ -62,7 +62,7 @@ def test_larger_graphs_against_plain_dominance() -> None:
 
 
 def test_no_plan_of_a_large_graph_is_faster() -> None:
-    """As `benchmarks/planner_search.py` asks of a hundred: the enumeration leaves out what is slower than the plan that was found, and finds the same."""
+    """As `benchmarks/planner_optimality.py` asks of a hundred: the enumeration leaves out what is slower than the plan that was found, and finds the same."""
     for seed in (2, 3, 4, 14):
         problem = random_problem(seed, leaves=(5, 8), devices=(17, 64), ticks=1000)
         found = seconds(problem)
