@@ -15,9 +15,9 @@ about which the record says nothing is refused with a `PlanError` that names the
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import statistics
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -36,6 +36,7 @@ from rlinf_lab.planning.profile import Message
 from rlinf_lab.planning.recorded import LoopRecorded, Operation, Recorded, read
 from rlinf_lab.planning.scripts import Script, SimCall, Turn, call, get, put, run, wait
 from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.planning.under_way import Flights
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, LoopStep, Step, WorkflowGraph
@@ -73,13 +74,13 @@ class Estimate:
 
     def _simulated(self, plan: ExecutionPlan, iterations: int, in_processes: bool) -> Timeline:
         layout = checked_layout(self.graph, plan)
-        calls, loop = self.sim_calls(layout), self._own_script()
-        if self.messages and in_processes:
-            hops = Hops(layout, self.messages)
+        hops = Hops(layout, self.messages) if self.messages and in_processes else None
+        calls, loop = self.sim_calls(layout, hops), self._own_script()
+        if hops is not None:
             before = Hops(checked_layout(self.graph, self.measured), self.messages) if self.in_processes else None
             calls = [replace(c, script=hops.carried(c.worker, c.script, before)) for c in calls]
             loop = hops.carried(DRIVER, loop, before)
-        return stretched(Simulator(self.graph, plan, self._switch_ns(plan)).simulate(calls, iterations, loop), self.crowding)
+        return stretched(Simulator(self.graph, plan, self._switch_ns(plan), flights=hops).simulate(calls, iterations, loop), self.crowding)
 
     def iteration_seconds(self, plan: ExecutionPlan) -> float:
         """Predicted seconds of one iteration under ``plan``.
@@ -95,10 +96,7 @@ class Estimate:
 
     def __repr__(self) -> str:
         head = f"Estimate of workflow {self.graph.name!r} from a run under plan {self.measured.name!r}: {self.measured_seconds:.4g} s an iteration"
-        lines = [
-            f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank"
-            for i, step in enumerate(self.graph.program)
-        ]
+        lines = [f"  {step.worker + '.' + step.call.method:<24} {_busy_seconds(self.calls[i]):.4g} s on each rank" for i, step in enumerate(self.graph.program)]
         return "\n".join([head, *lines, *(f"  note: {note}" for note in self.notes)])
 
     def _switch_ns(self, plan: ExecutionPlan) -> dict[str, tuple[int, int]]:
@@ -115,8 +113,8 @@ class Estimate:
                 found[worker] = on, on if off is None else off
         return found
 
-    def sim_calls(self, layout: Layout) -> list[SimCall]:
-        found, waiting = [], _Waiting(layout)
+    def sim_calls(self, layout: Layout, flights: Flights | None = None) -> list[SimCall]:
+        found, waiting = [], _Waiting(layout, flights)
         for number, step in enumerate(self.graph.program):
             made, script = step.call, self._script(number, step, layout, waiting)
             found.append(SimCall(step.worker, made.method, script, made.reads, made.writes, step.after, made.starts_on_device))
@@ -161,7 +159,7 @@ class Estimate:
                         elif kind == SpanKind.GET:
                             yield get(channel, n, turn.rank * tokens + k if self.graph.channel(channel).keyed else -1)
                         else:
-                            waiting.add(turn, channel, turn.rank * tokens + k, n)
+                            waiting.add(turn, worker, channel, turn.rank * tokens + k, n)
                             yield put(channel, n)
 
         return script
@@ -220,20 +218,34 @@ class Estimate:
 class _Waiting:
     """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the key that asked.
 
-    In the order in which they were put; of two that block at the same time the order may be the other one, which changes nobody's seconds.
+    In the order in which they arrive; of two that block at the same time the order may be the other one, which changes nobody's seconds.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
-        self._keys: dict[tuple[int, str, int], deque[int]] = {}
+    def __init__(self, layout: Layout, flights: Flights | None) -> None:
+        self._layout, self._flights = layout, flights
+        self._queues: dict[tuple[int, str, int], list[tuple[int, int, int]]] = {}  # arrival, number of the put, key
+        self._untaken: dict[tuple[int, str, int], set[tuple[int, int, int]]] = {}
+        self._numbers = itertools.count()
 
-    def add(self, turn: Turn, channel: str, key: int, n: int) -> None:
-        self._keys.setdefault(self._queue(turn, channel), deque()).extend([key] * n)
+    def add(self, turn: Turn, worker: str, channel: str, key: int, n: int) -> None:
+        queue, flight = self._queue(turn, channel), 0 if self._flights is None else self._flights.put_ns(worker, turn.rank, channel)
+        arriving, untaken = self._queues.setdefault(queue, []), self._untaken.setdefault(queue, set())
+        for _ in range(n):
+            entry = turn.now() + flight, next(self._numbers), key
+            bisect.insort(arriving, entry)
+            untaken.add(entry)
 
     def take(self, turn: Turn, channel: str, n: int) -> list[int]:
-        """The keys of the next n items; fewer where items without a key came too."""
-        keys = self._keys.get(self._queue(turn, channel), ())
-        return [keys.popleft() for _ in range(min(n, len(keys)))] if keys else []
+        """The keys of the n items that a get has just brought; fewer where items without a key came too."""
+        queue = self._queue(turn, channel)
+        arriving, untaken = self._queues.get(queue, []), self._untaken.get(queue, set())
+        found = []
+        for number in range(turn.first(), turn.first() + n):
+            entry = arriving[number] if number < len(arriving) and arriving[number] in untaken else min(untaken, default=None)
+            if entry is not None:
+                untaken.remove(entry)
+                found.append(entry[2])
+        return found
 
     def _queue(self, turn: Turn, channel: str) -> tuple[int, str, int]:
         return turn.iteration, channel, self._layout.shard(channel, turn.rank)

@@ -2,13 +2,11 @@
 
     put ── busy ──> · · · flight · · · ──> busy ── get
 
-Who gets an item waits for what is left of its flight; who asks another host for items waits for the way there and back, too. A flight that is waited
-for is shown as work of the reader.
+Computing is laid into the scripts of the calls (`Hops.carried`), flights the simulator makes (`planning.under_way`): nobody holds a device meanwhile.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -35,7 +33,6 @@ class Hops:
     def __init__(self, layout: Layout, messages: Sequence[Message]) -> None:
         self._layout, self._place = layout, place_hosts(layout)
         self._messages = tuple(messages)
-        self._arriving: dict[tuple[int, str, int, int], deque[int]] = {}  # of one simulation: when the items of a queue come, or came
         self._nodes = {host: Device.node_of(names) for host in set(self._place.values()) if (names := self._device_names(host))}
 
     def sending(self, worker: str, rank: int, channel: str, key: int = -1) -> float:
@@ -55,6 +52,13 @@ class Hops:
     def flight(self, worker: str, rank: int, channel: str, key: int = -1) -> float:
         """Seconds from the put of an item to its arrival at the queue."""
         return self._between(self._place[worker, rank], self._home(channel, rank, key)).latency_s
+
+    def put_ns(self, worker: str, rank: int, channel: str, key: int = -1) -> int:
+        """See `under_way.Flights`."""
+        return round(1e9 * self.flight(worker, rank, channel, key))
+
+    def ask_ns(self, worker: str, rank: int, channel: str) -> int:
+        return round(1e9 * self.taking(worker, rank, channel).flight / 2)
 
     def _reaches(self, channel: str, producer: int, consumer: int) -> bool:
         return not self._layout.sharded(channel) or producer == consumer
@@ -78,12 +82,13 @@ class Hops:
 
     # --- scripts -----------------------------------------------------------------------------------------------
     def carried(self, worker: str, script: Callable[[Turn], Script], before: Hops | None = None) -> Callable[[Turn], Script]:
-        """A call's script with its messages. ``before``: those of the run that the durations were read off; their computing is in the durations.
+        """A call's script with what its messages cost in computing. ``before``: those of the run that the durations were read off; theirs is in
+        the durations.
 
         What a message of that run cost that this plan does not send is taken off the runs that follow it.
         """
 
-        puts: dict[tuple[int, str, int], tuple[float, int]] = {}
+        puts: dict[tuple[int, str, int], float] = {}
         gets: dict[tuple[int, str], tuple[float, float]] = {}
 
         def with_messages(turn: Turn) -> Script:
@@ -101,30 +106,19 @@ class Hops:
                     spare, op = max(0, spare - n), run(max(0, n - spare))
                 elif kind == PUT and n:
                     if (rank, channel, key) not in puts:
-                        puts[rank, channel, key] = self._put_seconds(before, worker, rank, channel, key), round(1e9 * self.flight(worker, rank, channel, key))
-                    each, flight = puts[rank, channel, key]
-                    seconds = n * each
+                        puts[rank, channel, key] = self._put_seconds(before, worker, rank, channel, key)
+                    seconds = n * puts[rank, channel, key]
                     yield from _spend(seconds)
-                    self._comings(turn, channel, key).extend([turn.now() + flight] * n)
                 got = yield op
                 if kind == GET and got:
                     if (rank, channel) not in gets:
                         gets[rank, channel] = self._get_seconds(before, worker, rank, channel)
                     each, once = gets[rank, channel]
                     seconds = got * each + once
-                    yield from _spend(seconds + self._left(turn, channel, key, got))
+                    yield from _spend(seconds)
                 spare += round(max(0.0, -seconds) * 1e9)
 
         return with_messages
-
-    def _comings(self, turn: Turn, channel: str, key: int) -> deque[int]:
-        return self._arriving.setdefault((turn.iteration, channel, self._layout.shard(channel, turn.rank), key), deque())
-
-    def _left(self, turn: Turn, channel: str, key: int, n: int) -> float:
-        """Seconds until the last of the next n items of a queue is there."""
-        coming = self._comings(turn, channel, key)
-        latest = max((coming.popleft() for _ in range(min(n, len(coming)))), default=0)
-        return max(0, latest - turn.now()) / 1e9
 
     def _put_seconds(self, before: Hops | None, worker: str, rank: int, channel: str, key: int) -> float:
         """Of an item, beyond what the recorded durations have in them; below zero where they have more."""
@@ -135,7 +129,7 @@ class Hops:
         """Of each item, and of the get itself."""
         now = self.taking(worker, rank, channel)
         had = before.taking(worker, before._like(worker, rank), channel) if before is not None else Taking()
-        return now.busy - had.busy, now.asking - had.asking + now.flight
+        return now.busy - had.busy, now.asking - had.asking
 
     def _like(self, worker: str, rank: int) -> int:
         """The rank of this plan that stands for one of another plan."""

@@ -72,7 +72,7 @@ def wait(number: int, part: bool = False) -> Op:
 class Turn:
     """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration.
 
-    ``now()``: nanoseconds of virtual time.
+    ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get brought.
     """
 
     rank: int
@@ -80,6 +80,7 @@ class Turn:
     position: int
     count: int
     now: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+    first: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
 
     def share(self, items: int) -> int:
         """This rank's part of ``items`` that are divided evenly among those who take part."""

@@ -13,6 +13,7 @@ from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.layout import Layout, checked_layout, refuse_fixed_place
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.scripts import Op, Outage, Script, SimCall, SimFiller, Turn, Turnover, all_at_once, call, get, put, run, wait
+from rlinf_lab.planning.under_way import Flights
 from rlinf_lab.planning.virtual import VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
@@ -25,15 +26,20 @@ class Simulator:
     ``switch_ns``: for each worker (onload, offload) in nanoseconds, paid when the plan's memory makes it leave the device.
     ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises instead.
     ``outages``: when devices are away: preempted, failed, or not there yet. ``fillers``: work for the bubbles.
-    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker.
+    ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker. ``flights``: of messages, where hosts are processes.
     """
 
     def __init__(
         self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
         outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None,
     ) -> None:  # fmt: skip
         self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers], absent)
+        if flights is not None and (turnover or absent):
+            raise PlanError(
+                f"Simulator of plan {plan.name!r}: flights= together with {'turnover=' if turnover else 'absent='}: who takes over what flies to a rank that "
+                f"has left is not simulated. Next: one of them."
+            )
         for change in turnover:
             refuse_fixed_place(self.layout, repr(change), change.worker, change.rank)
         for outage in outages:
@@ -41,7 +47,7 @@ class Simulator:
                 raise UnknownNameError.of("device", outage.device, plan.devices, f"Plan {plan.name!r} has no other.")
         self._outages, self._fillers, self._turnover = tuple(outages), tuple(fillers), tuple(turnover)
         self._switch_ns = dict(switch_ns or {})
-        self._relieve = relieve
+        self._relieve, self._flights = relieve, flights
         self.relieved = 0
 
     def simulate(self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None) -> Timeline:
@@ -60,7 +66,9 @@ class Simulator:
                 self.layout.graph.channel(channel)
         if loop is None:
             self._refuse_silent_loop()
-        host = VirtualHost(self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover)
+        host = VirtualHost(
+            self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover, self._flights,
+        )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))
         self.relieved = host.relieved

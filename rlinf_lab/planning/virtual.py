@@ -15,57 +15,32 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.patience import Abandoned, wanted_now
+from rlinf_lab.planning.rows import Rows
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
+from rlinf_lab.planning.under_way import Flights, UnderWay
 from rlinf_lab.planning.waits import Wait, rings
-from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
-from rlinf_lab.timeline.span import SpanKind, Track
+from rlinf_lab.timeline.batch import SPAN_STRUCT, SpanBatch
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
 
 # Operations of the driver's own script, beside those that workers have.
 _BEGIN, _AWAIT, _END = 5, 6, 7
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
-_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _FILLING, _DRIVING, _AWAITING, _IDLE, _ENDING = range(10)
+_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _FILLING, _DRIVING, _AWAITING, _ASKING, _IDLE, _ENDING = range(11)
 
-# A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it.
+# A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it; behind those of all ranks
+# come those that come and go (even), and one for all messages (odd).
 _BITS = 32
 _SLOT = (1 << _BITS) - 1
 
 _EVENT_PUT, _EVENT_GET = int(Event.PUT), int(Event.GET)
 _DO_STORE, _DO_BOUND, _DO_RESUME = int(Do.STORE), int(Do.BOUND), int(Do.RESUME)
 _KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = int(SpanKind.RUN), int(SpanKind.GET), int(SpanKind.PUT), int(SpanKind.LOCK)
-
-
-class Rows:
-    """The spans of a simulation, packed as `Recorder` packs them, without its lock and its limit."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.names: dict[str, int] = {}
-        self.tracks: dict[Track, int] = {}
-
-    def name(self, text: str) -> int:
-        return self.names.setdefault(text, len(self.names))
-
-    def track(self, worker: str, rank: int, devices: tuple[str, ...]) -> int:
-        return self.tracks.setdefault(Track(worker, rank, devices, "simulated"), len(self.tracks))
-
-    def add(self, track: int, kind: int, name: int, start: int, end: int, iteration: int, items: int = 0, channel: int = -1, flow: int = -1) -> None:
-        self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)
-
-    def batch(self, unnumbered: Iterable[str] = ()) -> SpanBatch:
-        """``unnumbered``: channels whose items are not taken in the order of their coming, so that no number joins a get to a put."""
-        spans = np.frombuffer(self.data, SPAN_DTYPE)
-        names = [self.names[c] for c in unnumbered if c in self.names]
-        if names:
-            spans["flow"][np.isin(spans["channel"], names)] = -1
-        return SpanBatch("simulated", "simulated", 0, spans, tuple(self.tracks), tuple(self.names))
 
 
 class Iteration:
@@ -114,11 +89,11 @@ class Rank:
 
 
 class VirtualHost:
-    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave)."""
+    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave). ``flights``: of messages between hosts."""
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
-        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
+        outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (), flights: Flights | None = None,
     ) -> None:  # fmt: skip
         self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
@@ -159,6 +134,8 @@ class VirtualHost:
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
         self._keyed = {c.name: c.keyed for c in layout.graph.channels}
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
+        self._under_way = None if flights is None else UnderWay(flights, self._engine, self.rows.data)
+        self._askers: dict[int, Rank] = {} if flights is None else {p.index: self._asker(p) for p in list(self.ranks)}
         self._chunks = {c.name: ALL if (n := layout.plan.chunk(c.name)) == ALL else -n for c in layout.graph.channels}
 
     def run(self, iterations: int) -> SpanBatch:
@@ -245,7 +222,7 @@ class VirtualHost:
             self._takers[iteration, number], self._began[iteration, number] = [p.rank for p in members], len(members)
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
-            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock)))
+            p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first"))))
             if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
@@ -267,7 +244,7 @@ class VirtualHost:
         for channel in new:
             if DRIVER in self.layout.graph.producers(channel):
                 expected[channel] += 1
-                self._apply(self._engine.close(self._stream(channel, iteration, 0)))
+                self._close(self.ranks[0], self._stream(channel, iteration, 0))
         for channel in new:
             for shard in range(self.layout.shards(channel)):
                 self._apply(self._engine.seal(self._stream(channel, iteration, shard), expected[channel]))
@@ -349,8 +326,7 @@ class VirtualHost:
         call, p.call = p.call, None
         if call is not None:
             for channel in call.writes:
-                shard = p.rank if self._shards[channel] else 0
-                self._apply(self._engine.close(self._stream(channel, p.iteration, shard)))
+                self._close(p, self._stream(channel, p.iteration, p.rank if self._shards[channel] else 0))
             if p is self._of[p.worker][0]:
                 for waiter in self._values.get((p.iteration, p.number)) or ():
                     self._wake(waiter)
@@ -386,6 +362,7 @@ class VirtualHost:
         now = self.now
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
+        flies = self._flies if self._under_way is not None else None
         wanted = wanted_now()  # `patience.check`, without its calls
         while True:
             for p in ready:  # grows meanwhile
@@ -430,6 +407,8 @@ class VirtualHost:
                     write(pack(p.since, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_RUN))
                 p.start = p.lock_from = now
                 p.bound_ns, p.lock_waited = 0, False
+                if flies is not None and flies(p, kind, channel, key, queue, n or chunk):
+                    continue
                 if kind == GET:
                     p.doing, p.first = _GETTING, -1
                     post((p.index, _EVENT_GET, queue, 0 if p.ends and self._is_shared(p.call) else n or chunk))
@@ -441,7 +420,10 @@ class VirtualHost:
                 while timers and timers[0] < due:
                     slot = pop(timers) & _SLOT
                     if slot & 1:
-                        self._switched(ranks[slot >> 1])
+                        if slot < limit:
+                            self._switched(ranks[slot >> 1])
+                        elif self._under_way is not None:
+                            apply(self._under_way.land(now))
                     elif slot < limit:
                         self._wake(ranks[slot >> 1])
                     else:
@@ -489,6 +471,9 @@ class VirtualHost:
         elif p.doing == _VALUE:
             self._await_values(p)
             return False
+        elif p.doing == _ASKING:
+            self._answered(p)
+            return False
         elif p.doing >= _IDLE:
             self._begin(p)
             return False
@@ -513,7 +498,7 @@ class VirtualHost:
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this
-                if b > a and p.doing == _GETTING:
+                if b > a and (p.doing == _GETTING or p.doing == _ASKING):
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)
@@ -535,6 +520,55 @@ class VirtualHost:
             self._pending.append((driver.index, Event.START, driver.iteration, 0))
         elif kind == _END:
             self._pending.append((driver.index, Event.DONE, -1, 0))
+
+    # --- messages ----------------------------------------------------------------------------------------------
+    def _asker(self, p: Rank) -> Rank:
+        """Who stands in line for a rank at the queues of other hosts."""
+        machine = self._engine.processes[self._engine.add_process()]
+        machine.state = "run"
+        self.ranks.append(Rank(p.worker, p.rank, machine.index, p.track, machine))
+        self.ranks[-1].doing = _ASKING
+        return self.ranks[-1]
+
+    def _flies(self, p: Rank, kind: int, channel: str, key: int, queue: int, n: int) -> bool:
+        """Whether what a rank does at a channel is a message; then it is on its way."""
+        under_way = self._under_way
+        assert under_way is not None
+        way = under_way.way(p, channel, key, kind)
+        if not way or (kind == PUT and not under_way.has_room(queue, n)):
+            return False
+        shard = p.rank if self._shards[channel] else 0
+        stream = self._stream(channel, p.iteration, shard)
+        if kind == PUT:
+            self._later(under_way.send(p, queue, stream, n, self.now, way))
+            p.doing, p.since = _RUNNING, self.now
+            self._ready.append(p)
+            return True
+        asker, name = self._askers[p.index], (channel, p.iteration, shard, -2 - p.index)
+        if name not in self._queues:
+            self._queues[name] = self._engine.open_channel(stream, stub=True)
+        asker.queue, asker.since, asker.first, asker.left = self._queues[name], way, 0, p.index
+        p.doing, p.first = _GETTING, -1
+        self._pending.append((p.index, _EVENT_GET, asker.queue, n))
+        self._later(under_way.ask(asker, queue, n, self.now, way, self._pending.append))
+        return True
+
+    def _answered(self, asker: Rank) -> None:
+        """Items for the rank for which it stood in line, or their end."""
+        assert self._under_way is not None
+        p = self.ranks[asker.left]
+        self._later(self._under_way.answer(p, asker.queue, asker.first, asker.value, self.now, asker.since))
+
+    def _close(self, p: Rank, stream: int) -> None:
+        """A producer of a stream has done."""
+        when, instructions = (0, self._engine.close(stream)) if self._under_way is None else self._under_way.close(p, stream, self.now)
+        self._apply(instructions)
+        if when:
+            self._later(when)
+
+    def _later(self, when: int) -> None:
+        """Messages arrive at that moment."""
+        heapq.heappush(self._timers, (when << _BITS) + 2 * len(self.ranks) + 1)
 
     # --- fillers -----------------------------------------------------------------------------------------------
     def _fill(self, p: Rank) -> Script:
@@ -617,7 +651,7 @@ class VirtualHost:
             return
         takers.append(p.rank)
         unended[number] += 1
-        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock)))
+        p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first"))))
         if p.doing == _IDLE and len(p.calls) == 1:
             self._wake(p)
 

@@ -1,0 +1,171 @@
+"""Messages in virtual time: what is put arrives later, who asks another host waits for the way there and back, and nobody holds a device meanwhile."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put, run
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+
+sys.path.insert(0, str(Path(__file__).parent))
+from random_flows import scenario
+
+MS = 1_000_000
+
+
+class Far:
+    """Milliseconds of each flight: of puts by channel, of asking by (worker, rank)."""
+
+    def __init__(self, puts: dict[str, int], asks: dict[tuple[str, int], int] | None = None) -> None:
+        self.puts, self.asks = puts, asks or {}
+
+    def put_ns(self, worker: str, rank: int, channel: str, key: int = -1) -> int:
+        return self.puts.get(channel, 0) * MS
+
+    def ask_ns(self, worker: str, rank: int, channel: str) -> int:
+        return self.asks.get((worker, rank), 0) * MS
+
+
+class AtRandom:
+    """The same for the same rank and channel."""
+
+    def __init__(self, seed: int, most: int) -> None:
+        self.seed, self.most = seed, most
+
+    def put_ns(self, worker: str, rank: int, channel: str, key: int = -1) -> int:
+        return self._ms("put", worker, rank, channel)
+
+    def ask_ns(self, worker: str, rank: int, channel: str) -> int:
+        return self._ms("ask", worker, rank, channel)
+
+    def _ms(self, *of: object) -> int:
+        return zlib.crc32(repr((self.seed, of)).encode()) % (self.most + 1) * MS
+
+
+class Source(lab.Worker):
+    def produce(self, out: lab.Outbox) -> None:
+        out.put(0)
+
+
+class Reader(lab.Worker):
+    def read(self, inbox: lab.Inbox) -> None:
+        inbox.get_all()
+
+
+class Other(lab.Worker):
+    def work(self) -> None: ...
+
+
+def flow_of(other: bool = False) -> lab.Workflow:
+    flow = lab.Workflow("far")
+    items = flow.channel("items")
+    source, reader = flow.worker(Source, name="source"), flow.worker(Reader, name="reader")
+    more = flow.worker(Other, name="other") if other else None
+
+    @flow.iteration
+    def iteration() -> None:
+        source.produce(items)
+        reader.read(items)
+        if more is not None:
+            more.work()
+
+    return flow
+
+
+def produce(turn: Turn):
+    for _ in range(2):
+        yield run(10 * MS)
+        yield put("items")
+
+
+def read(turn: Turn):
+    while (yield get("items", 1)):
+        yield run(MS)
+
+
+CALLS = [SimCall("source", "produce", produce, writes=("items",)), SimCall("reader", "read", read, reads=("items",), starts_on_device=False)]
+
+
+def ends(timeline: Timeline, worker: str, kind: SpanKind, rank: int = 0) -> list[float]:
+    return [s.end_ns / MS for s in timeline.rows() if s.track.worker == worker and s.track.rank == rank and s.kind == kind]
+
+
+def test_an_item_is_there_when_it_has_flown_and_the_end_of_the_stream_comes_behind_it() -> None:
+    plan = lab.ExecutionPlan.spatial(flow := flow_of(), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, chunk=1)
+    timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate(CALLS)
+    assert ends(timeline, "source", SpanKind.PUT) == [10, 20], "who puts goes on at once"
+    assert ends(timeline, "reader", SpanKind.GET) == [15, 25, 26]
+    numbers = [(s.kind, s.flow) for s in timeline.rows() if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
+    assert sorted(numbers) == sorted((kind, n) for kind in (SpanKind.PUT, SpanKind.GET) for n in (0, 1)), "arrows join what belongs together"
+
+
+def test_nobody_holds_a_device_while_an_item_flies() -> None:
+    plan = lab.ExecutionPlan.spatial(flow := flow_of(other=True), ["cpu:0", "cpu:1"], {"source": [0], "reader": [1], "other": [1]}, chunk=1)
+
+    def work(turn: Turn):
+        yield run(12 * MS)
+
+    calls = [CALLS[0], SimCall("other", "work", work), CALLS[1]]
+    timeline = Simulator(flow, plan, flights=Far({"items": 12})).simulate(calls)
+    assert ends(timeline, "other", SpanKind.RUN) == [12]
+    assert ends(timeline, "reader", SpanKind.RUN) == [23, 33]
+
+
+def test_who_asks_another_host_stands_in_line_when_the_question_is_there() -> None:
+    plan = lab.ExecutionPlan("two readers", ("cpu:0", "cpu:1"), {"source": ((0,),), "reader": ((0,), (1,))}, {"items": 1})
+    timeline = Simulator(flow_of(), plan, flights=Far({}, {("reader", 1): 3})).simulate(CALLS)
+    assert ends(timeline, "reader", SpanKind.GET, rank=1)[0] == 23, "asked long before, so only the answer's way counts"
+    assert ends(timeline, "reader", SpanKind.RUN, rank=1) == [24]
+
+
+def test_a_full_channel_holds_back_what_would_fly_there() -> None:
+    flow = lab.Workflow("narrow")
+    items = flow.channel("items", capacity=1)
+    source, reader = flow.worker(Source, name="source"), flow.worker(Reader, name="reader")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.produce(items)
+        reader.read(items)
+
+    def hasty(turn: Turn):
+        yield put("items", 2)
+        yield run(MS)
+
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "reader": [1]}, chunk=1)
+    timeline = Simulator(flow, plan, flights=Far({"items": 5})).simulate([SimCall("source", "produce", hasty, writes=("items",)), CALLS[1]])
+    assert sum(s.items for s in timeline.rows() if s.kind == SpanKind.GET) == 2
+
+
+def test_ranks_that_come_and_go_are_refused_beside_messages() -> None:
+    plan = lab.ExecutionPlan("two readers", ("cpu:0", "cpu:1"), {"source": ((0,),), "reader": ((0,), (1,))}, {"items": 1})
+    with pytest.raises(PlanError, match="who takes over what flies to a rank that has left"):
+        Simulator(flow_of(), plan, absent={"reader": [1]}, flights=Far({}))
+
+
+def passed(timeline: Timeline) -> Counter[tuple[int, str, SpanKind]]:
+    found: Counter[tuple[int, str, SpanKind]] = Counter()
+    for span in timeline.rows():
+        if span.kind in (SpanKind.GET, SpanKind.PUT):
+            found[span.iteration, span.channel, span.kind] += span.items
+    return found
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_whatever_flies_everything_arrives_once_and_nobody_is_left_waiting(block: int) -> None:
+    for seed in range(40 * block, 40 * block + 40):
+        made = scenario(seed, [])
+        near = Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), 2)
+        nothing = Simulator(made.flow.graph, made.plan, made.switch, flights=AtRandom(seed, 0)).simulate(made.sim_calls(), 2)
+        assert not (difference := nothing.diff(near)), f"seed {seed}\n{difference}"
+        far = Simulator(made.flow.graph, made.plan, made.switch, flights=AtRandom(seed, 7)).simulate(made.sim_calls(), 2)
+        assert passed(far) == passed(near), f"seed {seed}, {made.plan}"
+        assert far.bubble_sum_error_ns() == 0
