@@ -41,14 +41,15 @@ class Process:
 class Stream:
     """The closing state that all queues of one channel in one iteration share."""
 
-    __slots__ = ("capacity", "channels", "closed", "ended", "expected", "name")
+    __slots__ = ("capacity", "channels", "closed", "ended", "expected", "name", "whole")
 
-    def __init__(self, capacity: int | None, name: object) -> None:
+    def __init__(self, capacity: int | None, name: object, whole: bool = False) -> None:
         self.capacity = UNBOUNDED if capacity is None else capacity
         self.channels: list[int] = []
         self.closed = 0
         self.expected = -1  # unknown until sealed
         self.ended = False
+        self.whole = whole  # a plan's chunk is a part of everything: none is given before all is there
         self.name = name
 
 
@@ -71,6 +72,11 @@ class Channel:
         self.remote_stalled = False
         self.weights: deque[int] | None = None  # of what is there, once an item has been weighed
         self.total = 0  # of them
+
+    @property
+    def is_early(self) -> bool:
+        """Whether who wants everything, in a plan's chunks, must wait for the end."""
+        return self.stream.whole and not self.stream.ended
 
     def weigh(self, n: int, weights: Sequence[int] | None) -> None:
         """``n`` items are about to enter."""

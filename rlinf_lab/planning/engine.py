@@ -108,9 +108,10 @@ class Engine:
                     user.alone = False
         return process.index
 
-    def open_stream(self, capacity: int | None, name: object = "") -> int:
+    def open_stream(self, capacity: int | None, name: object = "", whole: bool = False) -> int:
+        """``whole``: gets of a plan's chunk (n < 0) wait for the end of the stream."""
         self._opened += 1
-        self.streams[self._opened] = Stream(capacity, name)
+        self.streams[self._opened] = Stream(capacity, name, whole)
         return self._opened
 
     def open_channel(self, stream: int, stub: bool = False, share: int | None = None) -> int:
@@ -308,7 +309,7 @@ class Engine:
             return self._flush()
         short = [
             (q.getters[0][0].index, i) for i, q in self.channels.items()
-            if q.getters and not q.stub and q.getters[0][1] < 0 and q.tail > q.head
+            if q.getters and not q.stub and q.getters[0][1] < 0 and q.tail > q.head and not q.is_early
         ]  # fmt: skip
         if short:
             _, i = min(short)
@@ -399,7 +400,7 @@ class Engine:
             queue.getters.append((p, n))
             return
         size = n if n > 0 else -n
-        if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size:
+        if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and (n > 0 or not queue.is_early):
             # The items are there and nobody else uses the devices: the same as below, without giving them away and getting them back.
             p.lo = lo = queue.head
             queue.head = p.hi = lo + size
@@ -497,6 +498,8 @@ class Engine:
             depth = queue.tail - queue.head
             wanted = getters[0][1]
             if wanted < 0:
+                if queue.is_early:
+                    return
                 short = depth > 0 and (putters or queue.remote_stalled)
                 wanted = -wanted
                 ready = depth >= wanted or short

@@ -12,7 +12,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.search.trees import TEMPORAL, meeting
 from rlinf_lab.planning.tables import APART
-from rlinf_lab.planning.turns import Turns
+from rlinf_lab.planning.turns import Turns, priorities
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
 
@@ -24,14 +24,15 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     fused = tuple(members for members in cells if len({placements[m] for m in members}) == 1)
     chunks: dict[str, int] = {}
     for edge in graph.edges:
-        if not edge.keyed and not edge.whole and DRIVER not in (edge.producer, edge.consumer):
+        if not edge.keyed and DRIVER not in (edge.producer, edge.consumer):
             chunk = _chunk(placement, edge, fused)
             chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, chunks, {}, sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working
-    )
+        name, tuple(devices), placements, chunks, {}, sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working,
+        priorities(placement, graph),
+    )  # fmt: skip
     plan.validate(graph)
     return plan
 
@@ -61,7 +62,8 @@ def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...])
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
     items = _items(placement, edge) / edge.group  # what such a channel carries is groups
-    if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
+    waits = edge.whole or (node.kind == TEMPORAL and node.grain == 0)
+    if (waits and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
         return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
     chunk = items / consumer.chunks / consumer.ranks
     return max(1, math.ceil(chunk) if edge.group == 1 else math.floor(chunk))  # groups are large: rather more batches than larger ones

@@ -31,7 +31,7 @@ from rlinf_lab.planning.search.trees import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.steps import order, rounds
 from rlinf_lab.planning.streams import follow, stream_of
-from rlinf_lab.planning.turns import Turns
+from rlinf_lab.planning.turns import Turns, priorities
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
@@ -133,7 +133,7 @@ class _Forecast:
 
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
         graph = self.links.inserted(graph_of(self.profile))
-        plan, switches = self._plan(), self._switches()
+        plan, switches = self._plan(graph), self._switches()
         first = len(self.profile.workers)
         handing = {first + i: h for i, h in enumerate(self.profile.handovers)}
         calls = [
@@ -200,7 +200,7 @@ class _Forecast:
     def _mates(self, name: str) -> tuple[str, ...]:
         return self.setting.units[self.setting.home[name]].members
 
-    def _plan(self) -> ExecutionPlan:
+    def _plan(self, graph: WorkflowGraph) -> ExecutionPlan:
         placements = {}
         for name, seat in self.placement.seats.items():
             placements[name] = ranks_of(self.placement, name) if self._independent(name) else (tuple(seat.devices),)
@@ -210,8 +210,8 @@ class _Forecast:
         chunks.update({self.links.source(e.channel): chunks[e.channel] or max(1, self.items // MOVED) for e in self._moving()})
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         turns = Turns.of(self.placement) if any(sum(pair) for pair in self._switches().values()) else Turns()
-        memory = turns.memory, turns.device_memory
-        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *memory, self.setting.staleness, turns.working)
+        more = turns.memory, turns.device_memory, self.setting.staleness, turns.working, priorities(self.placement, graph)
+        return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *more)
 
     def _chunk(self, edge: EdgeProfile) -> int:
         """Bundles of one batch of the consumer; 0: everything."""

@@ -98,7 +98,8 @@ class Layout:
     def add_process(self, engine: Engine, worker: str, rank: int) -> int:
         if worker in self.filler:
             return engine.add_process(self.devices(worker, rank), delays=self.filler[worker].delays)
-        priority, plan = self.graph.depth.get(worker, 0), self.plan
+        plan = self.plan
+        priority = plan.priorities.get(worker, self.graph.depth.get(worker, 0))
         cell = next((i for i, members in enumerate(self.graph.cells) if worker in members), None)
         return engine.add_process(self.devices(worker, rank), priority, plan.memory.get(worker, 0), working=plan.working.get(worker, 0), cell=cell)
 

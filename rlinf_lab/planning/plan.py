@@ -29,7 +29,8 @@ class ExecutionPlan:
 
     ``devices``: names (``"cpu:0"`` is one core, ``"cuda:0"`` one GPU); an index below is a position in this tuple.
     ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device 0).
-    ``chunks``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration).
+    ``chunks``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration). Of a channel
+        that is wanted whole no batch is given before everything is there; 0 gives it all to one rank.
     ``capacities``: overrides of the channels' capacity (items; None: unbounded).
     ``sub_batches``: for each worker, into how many tokens its batch is split (default 1); 2 is double buffering in a cell.
     ``fused``: groups of workers whose rank i form one unit: channels between them are private to the unit.
@@ -37,6 +38,7 @@ class ExecutionPlan:
     ``device_memory``: units a device has; None: everything fits and nothing is ever switched out.
     ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
     ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
+    ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a worker's depth in the graph).
     """
 
     name: str
@@ -50,6 +52,7 @@ class ExecutionPlan:
     device_memory: int | None = None
     staleness: int = 0
     working: Mapping[str, int] = field(default_factory=dict)
+    priorities: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
@@ -60,6 +63,7 @@ class ExecutionPlan:
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
             "staleness": read.staleness(self.staleness), "working": read.working(self.working),
+            "priorities": read.priorities(self.priorities),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -152,7 +156,7 @@ class ExecutionPlan:
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
         """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which calls would wait for each other."""
         graph, read = graph_in(flow), Fields(self.name)
-        named = {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory, "working": self.working}
+        named = {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory, "working": self.working, "priorities": self.priorities}
         for where, workers in named.items():
             for worker in workers:
                 read.known(where, "worker", worker, graph.workers)

@@ -140,6 +140,10 @@ class Fields:
         advice = "whole units beside those of memory, 0 for none"
         return self.by_name("working", value, lambda where, n: self.whole(where, n, 0, advice), "working={'learner': 10}")
 
+    def priorities(self, value: Any) -> dict[str, int]:
+        advice = "a number for each worker that shares devices, the smaller one goes first"
+        return self.by_name("priorities", value, lambda where, n: self.whole(where, n, 0, advice), "priorities={'reward': 0, 'critic': 1}")
+
     def device_memory(self, value: Any) -> int | None:
         return None if value is None else self.whole("device_memory", value, 1, "units of one device, as in memory, or None when everything fits")
 

@@ -6,10 +6,13 @@ part of it. Somebody who stays and has no room to work beside those who leave fi
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
 from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.search.trees import Leaf, nodes
+from rlinf_lab.workflow.graph import WorkflowGraph
 
 
 @dataclass(frozen=True)
@@ -28,12 +31,26 @@ class Turns:
         return cls({name: whole // mates for name, mates in leaving.items()}, dict.fromkeys(_alone(placement), whole), whole)
 
 
+def priorities(placement: Placement, graph: WorkflowGraph) -> dict[str, int]:
+    """Everybody's place in the plan's turns, where two who share a device would go in another order by their depths in the graph: nothing links them."""
+    units = [n.worker for n in nodes(placement.tree) if isinstance(n, Leaf)]
+    place = {m: i for i, unit in enumerate(units) for m in placement.setting.units[unit].members}
+    for one, other in itertools.permutations(place, 2):
+        if place[one] < place[other] and graph.depth[one] >= graph.depth[other] and _meet(placement, one, other):
+            return place
+    return {}
+
+
 def _mates(placement: Placement, name: str) -> int:
     """How many of its cell, itself too, have a device in common with a worker: members may sit apart, or on the host."""
-    seats, unit = placement.seats, placement.setting.units[placement.setting.home[name]]
-    mine = seats[name].devices
-    there = (seats[m].devices for m in unit.members)
-    return sum(max(mine.start, d.start) < min(mine.stop, d.stop) for d in there)
+    unit = placement.setting.units[placement.setting.home[name]]
+    return sum(_meet(placement, name, mate) for mate in unit.members)
+
+
+def _meet(placement: Placement, one: str, other: str) -> bool:
+    """Whether two have a device in common."""
+    a, b = (placement.seats[name].devices for name in (one, other))
+    return max(a.start, b.start) < min(a.stop, b.stop)
 
 
 def _alone(placement: Placement) -> list[str]:

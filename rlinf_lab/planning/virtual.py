@@ -268,7 +268,7 @@ class VirtualHost:
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
         name = (channel, iteration, shard)
         if name not in self._streams:
-            self._streams[name] = self._engine.open_stream(self._capacities[channel], name)
+            self._streams[name] = self._engine.open_stream(self._capacities[channel], name, self.layout.graph.channel(channel).whole)
         return self._streams[name]
 
     def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:

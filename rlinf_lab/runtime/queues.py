@@ -110,7 +110,7 @@ class QueueTable:
     def stream(self, name: StreamId) -> int:
         if name not in self._streams:
             capacity = self._layout.capacity(name.channel)
-            self._streams[name] = self._engine.open_stream(capacity, name)
+            self._streams[name] = self._engine.open_stream(capacity, name, self._layout.graph.channel(name.channel).whole)
         return self._streams[name]
 
     def is_retired(self, iteration: int) -> bool:

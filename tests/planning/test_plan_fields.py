@@ -88,7 +88,7 @@ def whole_plan() -> dict[str, Any]:
         "placements": {"source": [[0]], "left": [[1], [2]], "right": [[1], [2]], "sink": [[0, 1]], "idle": [[]]},
         "chunks": {"a": 2, "b": 0, "c": 3}, "capacities": {"a": 4, "c": None}, "sub_batches": {"left": 2},
         "fused": [["left", "right"]], "memory": {"source": 3, "left": 2, "right": 1}, "device_memory": 4, "staleness": 2,
-        "working": {"sink": 2},
+        "working": {"sink": 2}, "priorities": {"left": 3, "right": 3},
     }  # fmt: skip
 
 
@@ -173,6 +173,8 @@ BAD: list[tuple[str, Any, str]] = [
     ("working.left", -1, r"working\['left'\] is -1"),
     ("working.left", 3, r"needs 2 \+ 3 units"),
     ("working.lift", 1, "worker 'lift'"),
+    ("priorities.left", 0.5, r"priorities\['left'\] is 0.5"),
+    ("priorities.lift", 1, "worker 'lift'"),
     ("device_memory", "big", "device_memory is 'big'"),
     ("device_memory", True, "device_memory is True"),
     ("device_memory", 0, "device_memory is 0"),

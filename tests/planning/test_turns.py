@@ -11,9 +11,14 @@ import pytest
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.planning.execution import execution_plan
+from rlinf_lab.planning.forecast import forecast, graph_of
+from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Planned, plan
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf
+from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.turns import Turns
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -163,3 +168,31 @@ def test_a_cell_makes_room_for_all_of_it() -> None:
     larger = Engine(1, memory=3)
     a, b = (larger.add_process([0], size=2, cell=0) for _ in range(2))
     assert orders(larger, [a, b, a]) == [("ONLOAD", a), ("OFFLOAD", a), ("ONLOAD", b), ("OFFLOAD", b), ("ONLOAD", a)], "no room for both: as without a cell"
+
+
+@pytest.mark.parametrize("order", ["abc", "bac"])
+def test_those_that_nothing_links_go_in_the_order_of_the_plan(order: str) -> None:
+    """a and b have no edge; c takes the batches of both."""
+    workers = {n: worker(10, calls=1, onload=0.0) for n in "abc"}
+    setting = Setting.of(Profile(4, workers, tuple(EdgeProfile(n, "c", whole=True) for n in "ab")), 1, chunks=1)
+    first, second, last = (Leaf(setting.home[n], (1,), 0) for n in order)
+    placement = Placement(setting, setting.arrangements()[0], Composed(TEMPORAL, Composed(TEMPORAL, first, second, (1,), 0), last, (1,), 0))
+    assert placement.shape == " > ".join(order)
+    begins = {n: _moments(forecast(placement, 1), n, SpanKind.RUN)[0][0] for n in order}
+    assert sorted(begins, key=begins.__getitem__) == list(order)
+    graph = graph_of(setting.profile)
+    executed = execution_plan(placement, graph, ["cpu:0"], "by hand")
+    assert executed.priorities == {n: i for i, n in enumerate(order)}
+    assert [p.priority for p in engine_of(Layout(graph, executed)).processes[1:]] == [order.index(n) for n in "abc"]
+
+
+def test_places_are_said_only_where_the_graph_does_not() -> None:
+    workers = {n: worker(10, calls=1) for n in "abc"}
+    chain = Profile(4, workers, (EdgeProfile("a", "b"), EdgeProfile("b", "c")), device_memory_gib=80.0)
+    assert all(p.execution.priorities == {} for p in plan(chain, 3, chunks=1, simulate=False))
+
+
+def engine_of(layout: Layout) -> Engine:
+    engine = layout.new_engine()
+    layout.fill(engine)
+    return engine
