@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Candidate:
 
     placement: Placement
     searched: float
-    streamed: Streamed
+    streamed: Streamed = field(compare=False)
 
     @classmethod
     def of(cls, setting: Setting, arrangement: Arrangement, tree: Tree, searched: float | None = None) -> Candidate:
@@ -108,7 +108,7 @@ def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
     for i, unit in enumerate(setting.units):
         total += float(setting.tables.of(i, arrangement.staying & ~(1 << i), arrangement.forms)[0].min())
         if not arrangement.staying >> i & 1:
-            total += max(setting.profile.workers[m].onload_s + setting.profile.workers[m].offload_s for m in unit.members)
+            total += sum(setting.switch_seconds(unit))
     return total
 
 
@@ -157,6 +157,8 @@ def improved(candidate: Candidate, most: int | None = None) -> Candidate:
             if most is not None and next(looked) >= most:
                 return better
             placement = settled(Placement(setting, best.placement.arrangement, tree))
+            if not np.isfinite(evaluate(tree, setting.problem(placement.arrangement))):
+                continue  # somebody does not fit beside those who are really there
             streamed = follow(placement)
             if streamed.seconds < better.seconds * (1 - 1e-9) and not placement.misfit():
                 better = Candidate(placement, evaluate(tree, setting.problem(placement.arrangement)), streamed)

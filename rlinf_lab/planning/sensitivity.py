@@ -127,8 +127,7 @@ class _Asked:
     def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
         self.placement, self.setting = plans.best.candidate.placement, plans.best.candidate.placement.setting
         self.any_numbers, self.lead = of == "shape", 1.0
-        self.aside = sum(1 << i for i, u in enumerate(self.setting.units) if all(self.setting.profile.workers[m].resource == "host" for m in u.members))
-        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges, self.aside)
+        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges)
         self.same, self.others = [self.placement], list[Placement]()
         for planned in plans:
             self._remember(planned.candidate.placement)
@@ -210,7 +209,7 @@ class _Asked:
             return False
         if not self.any_numbers:
             return placement.tree == self.placement.tree and placement.arrangement.staying == self.placement.arrangement.staying
-        return Outline.of(placement.tree, self.setting.edges, self.aside) == self.outline
+        return Outline.of(placement.tree, self.setting.edges) == self.outline
 
 
 @dataclass(frozen=True)

@@ -75,14 +75,19 @@ class Setting(Budget):
     # --- problems of the search --------------------------------------------------------------------------
     def problem(self, arrangement: Arrangement) -> Problem:
         """The search's view of one arrangement."""
-        on, off = ([max(getattr(self.profile.workers[m], f) for m in u.members) for u in self.units] for f in ("onload_s", "offload_s"))
+        on, off = zip(*map(self.switch_seconds, self.units), strict=True)
         once = sum(1 << i for i, u in enumerate(self.units) if self._streams(u))
         return Problem(
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
-            tuple(on), tuple(off), arrangement.staying & ~self._hosts, once, self.overlap,
+            on, off, arrangement.staying & ~self._hosts, once, self.overlap,
             lambda unit, context: self.tables.streams(unit, context, arrangement.forms), self._apart(arrangement.forms),
         )  # fmt: skip
+
+    def switch_seconds(self, unit: Unit) -> tuple[float, float]:
+        """For which a unit comes to its devices and leaves them; who works on the host does neither."""
+        there = [w for m in unit.members if (w := self.profile.workers[m]).resource != "host"]
+        return max((w.onload_s for w in there), default=0.0), max((w.offload_s for w in there), default=0.0)
 
     def _apart(self, forms: Forms) -> tuple[int, ...]:
         """For each unit those of which no worker may have a device in common with any of its own, on the same kind of device."""
@@ -137,7 +142,7 @@ class Setting(Budget):
         return any(not self.profile.workers[m].offloadable for m in unit.members)
 
     def _switches(self, unit: Unit) -> bool:
-        return any(self.profile.workers[m].onload_s + self.profile.workers[m].offload_s > 0 for m in unit.members)
+        return sum(self.switch_seconds(unit)) > 0
 
     def _streams(self, unit: Unit) -> bool:
         return any(self.profile.workers[m].kind == "generation" for m in unit.members) and len(unit.members) == 1

@@ -186,6 +186,17 @@ def test_a_flow_that_is_one_ring(devices: int, exponent: float, choice: str) -> 
         search_again(plans, r)
 
 
+def test_whether_who_works_on_the_host_waits_or_streams_is_another_choice() -> None:
+    """A call of a costs 4 s whatever its items: while that is long, b begins when all is done."""
+    a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(1, 32.0, 6.0)))
+    b = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host")
+    plans = plan(chain(a=a, b=b), 1, chunks=4, simulate=False)
+    assert plans.best.shape == "a > b"
+    (r,) = sensitivity(plans, workers=["a"]).ranges
+    assert 1 / WIDEST < r.low < 1 and r.instead[0] == "a | b"
+    search_again(plans, r)
+
+
 def test_how_it_is_shown() -> None:
     found = sensitivity(plan(chain(a=FLAT, b=STEEP), 8, simulate=False), ("seconds", "memory"))
     assert repr(found).startswith(f"The choice {found.choice} stands while") and "<svg" in found._repr_html_()

@@ -191,3 +191,15 @@ def test_whole_items_of_ranks_scenes_and_sequences() -> None:
     assert memory.kept(scenes, eight, 9.0)[0] == 1 + 8 * 2
     assert memory.needed(spread_out, eight, 1.5)[0] == memory.needed(spread_out, eight, 2.0)[0]
     assert memory.slots(spread_out, eight, np.array([1 + 8 * 2.9 / 4]))[0] == 2
+
+
+def test_who_works_on_the_host_is_not_switched() -> None:
+    """Neither in the search nor in what follows from it, alone or in a cell."""
+    host = WorkerProfile((Sample(0, 64.0, 4.0),), resource="host", onload_s=3.0, offload_s=2.0)
+    chain = profile(80.0, a=host, b=dataclasses.replace(BATCH, memory=Memory(50), onload_s=1.0), c=dataclasses.replace(BATCH, memory=Memory(50), offload_s=0.5))
+    setting = Setting.of(chain, 4)
+    assert [setting.switch_seconds(u) for u in setting.units] == [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)]
+    ring = chain.replace(edges=(EdgeProfile("a", "b"), EdgeProfile("b", "a"), EdgeProfile("b", "c")))
+    assert [Setting.of(ring, 4).switch_seconds(u) for u in Setting.of(ring, 4).units] == [(1.0, 0.0), (0.0, 0.5)]
+    free = chain.with_worker("a", onload_s=0.0, offload_s=0.0)
+    assert plan(chain, 4, simulate=False).best.seconds == plan(free, 4, simulate=False).best.seconds

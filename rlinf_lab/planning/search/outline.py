@@ -16,17 +16,17 @@ Form = Any
 
 @dataclass(frozen=True)
 class Outline:
-    """The ``form`` of a plan: without those who need no devices (``aside``), who may stand anywhere; turns of parts without a link have no order."""
+    """The ``form`` of a plan; turns of parts without a link have no order. Who works on the host has its place as well: whether it waits for all or streams
+    makes other plans, with other seconds."""
 
     form: Form
-    aside: int
     links: frozenset[tuple[int, int]]
 
     @classmethod
-    def of(cls, tree: Tree, links: Collection[tuple[int, int]], aside: int = 0) -> Outline:
+    def of(cls, tree: Tree, links: Collection[tuple[int, int]]) -> Outline:
         """``links``: (producer, consumer)."""
-        empty = cls(None, aside, frozenset(links))
-        return cls(empty._of(tree), aside, empty.links)
+        empty = cls(None, frozenset(links))
+        return cls(empty._of(tree), empty.links)
 
     def has(self, kind: str, cut: Cut) -> bool:
         """Whether a plan with this outline may have this composition, its parts being as the outline has them."""
@@ -35,8 +35,7 @@ class Outline:
 
     def _of(self, tree: Tree) -> Form:
         if not tree.parts():
-            leaf = tree.leaves.bit_length() - 1
-            return None if self.aside >> leaf & 1 else leaf
+            return tree.leaves.bit_length() - 1
         before, after = map(self._of, tree.parts())
         return self._joined(TEMPORAL if getattr(tree, "kind", "") == TEMPORAL else SPATIAL, before, after)
 
