@@ -22,7 +22,7 @@ from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEs
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
-from rlinf_lab.planning.given import number
+from rlinf_lab.planning.given import names_and_counts, number
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
@@ -88,6 +88,10 @@ class Planned:
     def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
         """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `Outage.of("cuda:3", 100, 160)`: from, to [s]."""
         return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the timeline, which is simulated again."""
+        return {key: value for key, value in self.__dict__.items() if key != "timeline"}
 
     def to_dict(self) -> dict[str, Any]:
         how = "followed" if self.simulated is None else "simulated"
@@ -206,7 +210,7 @@ class Plans(Sequence[Planned]):
 
 def plan(
     what: Profile | Workflow,
-    devices: int | Mapping[str, int] | Sequence[str],
+    devices: int | Mapping[str, int] | Sequence[str] | Mapping[str, Sequence[str]],
     profile: Profile | None = None,
     *,
     memory_gib: float | None = None,
@@ -220,15 +224,16 @@ def plan(
     """Search for plans and rank them.
 
     ``what``: a profile, or a workflow and its ``profile``; then ``plans.best`` is what `lab.run` takes.
-    ``devices``: how many, how many of each kind, or their names. ``memory_gib`` of one device (default: the profile's). ``staleness``: how many
-    iterations old a rollout's weights may be. ``chunks``: most chunks of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
+    ``devices``: how many, how many of each kind, or their names, of several kinds by kind (``{"H": ["cuda:0"], "R": ["node1/cuda:0"]}``).
+    ``memory_gib`` of one device (default: the profile's). ``staleness``: how many iterations old a rollout's weights may be. ``chunks``: most chunks
+    of an iteration. ``rule``: ``"rlinf"`` for the public tool's cost rule.
     ``modes``: leave some out. ``simulate``: run the first few through the scheduler in virtual time and rank by that. ``quick``: only the best
     plan of all, of turns and of streams, for sliders.
 
     Raises `PlanError` when a worker fits nowhere, naming it, its limit and the nearest thing that would work.
     """
     profile, graph = _given(what, profile)
-    names, counts = _devices(profile, devices)
+    names, counts = names_and_counts(devices)
     if isinstance(modes, str) or not isinstance(modes, Collection) or not modes:
         raise PlanError(f"modes is {shown(modes)}; give some of {', '.join(MODES)}. Next: modes=('temporal',).")
     for given in modes:
@@ -266,15 +271,6 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
         raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
     same_workers(profile, what.graph)
     return profile, what.graph
-
-
-def _devices(profile: Profile, devices: Any) -> tuple[tuple[str, ...], Any]:
-    if isinstance(devices, Mapping) or not isinstance(devices, Sequence) or isinstance(devices, str | bytes):
-        return (), devices  # checked by the setting
-    names: tuple[str, ...] = tuple(devices)
-    if not names or not all(isinstance(n, str) for n in names):
-        raise PlanError(f"devices is {shown(devices)}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'].")
-    return names, len(names)
 
 
 def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:

@@ -56,6 +56,8 @@ def check_profile(profile: Parts) -> None:
                 f"profile.edges[{i}].group is {edge.group}, which does not divide the {profile.items} items of an iteration. "
                 f"Next: {_nearest_divisor(profile.items, edge.group)}."
             )
+    for name, worker in profile.workers.items():
+        _check_in_turn(profile, name, worker)
     _check_channels(profile.edges)
     _check_handovers(profile)
     transports = [m.transport for m in profile.messages]
@@ -170,7 +172,6 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
         _check_outputs(f"{where}.samples[{i}].outputs", sample)
         if sample.kind:
             known("kind of device", sample.kind, [k.name for k in profile.kinds], f"{where}.samples[{i}].kind")
-    _check_in_turn(profile, name, worker)
     if worker.kind == "generation":
         if worker.lengths is None:
             raise ConfigError(f"{where}.lengths is missing: a generation worker needs its response lengths. Next: {{'max_tokens': ..., 'mean_tokens': ...}}.")

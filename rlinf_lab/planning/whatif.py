@@ -23,6 +23,7 @@ from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, 
 from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.planner import Plans, searched
 from rlinf_lab.planning.profile import DeviceKind, Profile
+from rlinf_lab.planning.refusals import Refusal, Unplaceable
 from rlinf_lab.planning.setting import Setting
 
 FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
@@ -106,12 +107,23 @@ class Question:
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes.
         """
-        setting = Setting.of(self.profile(base), self.devices, self.chunks, self.rule, self.staleness)
+        try:
+            setting = Setting.of(self.profile(base), self.devices, self.chunks, self.rule, self.staleness)
+        except Unplaceable as error:
+            raise PlanError(_refused(error.refusal, len(self.devices) == 1)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
         staying = like.best.candidate.placement.arrangement.staying
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, staying=staying)
+
+
+def _refused(refusal: Refusal, one_kind: bool) -> str:
+    """With what is likely to help, in the fields of a question."""
+    fields = {"devices": refusal.devices if one_kind else None, "memory_gib": refusal.gib}
+    found = [f"{field}={value}" for field, value in fields.items() if value is not None]
+    advice = ", or ".join(found) or refusal.advice
+    return f"{refusal.said} Next: {advice}." if advice else refusal.said
 
 
 def _longer(changed: Profile, base: Profile, generator: str) -> Profile:

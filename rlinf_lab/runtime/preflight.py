@@ -188,19 +188,20 @@ class _Looking:
         return [_tried("memory", look)]
 
     def _needs(self) -> dict[str, tuple[float, list[str]]]:
-        """GiB by GPU, or by the host memory of a node: of all who stay there, else of the largest."""
+        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who take turns."""
         assert self.profile is not None
-        found: dict[str, list[tuple[float, str]]] = {}
+        turns = self.wanted.device_memory is not None
+        found: dict[str, list[tuple[float, str, bool]]] = {}
         for worker in self.flow.graph.workers:
             memory = self.profile.workers[worker].memory
             for rank in range(self.layout.ranks(worker)):
                 for name in self.wanted.device_names(worker, rank):
                     device = Device.parse(name)
                     place = name if device.kind == "cuda" else f"host memory of node {device.node}"
-                    found.setdefault(place, []).append((memory.resident_gib, f"{worker}[{rank}]"))
-        turns = self.wanted.device_memory is not None
+                    leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
+                    found.setdefault(place, []).append((memory.resident_gib, f"{worker}[{rank}]", leaves))
         return {
-            place: (max(g for g, _ in rows) if turns and place in self.wanted.devices else sum(g for g, _ in rows), [who for _, who in rows])
+            place: (sum(g for g, _, leaves in rows if not leaves) + max((g for g, _, leaves in rows if leaves), default=0.0), [who for _, who, _ in rows])
             for place, rows in found.items()
         }
 

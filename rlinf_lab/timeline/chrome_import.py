@@ -34,6 +34,8 @@ _KINDS = {
 }  # fmt: skip
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
+_GAP = re.compile(r"[\s,]*")
+_BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
 _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beginning is enough
 
 
@@ -49,7 +51,12 @@ def _load(path: Path) -> tuple[list[Event], Event]:
     """The events, and what the file says beside them."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace").strip()
-    found = next((parsed for parsed in (_whole(text), _lines(text), _whole(text.rstrip(",") + "]")) if parsed is not None), None)
+    found = next((parsed for parsed in (_whole(text), _lines(text), _unended(text)) if parsed is not None), None)
+    if found is None and text.startswith(_BEGINS):
+        raise TimelineError(
+            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with {text[-40:]!r}."
+            " Next: let the program that writes it end, or copy it again."
+        )
     if found is None:
         raise TimelineError(
             f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
@@ -83,6 +90,28 @@ def _lines(text: str) -> tuple[list[Event], Event] | None:
             return None
         events.append(event)
     return (events, {}) if events else None
+
+
+def _unended(text: str) -> tuple[list[Event], Event] | None:
+    """An array may lack its end: who writes it may have been stopped. An event that was cut off is left out."""
+    if not text.startswith("["):
+        return None
+    decode, events, at = json.JSONDecoder().raw_decode, list[Event](), 1
+    while (at := _next(text, at)) < len(text):
+        try:
+            event, at = decode(text, at)
+        except ValueError:
+            break
+        if not isinstance(event, dict):
+            return None
+        events.append(event)
+    return (events, {}) if events and (at == len(text) or text[at] == "{") else None
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next event begins."""
+    gap = _GAP.match(text, at)
+    return gap.end() if gap else at
 
 
 class _Reader:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -92,3 +92,11 @@ def test_errors_name_the_field(in_turn: tuple[tuple[str, float], ...], says: str
     workers = {w: WorkerProfile((Sample(1, 8.0, 1.0),)) for w in "abj"}
     with pytest.raises(ConfigError, match=r"profile.workers.j.in_turn .*" + says):
         Profile(8, {**workers, "j": replace(workers["j"], in_turn=in_turn)}, (EdgeProfile("a", "j"), EdgeProfile("b", "j")))
+
+
+def test_a_producer_that_is_none_is_named_where_it_stands() -> None:
+    """Not in what follows from it."""
+    one = WorkerProfile((Sample(1, 8.0, 1.0),))
+    join = replace(one, in_turn=(("a", 0.5), ("b", 0.5)))
+    with pytest.raises(UnknownNameError, match=r"profile\.edges\[1\]\.producer"):
+        Profile(8, {"a": one, "b": one, "j": join}, (EdgeProfile("a", "j"), EdgeProfile("bb", "j")))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
+import pickle
 
 import pytest
 from random_profiles import random_profile
@@ -27,6 +29,31 @@ STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
 def chain(**workers: WorkerProfile) -> Profile:
     names = list(workers)
     return Profile(64, workers, tuple(EdgeProfile(p, names[i + 1]) for i, p in enumerate(names[:-1])), "chain")
+
+
+def test_devices_of_several_kinds_have_names() -> None:
+    profile = chain(a=FLAT, b=FLAT).replace(kinds=(DeviceKind("H"), DeviceKind("R")))
+    names = {"R": ["node1/cuda:0"], "H": ["cuda:3", "cuda:5"]}
+    for planned in plan(profile, names, simulate=False):
+        seats = planned.candidate.placement.seats
+        assert planned.devices == planned.execution.devices == ("node1/cuda:0", "cuda:3", "cuda:5")
+        for name, seat in seats.items():
+            assert {planned.devices[d] for d in seat.devices} <= set(names[planned.candidate.placement.kind(seat)]), name
+    with pytest.raises(PlanError, match=r"a number of each kind, or names of each kind\. Next: \{'H': \['cuda:0'\]"):
+        plan(profile, {"H": ["cuda:0"], "R": 1})
+    with pytest.raises(PlanError, match="devices is \\[3\\]; give a number"):
+        plan(profile, {"H": ["cuda:0"], "R": [3]})
+    with pytest.raises(PlanError, match=r"devices is \[\]; give a number"):
+        plan(profile, [])
+
+
+def test_plans_are_copied_and_pickled() -> None:
+    plans = plan(chain(a=FLAT, b=FLAT), 8)
+    timeline = plans.best.timeline
+    for again in (pickle.loads(pickle.dumps(plans)), copy.deepcopy(plans)):
+        assert again == plans and repr(again) == repr(plans)
+        assert again.best.timeline.diff(timeline) == "", "simulated again"
+    assert plan(chain(a=FLAT, b=FLAT), 7) != plans
 
 
 def test_plans_are_ranked_and_explained() -> None:

@@ -185,6 +185,14 @@ def test_every_kind_of_device_has_its_own_memory() -> None:
         moved(asked, "memory_gib.X", 1.0)
 
 
+def test_a_refusal_advises_in_the_fields_of_a_question() -> None:
+    plans = plan(two(memory=Memory(30.0)), 4)
+    with pytest.raises(PlanError, match=r"'b' needs 30 GiB .* Next: memory_gib=30\.$"):
+        answers(plans, memory_gib=20.0)
+    with pytest.raises(PlanError, match=r"'b' needs .* Next: devices=5, or memory_gib=45\.$"):
+        answers(plan(two(memory=Memory(180.0, sharded=True)), 4), memory_gib=40.0)
+
+
 def test_a_kind_without_a_limit_keeps_none() -> None:
     plans = kinds_apart(100.0, None)
     asked = Question.of(plans)

@@ -88,6 +88,9 @@ def test_memory_is_added_up_for_those_who_stay_and_not_for_those_who_take_turns(
     looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1, "simulator": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
     looking.plan()
     assert looking._needs()["cuda:0"][0] == pytest.approx(huge)
+    looking = _Looking(flow, replace(plan_of(flow, memory={"policy": 1}, device_memory=1), devices=("cuda:0", "cuda:1")), profile, False)
+    looking.plan()
+    assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge), "the simulator stays"
     looking = _Looking(flow, replace(plan_of(flow), devices=("cuda:0", "cuda:1")), profile, False)
     looking.plan()
     assert looking._needs()["cuda:0"][0] == pytest.approx(2 * huge)

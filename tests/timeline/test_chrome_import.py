@@ -136,3 +136,19 @@ def test_an_array_that_was_not_closed_is_read(tmp_path: Path, cut: int) -> None:
 def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
     with pytest.raises(TimelineError, match="no Chrome trace.*Next: export"):
         Timeline.from_chrome(write(tmp_path / "t.json", content))
+
+
+def test_a_trace_whose_writer_was_stopped(tmp_path: Path) -> None:
+    """An array may lack its end; of an object it is said that it was cut off, and something else is no trace."""
+    events = [x("a", 0, 5), x("b", 10, 5), x("c", 20, 5)]
+    text = json.dumps(events)
+    for cut in (1, 2, 30, len(text) // 2):
+        found = Timeline.from_chrome(write(tmp_path / "array.json", text[:-cut]))
+        assert len(found.spans) == len([e for e in events if json.dumps(e) in text[:-cut]]), cut
+    with pytest.raises(TimelineError, match=r"object\.json' is a Chrome trace that was cut off.*: its \d+ characters end with .*Next:"):
+        Timeline.from_chrome(write(tmp_path / "object.json", json.dumps({"traceEvents": events})[:-30]))
+    with pytest.raises(TimelineError, match="cut off, or changed by hand"):
+        Timeline.from_chrome(write(tmp_path / "more.json", text[:-1] + " and so on"))
+    for other in ("[1, 2", "[", "{}"):
+        with pytest.raises(TimelineError, match="holds no Chrome trace"):
+            Timeline.from_chrome(write(tmp_path / "other.json", other))
