@@ -24,6 +24,7 @@ _HOME = {
     "Filler": "rlinf_lab.workflow.filler",
     "ExecutionPlan": "rlinf_lab.planning.plan",
     "Simulator": "rlinf_lab.planning.simulator",
+    "Outage": "rlinf_lab.planning.scripts",
     "Profile": "rlinf_lab.planning.profile",
     "profile": "rlinf_lab.runtime.profiler",
     "profile_from_run": "rlinf_lab.planning.fitting",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.planner import plan as plan
     from rlinf_lab.planning.profile import Profile as Profile
     from rlinf_lab.planning.replan import replan as replan
+    from rlinf_lab.planning.scripts import Outage as Outage
     from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.cluster import devices as devices

@@ -55,7 +55,7 @@ def forecast(
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
     if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
-        raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[Outage.of('cuda:3', 100, 160)], from and to in seconds.")
+        raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], from and to in seconds.")
     return _Forecast(placement, devices, noise, seed).run(iterations, outages)
 
 

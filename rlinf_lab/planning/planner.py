@@ -86,7 +86,7 @@ class Planned:
         return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
 
     def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
-        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `Outage.of("cuda:3", 100, 160)`: from, to [s]."""
+        """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `lab.Outage.of("cuda:3", 100, 160)`: from, to [s]."""
         return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
 
     def __getstate__(self) -> dict[str, Any]:

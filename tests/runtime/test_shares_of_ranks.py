@@ -7,6 +7,7 @@ import math
 import pytest
 
 import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.planner import Planned, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.runtime.clocks import MockClock
@@ -96,7 +97,7 @@ def test_a_rank_gets_no_more_groups_than_fit(devices: int, cap: float) -> None:
 
 
 def test_a_group_that_fits_no_device_is_refused() -> None:
-    with pytest.raises(lab.PlanError, match=r"'learner' needs .*64 GiB"):
+    with pytest.raises(PlanError, match=r"'learner' needs .*64 GiB"):
         plan(profile(group=8, gib=8.0, cap=60.0), 4)
 
 
