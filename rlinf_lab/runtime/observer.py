@@ -124,7 +124,7 @@ class Observer:
                     return
                 self._update()
                 self._over.wait(SENT_SECONDS)
-            self._afterwards()
+                self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
