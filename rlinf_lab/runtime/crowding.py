@@ -13,6 +13,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.typical import TypicalWork
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Worker
@@ -26,25 +27,12 @@ Shifts = Sequence[tuple[int, ...]]
 
 
 class _Works(Worker):
-    """As workers do: some Python, some small arrays, a small network."""
-
     def setup(self) -> None:
-        import torch
-
-        self.weights = np.ones((48, 48), np.float32) / 48
-        self.network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64))
-        self.inputs = torch.zeros(16, 64)
+        self.typical = TypicalWork()
 
     def work(self, who: Sequence[int]) -> None:
-        import torch
-
-        if self.rank not in who:
-            return
-        with torch.no_grad():
-            for _ in range(REPEATS):
-                np.tanh(self.weights @ self.weights).sum()
-                sum(i * i for i in range(400))
-                self.network(self.inputs)
+        if self.rank in who:
+            self.typical.do(REPEATS)
 
 
 def crowding(executor: str = "processes", devices: Sequence[str] | None = None, **options: Any) -> tuple[float, ...]:
