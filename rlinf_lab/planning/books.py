@@ -5,17 +5,34 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 ALL = 1 << 60
 UNBOUNDED = 1 << 60
+
+
+class Part(NamedTuple):
+    """Of a rank in a call: its ``position`` among the ``count`` ranks that began it, ``count`` or more of those that have come since. ``group``: a number for
+    its worker."""
+
+    group: int = -1
+    position: int = 0
+    count: int = 1
+
+    @property
+    def is_alone(self) -> bool:
+        return self.count == 1 and self.position == 0
+
+
+ALONE = Part()
 
 
 class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "priority", "resident",
-        "size", "state", "weights", "working",
+        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "part", "priority",
+        "resident", "size", "state", "weights", "working",
     )  # fmt: skip
 
     def __init__(self, index: int, devices: tuple[int, ...], priority: int, size: int, offloadable: bool, resident: bool, delays: int) -> None:
@@ -33,6 +50,7 @@ class Process:
         self.granted = False  # owns the devices, but may still wait for a switch
         self.state = "idle"
         self.iteration = -1  # of its call
+        self.part = ALONE  # in its call
         self.lo = self.hi = 0
         self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
@@ -57,13 +75,17 @@ class Channel:
     """One queue: counts and the processes that wait at either end.
 
     ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
-    that host has granted it items (`Engine.granted`).
+    that host has granted it items (`Engine.granted`). ``own``: only one rank reads it. What the ranks of a call share is divided when the stream has ended
+    and one of them asks for everything (`divide`): from then on each reads its own share.
     """
 
-    __slots__ = ("capacity", "getters", "head", "putters", "remote_stalled", "stream", "stub", "tail", "total", "weights")
+    __slots__ = ("capacity", "getters", "group", "head", "own", "putters", "remote_stalled", "shares", "stream", "stub", "tail", "total", "weights")
 
-    def __init__(self, stream: Stream, stub: bool) -> None:
+    def __init__(self, stream: Stream, stub: bool, own: bool = False) -> None:
         self.stream = stream
+        self.own = own
+        self.group = -1  # whose ranks have the shares
+        self.shares: list[Channel] = []  # by position in the call
         self.capacity = stream.capacity
         self.stub = stub
         self.head = self.tail = 0
@@ -92,6 +114,27 @@ class Channel:
         assert self.weights is not None
         for _ in range(n):
             self.total -= self.weights.popleft()
+
+    def divide(self, part: Part) -> None:
+        """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at N·r // R."""
+        self.group, n, first = part.group, self.tail - self.head, self.head
+        for r in range(part.count):
+            share = Channel(self.stream, False, own=True)
+            share.head = share.tail = first + n * r // part.count
+            size = first + n * (r + 1) // part.count - share.head
+            if self.weights is not None:
+                share.weigh(size, [self.weights.popleft() for _ in range(size)])
+            share.tail += size
+            self.shares.append(share)
+        self.head, self.total = self.tail, 0
+
+    def share(self, part: Part) -> Channel | None:
+        """What a rank reads since everything was divided; None: it has no share."""
+        return self.shares[part.position] if part.group == self.group and part.position < len(self.shares) else None
+
+    @property
+    def depth(self) -> int:
+        return self.tail - self.head + sum(share.tail - share.head for share in self.shares)
 
     def reach(self, weight: int) -> int:
         """How many of the first items weigh that much together; `ALL` when all that are there do not."""

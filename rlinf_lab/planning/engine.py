@@ -7,6 +7,8 @@ Invariants
 - A process holds all its devices or none; two holders never share a device.
 - A process is in at most one queue (getters, putters, a lock's), and an event of a queued process is an error of the driver.
 - Items leave a channel in the order in which the engine accepted them; each is granted to exactly one get.
+- Who asks for everything gets the share of its rank (`books.Channel.divide`), by its position in the call and not by the order of asking: ranks that wait for
+  each other elsewhere need not ask in any order, and held-up threads change nothing.
 - Events of one instant are settled together, sorted by (process, kind, channel): the order in which threads
   happened to run has no influence (needed for simulated and local timelines to be equal).
 - Of those who wait for a device the one in the oldest iteration gets it (they overlap when the plan allows staleness); within
@@ -26,6 +28,7 @@ from enum import IntEnum
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.books import ALL as ALL
 from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.books import Part as Part
 from rlinf_lab.planning.books import Process as Process
 from rlinf_lab.planning.filling import Fillers
 
@@ -35,7 +38,7 @@ class Event(IntEnum):
 
     START = 0  # (process, START, iteration, 1 if it needs its devices now else 0); of a filler: it has a step to do
     PUT = 1  # (process, PUT, channel, n)
-    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: everything until the end; n == ALL + w: until they weigh w; 0: no more
+    GET = 2  # (process, GET, channel, n); n < 0: at most -n, a plan's chunk; n == ALL: its share of everything, at the end; n == ALL + w: until they weigh w; 0: no more
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
     ONLOADED = 5
@@ -52,11 +55,12 @@ class Do(IntEnum):
     FINISHED = 5  # (FINISHED, process, 0, 0): the call has ended
     EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
     DELAYED = 7  # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it (`Engine.count_delay`)
+    DIVIDE = 8  # (DIVIDE, -1, channel, n): what is there becomes n equal shares, one for each position in a call (`Process.part`)
 
 
 # Looking a member of an enumeration up costs as much as half a decision.
 _START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED = map(int, Event)
-_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED = map(int, Do)
+_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED, _DIVIDE = map(int, Do)
 
 
 class Engine:
@@ -114,10 +118,10 @@ class Engine:
         self.streams[self._opened] = Stream(capacity, name, whole)
         return self._opened
 
-    def open_channel(self, stream: int, stub: bool = False, share: int | None = None) -> int:
-        """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the capacity."""
+    def open_channel(self, stream: int, stub: bool = False, share: int | None = None, own: bool = False) -> int:
+        """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the capacity. ``own``: only one rank reads it."""
         self._opened += 1
-        queue = self.channels[self._opened] = Channel(self.streams[stream], stub)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own)
         queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
@@ -320,7 +324,7 @@ class Engine:
 
     # --- looking -------------------------------------------------------------------------------------------
     def depth(self, channel: int) -> int:
-        return self.channels[channel].tail - self.channels[channel].head
+        return self.channels[channel].depth
 
     def waiting_at(self, channel: int) -> tuple[int, int]:
         """How many wait for items, and how many for room."""
@@ -332,6 +336,10 @@ class Engine:
 
     def is_getting(self, process: int) -> bool:
         return self.processes[process].state == "get"
+
+    def waits_for_all(self, process: int) -> bool:
+        """Whether it waits for (its share of) everything."""
+        return any(g == (self.processes[process], ALL) for q in self.channels.values() for g in q.getters)
 
     def is_full(self, channel: int) -> bool:
         """Putters wait at this channel."""
@@ -414,6 +422,9 @@ class Engine:
             return
         p.state = "get"
         self._release(p)
+        if queue.shares:
+            self._give_of_share(queue, p, n)
+            return
         queue.getters.append((p, n))
         if queue.remote_stalled:
             self._extend(channel)
@@ -477,13 +488,34 @@ class Engine:
     def _bind(self, channel: int, n: int) -> None:
         queue = self.channels[channel]
         p, _ = queue.getters.popleft()
+        queue.remote_stalled = False
+        self._give(queue, p, n)
+
+    def _give(self, queue: Channel, p: Process, n: int) -> None:
         p.lo = lo = queue.head
         queue.head = p.hi = lo + n
         if queue.weights is not None:
             queue.unweigh(n)
-        queue.remote_stalled = False
         self._out.append((_BOUND, p.index, lo, lo + n))
         self._want(p)
+
+    def _divide(self, channel: int) -> None:
+        """The stream has ended, and in front somebody waits for everything who is not alone."""
+        queue = self.channels[channel]
+        waiting, queue.getters = queue.getters, deque()
+        queue.divide(waiting[0][0].part)
+        self._out.append((_DIVIDE, -1, channel, len(queue.shares)))
+        for p, n in waiting:
+            self._give_of_share(queue, p, n)
+
+    def _give_of_share(self, queue: Channel, p: Process, wanted: int) -> None:
+        """Whatever it asks for it gets of its share, and then meets the end of the stream."""
+        share = queue.share(p.part)
+        if share is None:
+            self._give_nothing(p)
+            return
+        n = share.reach(wanted - ALL) if wanted > ALL else abs(wanted)
+        self._give(share, p, min(n, share.depth))
 
     def _serve(self, channel: int) -> None:
         """Match waiting putters with room and waiting getters with items until neither can move."""
@@ -508,6 +540,10 @@ class Engine:
                     wanted = queue.reach(wanted - ALL)
                 ready = depth >= wanted
             if not ready and (putters or not queue.stream.ended):
+                return
+            p, asked = getters[0]
+            if asked == ALL and not queue.own and not p.part.is_alone:
+                self._divide(channel)
                 return
             self._bind(channel, wanted if wanted < depth else depth)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from rlinf_lab.errors import PlanError, PlanNameError, shown
-from rlinf_lab.planning.engine import Engine
+from rlinf_lab.planning.engine import Engine, Part
 from rlinf_lab.planning.plan import ExecutionPlan, graph_in
 from rlinf_lab.workflow.filler import FillerSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
@@ -72,6 +72,14 @@ class Layout:
         """True when every producer and consumer of the channel are fused with each other."""
         pairs = [(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)]
         return bool(pairs) and all(self.plan.is_fused(p, q) for p, q in pairs)
+
+    def is_shared(self, channel: str) -> bool:
+        """Whether all ranks of a consumer read one queue: no shards, and no keys."""
+        return not self.sharded(channel) and not self.graph.channel(channel).keyed
+
+    def part(self, worker: str, position: int, count: int) -> Part:
+        """Of a rank in a call: its place among those that take part."""
+        return Part(self.index[worker, 0], position, count)
 
     def shards(self, channel: str) -> int:
         return self.ranks(self.graph.consumers(channel)[0]) if self.sharded(channel) else 1

@@ -132,6 +132,7 @@ class VirtualHost:
         self._takers: dict[tuple[int, int], list[int]] = {}  # (iteration, position): the ranks that take part, first those that began
         self._began: dict[tuple[int, int], int] = {}  # how many those are
         self._shards = {c.name: layout.sharded(c.name) for c in layout.graph.channels}
+        self._shared = {c.name: layout.is_shared(c.name) for c in layout.graph.channels}
         self._keyed = {c.name: c.keyed for c in layout.graph.channels}
         self._capacities = {c.name: layout.capacity(c.name) for c in layout.graph.channels}
         self._under_way = None if flights is None else UnderWay(flights, self._engine, self.rows.data)
@@ -278,7 +279,7 @@ class VirtualHost:
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
-            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]))
+            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]), own=not self._shared[channel])
         port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._chunks[channel]
         return port
 
@@ -293,6 +294,7 @@ class VirtualHost:
             return
         p.number, p.call, turn = p.calls.popleft()
         p.iteration, p.method, p.ports = turn.iteration, self.rows.name(p.call.method), {}
+        p.machine.part = self.layout.part(p.worker, turn.position, self._began.get((turn.iteration, p.number), turn.count))
         p.send = p.call.script(turn).send
         p.waits_for, p.start = list(p.call.after), self.now
         self._await_values(p)
@@ -411,7 +413,8 @@ class VirtualHost:
                     continue
                 if kind == GET:
                     p.doing, p.first = _GETTING, -1
-                    post((p.index, _EVENT_GET, queue, 0 if p.ends and self._is_shared(p.call) else n or chunk))
+                    n = n or chunk
+                    post((p.index, _EVENT_GET, queue, 0 if p.ends and n != ALL and self._is_streamed(p.call) else n))
                 else:
                     p.doing, p.left, p.queue = _PUTTING, n - 1, queue
                     post((p.index, _EVENT_PUT, queue, 1))
@@ -502,7 +505,7 @@ class VirtualHost:
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)
-            elif do != Do.DELAYED:
+            elif do <= Do.ONLOAD:
                 self._switch(p, coming=do == Do.ONLOAD)
 
     def _drive_on(self, driver: Rank, kind: int, n: int) -> None:
@@ -628,8 +631,10 @@ class VirtualHost:
             return
         self._absent.add(member)
         p.ends = True
-        if p.doing == _GETTING and self._is_shared(p.call):
+        if p.doing == _GETTING and self._is_streamed(p.call):
             mine = [e for e in self._pending if e[0] == p.index and e[1] == _EVENT_GET]
+            if any(e[3] == ALL for e in mine) or self._engine.waits_for_all(p.index):
+                return  # nobody else gets its share
             if mine:  # of this very instant
                 self._pending[self._pending.index(mine[0])] = (*mine[0][:3], 0)
             elif self._engine.is_getting(p.index):
@@ -641,7 +646,7 @@ class VirtualHost:
         """A rank that has come takes part in a call under way, if that can take it in."""
         call, takers = self.calls[number], self._takers[iteration, number]
         unended = self._open[iteration].unended
-        if call.worker != p.worker or p.rank in takers or number not in unended or not self._is_shared(call):
+        if call.worker != p.worker or p.rank in takers or number not in unended or not self._is_streamed(call):
             return
         streams = [self._stream(channel, iteration, 0) for channel in dict.fromkeys(call.writes)]
         admitted = [stream for stream in streams if self._engine.admit(stream)]
@@ -655,7 +660,7 @@ class VirtualHost:
         if p.doing == _IDLE and len(p.calls) == 1:
             self._wake(p)
 
-    def _is_shared(self, call: SimCall | None) -> bool:
+    def _is_streamed(self, call: SimCall | None) -> bool:
         """Whether the ranks of a call take items one by one from one channel that they share."""
         if call is None or len(call.reads) != 1 or call.after:
             return False

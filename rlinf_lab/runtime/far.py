@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.planning.engine import Event
+from rlinf_lab.planning.engine import Event, Part
 from rlinf_lab.runtime.parcels import Parcel, Piece
 from rlinf_lab.runtime.process import FarReader, Process
 from rlinf_lab.runtime.queues import Queue
@@ -27,7 +27,7 @@ class FarReaders:
     def ask(self, process: Process, queue: Queue, wanted: int) -> None:
         """It gets items of a queue that lives elsewhere; its thread waits until `take`."""
         process.asked += 1
-        self._host.say(queue.name.home, ("get", queue.name, self._host.name, process.index, process.asked, wanted))
+        self._host.say(queue.name.home, ("get", queue.name, self._host.name, process.index, process.asked, wanted, tuple(process.machine.part)))
 
     def take(self, queue: Queue, index: int, asked: int, first: int, parts: list[tuple[int, Any]]) -> None:
         """The answer has come; one to a get that was given up meanwhile is dropped (its iteration has failed)."""
@@ -38,11 +38,11 @@ class FarReaders:
             host._apply(host._engine.granted(index, queue.index, first, sum(n for n, _ in parts)))
 
     # --- a rank of another host ----------------------------------------------------------------------------
-    def serve(self, queue: Queue, host: str, there: int, asked: int, wanted: int) -> None:
+    def serve(self, queue: Queue, host: str, there: int, asked: int, wanted: int, part: Part) -> None:
         """It gets items of a queue that lives here; `answer` follows when there are any."""
         reader = self._readers.get((host, there)) or self._new(host, there)
         self._withdraw(reader)
-        reader.queue, reader.pieces, reader.asked = queue, [], asked
+        reader.queue, reader.pieces, reader.asked, reader.machine.part = queue, [], asked, part
         self._host._apply(self._host._engine.settle([(reader.index, Event.GET, queue.index, wanted)]))
 
     def _new(self, host: str, there: int) -> FarReader:

@@ -300,6 +300,8 @@ class Host(Scheduler):
         process.exchanges, process.groups = 0, []
         try:
             process.method = self.recorder.name(call.method)
+            taken_by = call.taken_by(self.layout.ranks(call.worker))
+            process.machine.part = self.layout.part(call.worker, taken_by.index(process.rank), call.began or len(taken_by))
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
@@ -548,7 +550,7 @@ class Host(Scheduler):
         if queue.stub:  # the items came with the answer
             return
         queue.taken += hi - lo
-        process.pieces = queue.take(hi - lo)
+        process.pieces = queue.take(hi - lo, process.machine.part.position)
         if queue.share is None:
             return
         credit: dict[str, int] = {}
@@ -560,6 +562,9 @@ class Host(Scheduler):
 
     def _extend(self, channel: int, n: int) -> None:
         wire.extend_credit(self, self._queues.of(channel), n)
+
+    def _divide(self, channel: int, count: int) -> None:
+        self._queues.of(channel).divide(count)
 
     def _takes_nothing_more(self, process: Process) -> bool:
         return process.queue is not None and turnover.takes_nothing_more(self, process, process.queue.name.channel)

@@ -156,7 +156,9 @@ class Members:
         call, rank = one.call, one.rank
         if len(one.admitted) == len(one.homes) and (call.worker, rank) not in self._absent:
             self._came.setdefault(call.call_id, []).append(rank)
-            self._say(self._host.place[call.worker, rank], ("take_part", dataclasses.replace(call, ranks=tuple(self.of(call))), rank))
+            began = call.taken_by(self._host.layout.ranks(call.worker))
+            call = dataclasses.replace(call, ranks=(*began, *self._came[call.call_id]), began=len(began))
+            self._say(self._host.place[call.worker, rank], ("take_part", call, rank))
             return
         for home, channel, reads in one.admitted:
             self._say(home, ("give_up_place", call.iteration, channel, reads))

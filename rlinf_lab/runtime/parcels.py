@@ -68,6 +68,19 @@ def take(parcels: deque[Parcel], n: int) -> list[Piece]:
     return found
 
 
+def split_off(pieces: deque[Piece], n: int) -> list[Piece]:
+    """The first ``n`` items of these. Under the host's mutex."""
+    found = []
+    while n:
+        parcel, lo, hi = pieces.popleft()
+        if hi - lo > n:
+            pieces.appendleft(Piece(parcel, lo + n, hi))
+            hi = lo + n
+        found.append(Piece(parcel, lo, hi))
+        n -= hi - lo
+    return found
+
+
 class Ordered:
     """Items of a channel that are not taken in the order of their coming: the smallest rank goes first, among equals the first."""
 
@@ -87,6 +100,9 @@ class Ordered:
 
     def clear(self) -> None:
         self._heap.clear()
+
+    def __len__(self) -> int:
+        return len(self._heap)
 
 
 def opened(pieces: Sequence[Piece]) -> list[Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.planning.engine import Engine
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime.parcels import Ordered, Parcel, Piece, take
+from rlinf_lab.runtime.parcels import Ordered, Parcel, Piece, split_off, take
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.workflow.channel import Tags
 
@@ -30,6 +31,7 @@ class Queue:
     share: int | None = None  # of the capacity, for each producing host; None: no bound
     parcels: deque[Parcel] = field(default_factory=deque)
     ordered: Ordered | None = None  # instead of the parcels, where not the first goes first
+    shares: list[deque[Piece]] = field(default_factory=list)  # by position in a call, since a rank has asked for everything
     put: int = 0
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
@@ -48,12 +50,21 @@ class Queue:
         else:
             self.parcels.append(parcel)
 
-    def take(self, n: int) -> list[Piece]:
-        """The next ``n`` items."""
+    def take(self, n: int, position: int) -> list[Piece]:
+        """The next ``n`` items of the rank at this position in its call."""
+        if self.shares:
+            return split_off(self.shares[position], n) if n else []
         return take(self.parcels, n) if self.ordered is None else self.ordered.take(n)
+
+    def divide(self, count: int) -> None:
+        """See `planning.books.Channel.divide`."""
+        n = sum(p.count - p.taken for p in self.parcels) if self.ordered is None else len(self.ordered)
+        ends = [n * r // count for r in range(count + 1)]
+        self.shares = [deque(self.take(hi - lo, 0)) for lo, hi in itertools.pairwise(ends)]
 
     def clear(self) -> None:
         self.parcels.clear()
+        self.shares = [deque() for _ in self.shares]
         if self.ordered is not None:
             self.ordered.clear()
 
@@ -85,7 +96,7 @@ class QueueTable:
             stub = name.home != self._host
             stream, spec = self.stream(StreamId(*name[:4])), self._layout.graph.channel(name.channel)
             share = self._router.share(name.channel)
-            index = self._engine.open_channel(stream, stub, share if stub else None)
+            index = self._engine.open_channel(stream, stub, share if stub else None, not self._layout.is_shared(name.channel))
             found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
             found.numbered = spec.is_fifo and self._router.is_numbered(name.channel)
             if not stub and not spec.is_fifo:

@@ -65,7 +65,7 @@ class Router:
 
     def has_far_readers(self, channel: str) -> bool:
         """Whether ranks of other hosts read the queue that lives here."""
-        return not self._layout.sharded(channel) and not self._layout.graph.channel(channel).keyed
+        return self._layout.is_shared(channel)
 
     def share(self, channel: str) -> int | None:
         """How much of the capacity one producing host may fill: evenly divided, at least one item; None without a bound.

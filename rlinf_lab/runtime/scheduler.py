@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.planning.engine import ALL, Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
@@ -33,7 +33,7 @@ from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
 # Looking a member of an enumeration up costs as much as half of what is done about it.
-_EXTEND, _RESUME, _STORE, _BOUND = map(int, (Do.EXTEND, Do.RESUME, Do.STORE, Do.BOUND))
+_EXTEND, _DIVIDE, _RESUME, _STORE, _BOUND = map(int, (Do.EXTEND, Do.DIVIDE, Do.RESUME, Do.STORE, Do.BOUND))
 _PUT, _GET, _START = map(int, (Event.PUT, Event.GET, Event.START))
 
 TOGETHER = 64  # puts one after another, at most
@@ -72,6 +72,10 @@ class Scheduler:
 
     def _finished(self, process: Process) -> None:
         """Its call has ended."""
+        raise NotImplementedError
+
+    def _divide(self, channel: int, count: int) -> None:
+        """What is there of a channel becomes the shares of so many ranks."""
         raise NotImplementedError
 
     def _extend(self, channel: int, n: int) -> None:
@@ -128,7 +132,7 @@ class Scheduler:
                     self._raise_if_interrupted(process)
                 process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
                 process.lock_from = self.clock.now_ns()
-                if process.leaving and kind == _GET and self._takes_nothing_more(process):
+                if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
                     n = 0
                 if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
                     process.lock_waited, process.woken = False, True
@@ -302,6 +306,9 @@ class Scheduler:
         for do, index, a, b in instructions:
             if do == _EXTEND:
                 self._extend(a, b)
+                continue
+            if do == _DIVIDE:
+                self._divide(a, b)
                 continue
             process = self._processes[index]
             if do == _RESUME:

@@ -1,7 +1,7 @@
 """Ranks that come and go while a run goes on: what a host does. `members` is the driver's side.
 
 A rank that leaves meets the end of the stream at its next get, where the ranks of its group take items from one channel that they share: what it
-has not taken the others take. It ends its call, and so closes what it wrote. Other calls that it has been given it does as ever. When there are
+has not taken the others take. Where it reads everything at once it takes its share. It ends its call, and so closes what it wrote. Other calls that it has been given it does as ever. When there are
 none left its worker is closed and its thread ends. A rank that comes is built in a thread of its own, as at the start of a run.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.engine import Event
+from rlinf_lab.planning.engine import ALL, Event
 from rlinf_lab.runtime.members import streamed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.routing import QueueId, StreamId
@@ -42,6 +42,8 @@ def takes_nothing_more(host: Host, process: Process, channel: str) -> bool:
 def _dismiss(host: Host, process: Process) -> None:
     """Its get, if it waits in one, ends without items."""
     pending = [e for e in host._pending if e[0] == process.index and e[1] == _GET]
+    if any(e[3] == ALL for e in pending) or host._engine.waits_for_all(process.index):  # nobody else gets its share
+        return
     if pending:  # of this very instant, with a mock clock
         host._pending.remove(pending[0])
         host._pending.append((process.index, _GET, pending[0][2], 0))

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.planning.engine import Part
 from rlinf_lab.runtime import turnover
 from rlinf_lab.runtime.parcels import Parcel
 from rlinf_lab.runtime.pickling import Packed
@@ -127,9 +128,9 @@ def abandon(host: Host, channel: str, iteration: int) -> None:
         host._apply(host._engine.abandon(queue.index))
 
 
-def _on_get(host: Host, name: QueueId, origin: str, index: int, asked: int, wanted: int) -> None:
+def _on_get(host: Host, name: QueueId, origin: str, index: int, asked: int, wanted: int, part: tuple[int, int, int]) -> None:
     if not host._queues.is_retired(name.iteration):
-        host.far.serve(host._queues.queue(name), origin, index, asked, wanted)
+        host.far.serve(host._queues.queue(name), origin, index, asked, wanted, Part(*part))
 
 
 def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, parts: list[tuple[int, Any]]) -> None:

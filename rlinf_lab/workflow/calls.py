@@ -72,7 +72,8 @@ class Nested:
 
 @dataclass(frozen=True, slots=True)
 class CallSpec:
-    """One call of one worker, for all its ranks, or those in ``ranks``. ``starts_on_device``: it computes before its first get."""
+    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have come since).
+    ``starts_on_device``: it computes before its first get."""
 
     call_id: int
     worker: str
@@ -82,6 +83,7 @@ class CallSpec:
     iteration: int = 0
     starts_on_device: bool = True
     ranks: tuple[int, ...] = ()
+    began: int = 0
 
     def taken_by(self, ranks: int) -> tuple[int, ...]:
         """Who takes part, of so many."""

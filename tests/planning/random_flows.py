@@ -304,7 +304,7 @@ def _plan(rng: random.Random, flow: Workflow, stages: list[Stage], tokens: int) 
         return ExecutionPlan.spatial(flow, devices, on, **sub, **memory)
     placements = {}
     for s in stages:
-        ranks = 1 if s.kind in ("join", "whole") else rng.randint(1, min(3, count))
+        ranks = 1 if s.kind == "join" else rng.randint(1, min(3, count))
         homes = rng.sample(range(count), ranks)
         placements[s.name] = tuple((d,) for d in homes)
         if ranks == 1 and count > 1 and rng.random() < 0.25:

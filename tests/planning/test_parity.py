@@ -74,10 +74,20 @@ def assert_contract(made: Scenario, log: list) -> None:
             restarts = sum(a > b for a, b in itertools.pairwise(order))
             assert restarts <= ITERATIONS - 1, (channel, order)  # ascending within each iteration
     for stage in made.stages:
+        if stage.kind == "whole":
+            assert_shares(made, stage.name, log, len(expected))
         if stage.explicit:
             sizes = [len(e[3]) for e in log if e[1] == stage.name]
             short = sum(size < stage.explicit for size in sizes)
             assert short <= ITERATIONS * made.plan.ranks(stage.name), (stage.name, sizes)
+
+
+def assert_shares(made: Scenario, name: str, log: list, items: int) -> None:
+    """Who wants everything gets as much as every other rank, in every iteration."""
+    ranks = made.plan.ranks(name)
+    for rank in range(ranks):
+        sizes = [len(e[3]) for e in log if e[1:3] == (name, rank)]
+        assert sizes == ITERATIONS * [items * (rank + 1) // ranks - items * rank // ranks], (name, rank, sizes)
 
 
 def assert_overlap(made: Scenario, timeline: Timeline) -> None:
@@ -104,6 +114,7 @@ def assert_all_equal(seeds: range) -> None:
             {
                 "staleness": plan.staleness > 0, "fused": bool(plan.fused), "sub-batches": plan.tokens(made.stages[0].name) > 1,
                 "memory": plan.device_memory is not None, "gangs": any(len(r) > 1 for ranks in plan.placements.values() for r in ranks),
+                "shares": any(s.kind == "whole" and plan.ranks(s.name) > 1 for s in made.stages),
                 "bounds": any(c.capacity is not None for c in made.flow.graph.channels),
             }
         )  # fmt: skip
