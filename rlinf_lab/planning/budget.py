@@ -89,6 +89,17 @@ class Budget:
         """Whether its consumer begins when everything of the iteration is there."""
         return edge.whole or self.begins_with_all(edge.consumer)
 
+    @cached_property
+    def handed_all(self) -> frozenset[int]:
+        """Units that a channel hands everything of an iteration at once, each rank its share: one call, no chunks inside. Not who generates: its requests
+        are all there from the start, and its memory does not hold them all."""
+        found = {self.home[e.consumer] for e in self.profile.edges if e.whole and not e.value and self.home[e.producer] != self.home[e.consumer]}
+        return frozenset(i for i in found if len(self.units[i].members) > 1 or self.profile.workers[self.units[i].members[0]].kind != "generation")
+
+    def fewest_items(self, worker: str) -> float:
+        """Of one call, over all ranks: with the finest chunks that it may have."""
+        return self.profile.items / (1 if self.home[worker] in self.handed_all else 2 ** (self.granularities - 1))
+
     def begins_with_all(self, worker: str) -> bool:
         """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the start."""
         alone = len(self.units[self.home[worker]].members) == 1

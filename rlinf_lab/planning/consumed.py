@@ -123,12 +123,11 @@ def _asked(
     records: Records, measured: Layout, notes: list[str],
 ) -> int | None:  # fmt: skip
     """What the gets of a phase ask for: the plan's chunk (None), everything, or a number of their own."""
+    ranks = measured.plan.ranks(step.worker)
     if measured.graph.channel(channel).whole:
         return ALL
     if not streams:
-        alone = measured.plan.ranks(step.worker) == 1
-        everything = alone and all(len(s) == 1 and s[0] == records.passed.get((r.iteration, channel)) for s, (r, _) in zip(sizes, calls, strict=True))
-        return ALL if everything else None
+        return ALL if all(_are_shares(taken, ranks) and sum(taken) == records.passed.get((i, channel)) for i, taken in _taken(sizes, calls).items()) else None
     chunk, capacity = measured.plan.chunk(channel), measured.capacity(channel)
     own = {n for s in sizes for n in s[:-1]}
     largest = max((n for s in sizes for n in s), default=0)
@@ -139,12 +138,26 @@ def _asked(
     # A batch shorter than the chunk also comes of a channel that is full; one number again and again, other than what it holds, was asked for.
     if own and largest != capacity:
         return largest
-    if largest < max((records.passed.get((r.iteration, channel), 0) for r, _ in calls), default=0):
+    most = max((records.passed.get((r.iteration, channel), 0) for r, _ in calls), default=0)
+    if largest < (-(-most // ranks) if chunk == ALL else most):
         notes.append(
             f"{name}: took {largest} items of channel {channel!r} where the plan's chunk is {'everything' if chunk == ALL else chunk}; whether it asks "
             f"for a number of its own cannot be seen, assumed not"
         )
     return None
+
+
+def _taken(sizes: Sequence[Sequence[int]], calls: Sequence[tuple[Recorded, list[Part]]]) -> dict[int, list[int]]:
+    """Items of each batch of all ranks, by iteration."""
+    found: dict[int, list[int]] = {}
+    for batches, (recorded, _) in zip(sizes, calls, strict=True):
+        found.setdefault(recorded.iteration, []).extend(batches)
+    return found
+
+
+def _are_shares(taken: Sequence[int], ranks: int) -> bool:
+    """Whether each rank took one batch, and no rank more than its equal share. (A rank without items has no batch.)"""
+    return 0 < len(taken) == min(ranks, sum(taken)) and max(taken) - min(taken) <= (1 if len(taken) == ranks else 0)
 
 
 # --- fitting -----------------------------------------------------------------------------------------------------

@@ -207,7 +207,8 @@ class Observed:
             group = max(edge.group, before.group if before is not None else 1)
             found[ends] = EdgeProfile(*ends, group, whole, items=None if inside or not passing or passing == items else float(passing))
         for ends in Values.of(self.graph).edges:
-            found[ends] = dataclasses.replace(found.get(ends, EdgeProfile(*ends)), whole=True)
+            there = found.get(ends, EdgeProfile(*ends))
+            found[ends] = dataclasses.replace(there, whole=True, value=not there.whole)
         return tuple(found.values())
 
     def most_items(self) -> int:

@@ -144,6 +144,8 @@ def _check_channels(edges: Sequence[EdgeProfile]) -> None:
     """One edge for two workers, and a channel's name for each."""
     seen: dict[str, int] = {}
     for i, edge in enumerate(edges):
+        if edge.value and not edge.whole:
+            raise ConfigError(f"profile.edges[{i}].value is True and whole is False: a value is there when its producer has ended. Next: whole: true as well.")
         j = seen.setdefault(edge.channel, i)
         other = edges[j]
         if i != j and (edge.producer, edge.consumer) == (other.producer, other.consumer):

@@ -128,7 +128,8 @@ class EdgeProfile:
     producer: str = rule(doc="worker that puts")
     consumer: str = rule(doc="worker that gets")
     group: int = rule(1, low=1, high=10**9, doc="so many items of one key are needed together (responses to one prompt)")
-    whole: bool = rule(False, doc="the consumer starts when everything of the iteration is there (on-policy training)")
+    whole: bool = rule(False, doc="the consumer is handed everything of the iteration at once, each rank its share (on-policy training)")
+    value: bool = rule(False, doc="with whole: a value that a call is given, no channel; the consumer only starts when the producer has ended")
     items: float | None = rule(None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number")
 
     item_mib: float | None = rule(None, low=0, high=1e9, unit="MiB", doc="what one item occupies on its way; null: moving it costs nothing")

@@ -212,8 +212,7 @@ def _missing(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -
 
 def _needs(setting: Setting, name: str, devices: int) -> float:
     """GiB on each of so many devices, with the finest chunks."""
-    finest = setting.profile.items / 2 ** (setting.granularities - 1)
-    return float(memory.needed(setting.profile.workers[name], np.array([devices]), finest, setting.profile.unit(name))[0])
+    return float(memory.needed(setting.profile.workers[name], np.array([devices]), setting.fewest_items(name), setting.profile.unit(name))[0])
 
 
 def _keeps(setting: Setting, name: str, devices: int) -> float:

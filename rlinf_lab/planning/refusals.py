@@ -135,7 +135,7 @@ def _enough(setting: Budget, unit: Unit) -> float:
 
 def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) -> np.ndarray:
     """With the finest chunks, which hold the fewest items at once."""
-    finest = setting.profile.items / 2 ** (setting.granularities - 1)
+    finest = max(setting.fewest_items(m) for m in names)
     workers = [setting.profile.workers[m] for m in names]
     rest = [memory.kept(w, devices, finest) for w in workers]
     own = [memory.needed(w, devices, finest, setting.profile.unit(m)) for m, w in zip(names, workers, strict=True)]
@@ -146,7 +146,7 @@ def _reach(setting: Budget, name: str) -> Refusal | None:
     worker = setting.profile.workers[name]
     reach = max(setting.models[name, k].reach() for k in setting.kinds)
     counts = _counts(setting, name)
-    finest = setting.profile.items / 2 ** (setting.granularities - 1)
+    finest = setting.fewest_items(name)
     if worker.resource == "host" or math.isinf(reach) or not len(counts) or finest / counts.max() <= reach:
         return None
     said = f"Worker {name!r} would have {finest / counts.max():g} items on a device, and was measured up to {reach:g}."

@@ -157,6 +157,13 @@ class Tables:
 
     def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
         """Seconds of all calls of a worker for one of the sub-batches of a chunk, shape (grains, codes)."""
+        rows = self._in_chunks(name, grains, sub_batches, company)
+        if self.setting.home[name] in self.setting.handed_all:
+            rows[grains > 0] = np.inf
+        return rows
+
+    def _in_chunks(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
+        """The same for whoever may have chunks."""
         setting, worker = self.setting, self.setting.profile.workers[name]
         items = setting.profile.items / 2.0 ** grains[:, None] / sub_batches
         if worker.resource == "host":
@@ -263,7 +270,7 @@ class Tables:
         worker, items = self.setting.profile.workers[name], self.setting.profile.items
         devices = np.arange(1, self.setting.counts[self.setting.kinds.index(kind)] + 1)
         good = devices[allowed(worker, devices) & window.on(kind, devices)]
-        finest = items / 2 ** (self.setting.granularities - 1) / max(self.setting.cell(self.setting.home[name]).sub_batches)
+        finest = self.setting.fewest_items(name) / max(self.setting.cell(self.setting.home[name]).sub_batches)
         good = good[memory.needed(worker, good, finest, self.setting.profile.unit(name)) <= self.setting.cap(kind) + ROUNDING]
         return float(memory.kept(worker, good[:1] if careful else good, items).min()) if len(good) else 0.0
 

@@ -1,8 +1,9 @@
 """Ranks that come and go while a run goes on: what a host does. `members` is the driver's side.
 
 A rank that leaves meets the end of the stream at its next get, where the ranks of its group take items from one channel that they share: what it
-has not taken the others take. Where it reads everything at once it takes its share. It ends its call, and so closes what it wrote. Other calls that it has been given it does as ever. When there are
-none left its worker is closed and its thread ends. A rank that comes is built in a thread of its own, as at the start of a run.
+has not taken the others take. (Where it asks for everything it takes its share, which nobody else would; a rank that has come meanwhile has none.) It ends
+its call, and so closes what it wrote. Other calls that it has been given it does as ever. When there are none left its worker is closed and its thread
+ends. A rank that comes is built in a thread of its own, as at the start of a run.
 """
 
 from __future__ import annotations

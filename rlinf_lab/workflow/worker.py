@@ -42,7 +42,13 @@ class Inbox(Protocol[T]):
         ...
 
     def get_all(self) -> list[T]:
-        """Everything of this iteration: waits until all producers have finished."""
+        """Everything of this iteration: waits until all producers have finished. Each of R ranks of the call gets an equal share.
+
+        Rank r gets items N·r // R to N·(r+1) // R of the N that nobody has taken by then, in the order in which one rank would get them; whoever asks first
+        changes nothing. What a rank then gets in other ways is of its share, too; the share of one that does not ask is nobody's. On a queue of its own
+        (fused with its producer) a rank gets all of that. The same holds for every get where the plan's chunk is everything. `Worker.exchange` gives all
+        ranks all shares.
+        """
         ...
 
     def take(self, *, key: int | None = None) -> T:

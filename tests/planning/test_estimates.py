@@ -85,6 +85,9 @@ class Worked(Worker):
             self.compute(0.001 + 0.003 * len(batch))
         self.compute(0.004)
 
+    def use_all(self, inbox: Inbox) -> None:
+        self.compute(0.001 + 0.003 * len(inbox.get_all()))
+
 
 def spread(flow: Workflow, **fields: Any) -> ExecutionPlan:
     return ExecutionPlan.spatial(flow, TWO, {"w": [0], "v": [1]}, **fields)
@@ -104,6 +107,25 @@ def test_a_method_that_is_called_twice_in_a_row_is_two_calls() -> None:
 
     found = assert_predicts(flow, [ExecutionPlan.temporal(flow, TWO), spread(flow)])
     assert [[r.runs() // MS for r in found.calls[i]][:1] for i in range(5)] == [[20], [10], [1], [5], [30]]
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("method", ["use", "use_all"])
+def test_shares_of_everything_are_those_of_the_ranks_of_each_plan(method: str, whole: bool) -> None:
+    """Seven items: two ranks have three and four of them."""
+    flow = Workflow("shares")
+    items = flow.channel("items", capacity=None, whole=whole)
+    w, v = flow.worker(Worked, name="w"), flow.worker(Worked, name="v")
+
+    @flow.iteration
+    def iteration() -> None:
+        w.make(7, items)
+        getattr(v, method)(items)
+
+    devices = tuple(f"cpu:{i}" for i in range(4))
+    plans = [ExecutionPlan(f"{ranks} ranks", devices, {"w": ((0,),), "v": tuple((1 + r,) for r in range(ranks))}) for ranks in (2, 1, 3)]
+    found = assert_predicts(flow, plans)
+    assert not [note for note in found.notes if "whether it asks" in note]
 
 
 def test_calls_of_one_method_that_read_are_told_apart() -> None:

@@ -168,7 +168,7 @@ def test_a_value_before_the_stream_is_an_edge_of_the_whole_batch() -> None:
         return learner.train(a)
 
     profile = profiled(flow)
-    assert EdgeProfile("loader", "source", whole=True) in profile.edges and not profile.handovers
+    assert EdgeProfile("loader", "source", whole=True, value=True) in profile.edges and not profile.handovers
     for plan in lab.plan(flow, DEVICES, profile):
         assert seconds(run(flow, plan)) == pytest.approx(plan.seconds, rel=1e-6) and plan.seconds > 0.46
 

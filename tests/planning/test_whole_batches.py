@@ -1,0 +1,123 @@
+"""A channel of whole batches hands each rank of its consumer an equal share, once: a plan counts what a run then does, in seconds and in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning.bounds import lower_bound
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.runtime.clocks import MockClock
+
+SECONDS = 8.0  # of each worker for all items on one device
+GIB, CAP = 3.0, 80.0
+
+
+class Rollout(lab.Worker):
+    def generate(self, items: int, out: lab.Outbox) -> None:
+        for i in range(items):
+            self.compute(SECONDS / items)
+            out.put(i)
+
+
+class Learner(lab.Worker):
+    """``once``: it asks for everything, else it takes batch after batch."""
+
+    def train(self, items: int, inbox: lab.Inbox, out: lab.Outbox, once: bool) -> list[int]:
+        sizes = []
+        for batch in (inbox.get_all(),) if once else inbox:
+            sizes.append(len(batch))
+            self.compute(SECONDS / items * len(batch))
+            out.put_all(batch)
+        return sizes
+
+
+class Logger(lab.Worker):
+    def write(self, items: int, inbox: lab.Inbox) -> int:
+        count = 0
+        for batch in inbox:
+            count += len(batch)
+            self.compute(SECONDS / items / 4 * len(batch))
+        return count
+
+
+def flow_of(items: int, once: bool) -> lab.Workflow:
+    flow = lab.Workflow("whole")
+    all_at_once, stream = flow.channel("a", whole=True), flow.channel("b", capacity=None)
+    rollout, learner, logger = flow.worker(Rollout, name="rollout"), flow.worker(Learner, name="learner"), flow.worker(Logger, name="logger")
+
+    @flow.iteration
+    def iteration() -> Any:
+        rollout.generate(items, all_at_once)
+        sizes = learner.train(items, all_at_once, stream, once)
+        return {"sizes": sizes, "written": logger.write(items, stream)}
+
+    return flow
+
+
+def profile_of(items: int, tight: bool = False, whole: bool = True, **edge: Any) -> Profile:
+    def sample(part: float = 1.0) -> list[dict[str, Any]]:
+        return [{"devices": 1, "items": items, "seconds": SECONDS * part}]
+
+    memory = {"resident_gib": 30.0, "per_item_gib": GIB} if tight else {}
+    workers = {
+        "rollout": {"samples": sample(), "ranks": {"counts": [1]}},
+        "learner": {"samples": sample(), "memory": memory, "offloadable": not tight},
+        "logger": {"samples": sample(1 / 4), "ranks": {"counts": [1]}},
+    }
+    edges = [{"producer": "rollout", "consumer": "learner", "whole": whole, **edge}, {"producer": "learner", "consumer": "logger"}]
+    return Profile.from_dict({"items": items, "workers": workers, "edges": edges, "device_memory_gib": CAP if tight else None})
+
+
+def run(flow: lab.Workflow, plan: Any) -> tuple[float, list[list[int]]]:
+    """Seconds of the last iteration, and the learner's batches by rank."""
+    done = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
+    last = done.wait()[-1]
+    sizes = last["sizes"]
+    assert last["written"] == sum(sum(s) if isinstance(s, list) else s for s in sizes)
+    return float(done.timeline.iterations()["seconds"].iloc[-1]), sizes if isinstance(sizes[0], list) else [sizes]
+
+
+@pytest.mark.parametrize("once", [True, False])
+@pytest.mark.parametrize(("items", "devices"), [(32, 1), (32, 2), (32, 4), (30, 4), (7, 3), (2, 4)])
+def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, devices: int, once: bool) -> None:
+    flow, ranks = flow_of(items, once), set()
+    for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), chunks=8):
+        seconds, batches = run(flow, planned)
+        assert seconds == pytest.approx(planned.seconds, rel=1e-6), planned.shape
+        shares = [items * (r + 1) // len(batches) - items * r // len(batches) for r in range(len(batches))]
+        assert [sum(sizes) for sizes in batches] == shares and all(len([s for s in sizes if s]) <= 1 for sizes in batches), planned.shape
+        ranks.add(len(batches))
+    assert max(ranks) > 1 or devices == 1, "some plan has the learner on several devices"
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_what_a_rank_is_handed_fits(devices: int) -> None:
+    items = 32
+    flow = flow_of(items, True)
+    plans = lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items, tight=True), chunks=8)
+    for planned in plans:
+        _, batches = run(flow, planned)
+        placement = planned.candidate.placement
+        assert 30 + GIB * max(map(max, batches)) <= max(placement.gib(d) for d in range(devices)) <= CAP, planned.shape
+        assert placement.seats["learner"].chunks == 1
+
+
+def test_there_is_no_plan_where_a_share_does_not_fit() -> None:
+    """In chunks it would: an edge that is not whole has a plan on one device."""
+    assert lab.plan(profile_of(32, tight=True, whole=False), 1, chunks=8).best.candidate.placement.seats["learner"].chunks > 1
+    with pytest.raises(PlanError, match=r"'learner' needs 126 GiB on each of 1 devices, and a device has 80 GiB.*devices=2"):
+        lab.plan(profile_of(32, tight=True), 1, chunks=8)
+
+
+def test_who_only_waits_for_a_value_has_chunks_of_its_own() -> None:
+    handed, given = (Setting.of(profile_of(32, **edge), 4, chunks=8) for edge in ({}, {"value": True}))
+    assert handed.handed_all == {handed.home["learner"]} and not given.handed_all
+    assert lab.plan(given.profile, 4, chunks=8).best.seconds < lab.plan(handed.profile, 4, chunks=8).best.seconds
+    assert lower_bound(given).seconds <= lower_bound(handed).seconds
+    with pytest.raises(ConfigError, match=r"edges\[0\].value is True and whole is False"):
+        profile_of(32, whole=False, value=True)
