@@ -12,16 +12,16 @@ UNBOUNDED = 1 << 60
 
 
 class Part(NamedTuple):
-    """Of a rank in a call: its ``position`` among the ``count`` ranks that began it, ``count`` or more of those that have come since. ``group``: a number for
+    """Of a rank in a call: its ``position`` among the ``ranks`` that began it, as large or larger of those that have come since. ``group``: a number for
     its worker."""
 
     group: int = -1
     position: int = 0
-    count: int = 1
+    ranks: int = 1
 
     @property
     def is_alone(self) -> bool:
-        return self.count == 1 and self.position == 0
+        return self.ranks == 1 and self.position == 0
 
 
 ALONE = Part()
@@ -118,10 +118,10 @@ class Channel:
     def divide(self, part: Part) -> None:
         """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at N·r // R."""
         self.group, n, first = part.group, self.tail - self.head, self.head
-        for r in range(part.count):
+        for r in range(part.ranks):
             share = Channel(self.stream, False, own=True)
-            share.head = share.tail = first + n * r // part.count
-            size = first + n * (r + 1) // part.count - share.head
+            share.head = share.tail = first + n * r // part.ranks
+            size = first + n * (r + 1) // part.ranks - share.head
             if self.weights is not None:
                 share.weigh(size, [self.weights.popleft() for _ in range(size)])
             share.tail += size

@@ -197,7 +197,8 @@ class Session:
         """A rank goes: returns at once. From any thread; rank 0 stays.
 
         In a call whose ranks take items from one channel that they share it finds the end of the stream at its next get, and the others take what it has
-        not taken (not of a get of everything: its share of that it takes); other calls under way it does as ever. Then its worker is closed. `join` brings the rank back, with a new worker.
+        not taken (of a get of everything it takes its share); other calls under way it does as ever. Then its worker is closed. `join` brings the rank back,
+        with a new worker.
         """
         aside(lambda: self._loop.members.leave(worker, rank))
 

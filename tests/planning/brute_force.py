@@ -19,7 +19,7 @@ def random_problem(
 ) -> Problem:
     """A branching graph with random rank rules, memory, switches, and kinds of devices of different speed.
 
-    ``plain``: without stays, streams, whole batches and staleness; ``ticks``: of a second.
+    ``plain``: without stays, streams, whole batches, leaves that are handed everything at once and staleness; ``ticks``: of a second.
     """
     rng = random.Random(seed)
     count, grains = rng.randint(*leaves), rng.choice([2, 3, 3, 4])
@@ -41,7 +41,7 @@ def random_problem(
         work, exponent, fixed, valid, resident, activations, _ = facts[leaf]
         beside = sum(facts[v][6] for v in range(count) if context >> v & 1)
         rows = np.full((grains, *(n + 1 for n in there)), np.inf)
-        for g, kind in itertools.product(range(grains), range(kinds)):
+        for g, kind in itertools.product(range(1 if handed >> leaf & 1 else grains), range(kinds)):
             for n in range(1, there[kind] + 1):
                 if n in valid and resident / n + activations / 2**g + beside <= cap:
                     # Whole seconds, divisible as often as chunks are halved: sums are exact.
@@ -59,6 +59,7 @@ def random_problem(
         return np.array([rows + 2 * more, rows + more]), np.array([rows, rows + more])
 
     staleness = 0 if plain else rng.choice([0, 0, 1, 2])
+    handed = 0 if plain else sum(1 << v for v in range(count) if rng.random() < 0.15)
     return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, streams)
 
 

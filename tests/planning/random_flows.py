@@ -268,7 +268,7 @@ def _cell(rng: random.Random) -> list[Stage]:
 
 
 def _declare(rng: random.Random, flow: Workflow, stages: list[Stage], switch: dict, log: list, unit: float) -> None:
-    wholes = {s.inputs[0] for s in stages if s.kind == "whole"}
+    wholes = {s.inputs[0] for s in stages if s.kind == "whole" and s.fixed}  # the others ask for everything of an ordinary channel
     channels = {}
     for name in dict.fromkeys(c for s in stages for c in (*s.inputs, *s.outputs)):
         capacity = rng.choice((1, 2, 4, 8, None))
