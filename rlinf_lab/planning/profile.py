@@ -157,7 +157,7 @@ class Profile:
             calls = f", {w.calls:g} calls" if w.calls != 1 else ""
             lines.append(f"  {name:<12} {w.kind}{calls}: {sizes}")
         for e in self.edges:
-            notes = [f"groups of {e.group}"] * (e.group > 1) + ["whole batch first"] * e.whole
+            notes = [f"groups of {e.group}"] * (e.group > 1) + ["its value first" if e.value else "whole batch first"] * e.whole
             lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
         for h in self.handovers:
             lines.append(f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after))

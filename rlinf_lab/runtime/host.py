@@ -300,8 +300,7 @@ class Host(Scheduler):
         process.exchanges, process.groups = 0, []
         try:
             process.method = self.recorder.name(call.method)
-            taken_by = call.taken_by(self.layout.ranks(call.worker))
-            process.machine.part = self.layout.part(call.worker, taken_by.index(process.rank), call.began or len(taken_by))
+            process.machine.part = self.layout.part(call.worker, *call.place(process.rank, self.layout.ranks(call.worker)))
             args, kwargs = self._arguments(process, call)
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)

@@ -89,6 +89,10 @@ class CallSpec:
         """Who takes part, of so many."""
         return self.ranks or tuple(range(ranks))
 
+    def place(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of who has come since is that or larger."""
+        return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)
+
     def arguments(self) -> list[Any]:
         return [*self.args, *self.kwargs.values()]
 
