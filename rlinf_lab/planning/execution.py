@@ -77,7 +77,7 @@ def _items(placement: Placement, edge: Edge) -> float:
 
 
 def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
-    """Raise `PlanError` where a profile is not of this workflow."""
+    """Raise `PlanError` where a profile is not of this workflow: other workers, or in chunks what the workflow hands over at once."""
     missing = [w for w in graph.workers if w not in profile.workers]
     if missing:
         raise PlanError(
@@ -87,3 +87,18 @@ def same_workers(profile: Profile, graph: WorkflowGraph) -> None:
     more = [w for w in profile.workers if w not in graph.workers]
     if more:
         raise PlanError(f"The profile has the workers {listing(more)}, but workflow {graph.name!r} has {listing(graph.workers)}. Next: a profile of this flow.")
+    _same_batches(profile, graph)
+
+
+def _same_batches(profile: Profile, graph: WorkflowGraph) -> None:
+    """Raise `PlanError` where what the workflow hands over at once has chunks in the profile."""
+    known = {(e.producer, e.consumer): (i, e) for i, e in enumerate(profile.edges)}
+    for edge in graph.edges:
+        i, told = known.get((edge.producer, edge.consumer), (0, None))
+        if told is None or not edge.whole or any(edge.producer in cell and edge.consumer in cell for cell in graph.cells):
+            continue
+        if not told.whole or (told.value and told.channel != edge.channel):  # in the workflow that a profile describes, a value is a channel
+            raise PlanError(
+                f"profile.edges[{i}] ({edge.producer} to {edge.consumer}) lets {edge.consumer} begin with a part, but channel {edge.channel!r} of workflow "
+                f"{graph.name!r} is declared whole and hands over everything at once. Next: 'whole': true (and no 'value') in the profile."
+            )

@@ -118,6 +118,13 @@ def test_who_only_waits_for_a_value_has_chunks_of_its_own() -> None:
     handed, given = (Setting.of(profile_of(32, **edge), 4, chunks=8) for edge in ({}, {"value": True}))
     assert handed.handed_all == {handed.home["learner"]} and not given.handed_all
     assert lab.plan(given.profile, 4, chunks=8).best.seconds < lab.plan(handed.profile, 4, chunks=8).best.seconds
+    assert lab.plan(given.profile, 4, chunks=8).best.execution.placements.keys() == given.profile.workers.keys()
     assert lower_bound(given).seconds <= lower_bound(handed).seconds
     with pytest.raises(ConfigError, match=r"edges\[0\].value is True and whole is False"):
         profile_of(32, whole=False, value=True)
+
+
+@pytest.mark.parametrize("edge", [{"whole": False}, {"value": True}])
+def test_a_profile_in_chunks_of_a_workflow_that_hands_over_everything_is_refused(edge: dict[str, bool]) -> None:
+    with pytest.raises(PlanError, match=r"profile.edges\[0\] \(rollout to learner\) .* channel 'a' of workflow 'whole' is declared whole"):
+        lab.plan(flow_of(32, True), ["cpu:0"], profile_of(32, **edge))
