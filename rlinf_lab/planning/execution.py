@@ -62,8 +62,9 @@ def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...])
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
     items = _items(placement, edge) / edge.group  # what such a channel carries is groups
-    waits = edge.whole or (node.kind == TEMPORAL and node.grain == 0)
-    if (waits and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
+    if edge.whole and consumer.chunks == 1:
+        return 0  # each rank its share
+    if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
         return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
     chunk = items / consumer.chunks / consumer.ranks
     return max(1, math.ceil(chunk) if edge.group == 1 else math.floor(chunk))  # groups are large: rather more batches than larger ones

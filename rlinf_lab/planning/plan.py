@@ -30,7 +30,7 @@ class ExecutionPlan:
     ``devices``: names (``"cpu:0"`` is one core, ``"cuda:0"`` one GPU); an index below is a position in this tuple.
     ``placements``: for each worker, for each rank, the indices of its devices (rank 0 of ``((0,), (1,))`` is on device 0).
     ``chunks``: for each channel, how many items one batch of its consumer holds at most (0: everything of the iteration). Of a channel
-        that is wanted whole no batch is given before everything is there; 0 gives it all to one rank.
+        that is wanted whole no batch is given before everything is there; 0 gives each rank its equal share (`Inbox.get_all`).
     ``capacities``: overrides of the channels' capacity (items; None: unbounded).
     ``sub_batches``: for each worker, into how many tokens its batch is split (default 1); 2 is double buffering in a cell.
     ``fused``: groups of workers whose rank i form one unit: channels between them are private to the unit.

@@ -551,6 +551,7 @@ class VirtualHost:
         if name not in self._queues:
             self._queues[name] = self._engine.open_channel(stream, stub=True)
         asker.queue, asker.since, asker.first, asker.left = self._queues[name], way, 0, p.index
+        asker.machine.part = p.machine.part
         p.doing, p.first = _GETTING, -1
         self._pending.append((p.index, _EVENT_GET, asker.queue, n))
         self._later(under_way.ask(asker, queue, n, self.now, way, self._pending.append))

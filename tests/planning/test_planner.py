@@ -247,10 +247,10 @@ def test_execution_plans_of_cells() -> None:
     profile = Profile(64, {"env": step, "policy": step, "learner": STEEP}, edges)
     plans = plan(made, 8, profile)
     together, apart = plans["env+policy > learner"].execution, plans["(env | policy) > learner"].execution
-    assert together.fused == (("env", "policy"),) and together.chunks == {"obs": 1, "results": 8} and not together.sub_batches
+    assert together.fused == (("env", "policy"),) and together.chunks == {"obs": 1, "results": 0} and not together.sub_batches
     assert apart.fused == () and apart.sub_batches == {"env": 2, "policy": 2}
     ranks = {w: len(r) for w, r in apart.placements.items()}
-    assert apart.chunks == {"obs": ranks["env"] * 2 // ranks["policy"] // 2, "results": 64 // ranks["learner"]}
+    assert apart.chunks == {"obs": ranks["env"] * 2 // ranks["policy"] // 2, "results": 0}
     for execution in (together, apart):
         execution.validate(made.graph)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 import rlinf_lab as lab
@@ -75,13 +73,19 @@ def test_several_ranks_share_a_batch_as_predicted(whole: bool, group: int, devic
         assert timeline.iterations()["seconds"].iloc[-1] == pytest.approx(planned.seconds), planned
 
 
-def test_a_whole_batch_is_taken_in_calls_that_fit() -> None:
-    """Five GiB an item: at most 16 in one call."""
-    (planned, *_) = plan(flow_of(whole=True), ["cpu:0"], profile(whole=True, gib=5.0), chunks=4)
-    assert planned.placement["learner"]["chunks"] == 2
-    sizes, timeline = executed(planned, flow_of(whole=True))
-    assert sizes == [[16, 16]]
-    spans = timeline.to_pandas().query("kind == 'run'")
+def test_a_whole_batch_is_one_call_in_a_plan_of_the_search() -> None:
+    """Five GiB an item: at most 16 in one call. Who asks for everything at once would get more than a plan in chunks says."""
+    with pytest.raises(PlanError, match=r"'learner' needs 160 GiB .*devices=2"):
+        plan(flow_of(whole=True), ["cpu:0"], profile(whole=True, gib=5.0), chunks=4)
+    for planned in plan(flow_of(whole=True), ["cpu:0", "cpu:1"], profile(whole=True, gib=5.0), chunks=4):
+        assert executed(planned, flow_of(whole=True))[0] == [[16], [16]]
+
+
+def test_a_plan_by_hand_may_take_a_whole_batch_in_several_calls() -> None:
+    flow = flow_of(whole=True)
+    run = lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"], chunks={"items": 16}), 1, dashboard=False, clock=MockClock())
+    assert run.wait() == [[16, 16]]
+    spans = run.timeline.to_pandas().query("kind == 'run'")
     assert spans[spans["worker"] == "learner"]["start_ns"].min() >= spans[spans["worker"] == "rollout"]["end_ns"].max()
 
 
@@ -101,8 +105,8 @@ def test_a_group_that_fits_no_device_is_refused() -> None:
         plan(profile(group=8, gib=8.0, cap=60.0), 4)
 
 
-def test_a_plan_by_hand_that_says_nothing_gives_everything_to_one_rank() -> None:
+def test_a_plan_by_hand_that_says_nothing_gives_each_rank_its_share() -> None:
     flow = flow_of(whole=True)
     by_hand = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"learner": 2})
     (sizes,) = lab.run(flow, by_hand, 1, dashboard=False, clock=MockClock()).wait()
-    assert [n for rank in sizes for n in rank] == [ITEMS] and math.prod(map(len, sizes)) == 0
+    assert sizes == [[16], [16]]
