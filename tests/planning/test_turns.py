@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 
@@ -58,14 +59,14 @@ def _needs(placement: Placement, name: str) -> float:
 
 def _moments(timeline: Timeline, name: str, kind: SpanKind) -> list[tuple[float, float]]:
     table = timeline.to_pandas()
-    mine = table[(table["worker"] == name) & (table["kind"] == kind.name.lower()) & (table["end_ns"] > table["start_ns"])]
-    return sorted(set(zip(mine["start_ns"].tolist(), mine["end_ns"].tolist(), strict=True)))
+    mine = table[(table["worker"] == name) & (table["kind"] == kind.name.lower())]
+    return sorted(zip(mine["start_ns"].tolist(), mine["end_ns"].tolist(), strict=True))
 
 
 def _stays(timeline: Timeline, name: str) -> list[tuple[float, float]]:
-    """From coming to having left."""
-    comes, leaves = ([t for t, _ in _moments(timeline, name, SpanKind.ONLOAD)], [t for _, t in _moments(timeline, name, SpanKind.OFFLOAD)])
-    return [(a, min([b for b in leaves if b > a], default=math.inf)) for a in comes]
+    """From coming to having left, perhaps at once."""
+    comes, leaves = ([at for at, _ in _moments(timeline, name, SpanKind.ONLOAD)], [at for _, at in _moments(timeline, name, SpanKind.OFFLOAD)])
+    return list(itertools.zip_longest(comes, leaves, fillvalue=math.inf))
 
 
 def two_rings(seed: int) -> Profile:
