@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 
 from rlinf_lab.cli import main
 from rlinf_lab.errors import ConfigError, PlanError
+from rlinf_lab.planning.candidates import candidates
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile import Cell, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.setting import Setting
 
 ONE = {"samples": [{"devices": 1, "items": 64, "seconds": 4.0}]}
 BASE: dict[str, Any] = {"items": 64, "workers": {"a": {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]}, "b": ONE},
@@ -158,3 +161,21 @@ def test_numbers_beyond_all_floats_are_refused_in_objects_too() -> None:
     profile = Profile.from_dict(BASE)
     with pytest.raises(ConfigError, match=r"profile\.device_memory_gib is 1000.* below"):
         profile.replace(device_memory_gib=10**400)
+
+
+@pytest.mark.filterwarnings("error")
+def test_neighbours_of_a_plan_in_which_somebody_does_not_fit_are_not_followed() -> None:
+    """One device more or less puts the generator beside a cell's member that keeps too much there."""
+    lengths = Lengths(2000.0, mean_tokens=900.0)
+    workers = {
+        "a": WorkerProfile(
+            (Sample(1, 12.0, 17.0, peak_gib=50.0),), "generation", memory=Memory(30, 0.5), ranks=RankRule(divides=12), offload_s=1, lengths=lengths
+        ),
+        "b": WorkerProfile((Sample(1, 12.0, 11.0),), memory=Memory(45), ranks=RankRule(most=1), onload_s=3),
+        "s": WorkerProfile((Sample(1, 12.0, 3.0),), calls=9, memory=Memory(45, 0.5, True), ranks=RankRule(most=1), offload_s=1),
+        "t": WorkerProfile((Sample(2, 12.0, 5.0, peak_gib=50.0),), calls=9, memory=Memory(0, 2, True), ranks=RankRule(2), onload_s=3),
+    }
+    edges = (EdgeProfile("a", "b", whole=True), EdgeProfile("s", "t"), EdgeProfile("t", "s"), EdgeProfile("t", "b"))
+    profile = Profile(12, workers, edges, cells=(Cell(("s", "t"), (1,)),), device_memory_gib=80.0, weights="tokens")
+    found = candidates(Setting.of(profile, 6))
+    assert found and all(math.isfinite(c.seconds) for c in found)
