@@ -122,8 +122,8 @@ def test_two_ranks_share_a_batch() -> None:
     plan = ExecutionPlan.temporal(flow, DEVICES, {"b": 2}, chunks={"first": 12, "second": 48})
     two = Observed.of(flow.graph, plan, timeline(flow, plan))
     assert [(s.devices, s.items, s.seconds) for s in two.samples("b", 48)] == [(2, 48, pytest.approx(0.017))]
-    alone = ExecutionPlan.temporal(flow, DEVICES, {"b": 2})  # the first rank takes everything: one device worked
-    assert [(s.devices, s.seconds) for s in Observed.of(flow.graph, alone, timeline(flow, alone)).samples("b", 48)] == [(1, pytest.approx(0.029))]
+    shared = ExecutionPlan.temporal(flow, DEVICES, {"b": 2})  # each has its share of everything
+    assert [(s.devices, s.seconds) for s in Observed.of(flow.graph, shared, timeline(flow, shared)).samples("b", 48)] == [(2, pytest.approx(0.017))]
 
 
 def test_cells_are_measured_by_the_step() -> None:
@@ -358,7 +358,7 @@ def test_lanes_that_never_work_together_are_said(tmp_path: Path) -> None:
 def test_a_simulated_timeline_names_its_devices() -> None:
     flow = stages()
     profile = profile_from_trace(timeline(flow, ExecutionPlan.temporal(flow, DEVICES, {"b": 2})), {"b": "convert", "c": "c"}, 24, [("b", "c")], iterations=3)
-    assert [profile.workers[w].samples[0].devices for w in "bc"] == [1, 1] and not any("lanes" in n for n in profile.notes)
+    assert [profile.workers[w].samples[0].devices for w in "bc"] == [2, 1] and not any("lanes" in n for n in profile.notes)
 
 
 def test_time_does_not_count_for_two_workers(tmp_path: Path) -> None:

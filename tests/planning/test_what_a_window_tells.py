@@ -172,7 +172,7 @@ def test_an_iteration_that_its_workers_do_not_account_for_is_no_stillness() -> N
     """The learner waits for the whole batch, of which the profile knows nothing: nobody computes longer, every iteration is longer."""
     profile = believed()
     best = lab.plan(profile, 2)["spatial"]
-    truth = profile.replace(edges=(EdgeProfile("source", "learner", whole=True),))
+    truth = profile.replace(edges=(EdgeProfile("source", "learner", whole=True, value=True),))
     found = lab.replan(as_run(best, truth), best)
     assert not any(d.sustained for d in found.drifts) and found.elapsed.sustained and found.elapsed.factor > 1.3
     said = repr(found)
