@@ -10,19 +10,32 @@ then time moves to the next timer.
 from __future__ import annotations
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
-from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.patience import Abandoned, wanted_now
 from rlinf_lab.planning.rows import Rows
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
 from rlinf_lab.planning.under_way import Flights, UnderWay
+from rlinf_lab.planning.virtual_ranks import (
+    ASKING,
+    AWAITING,
+    DRIVING,
+    ENDING,
+    FILLING,
+    GETTING,
+    IDLE,
+    PUTTING,
+    RUNNING,
+    STARTING,
+    VALUE,
+    Iteration,
+    Rank,
+)  # fmt: skip
 from rlinf_lab.planning.waits import Wait, rings
 from rlinf_lab.timeline.batch import SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind
@@ -30,8 +43,6 @@ from rlinf_lab.workflow.graph import DRIVER
 
 # Operations of the driver's own script, beside those that workers have.
 _BEGIN, _AWAIT, _END = 5, 6, 7
-# What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
-_GETTING, _PUTTING, _RUNNING, _STARTING, _VALUE, _FILLING, _DRIVING, _AWAITING, _ASKING, _IDLE, _ENDING = range(11)
 
 # A timer is one integer: its time, then what it is for. An even slot is the timer of a rank, an odd one a switch of it; behind those of all ranks
 # come those that come and go (even), and one for all messages (odd).
@@ -41,51 +52,6 @@ _SLOT = (1 << _BITS) - 1
 _EVENT_PUT, _EVENT_GET = int(Event.PUT), int(Event.GET)
 _DO_STORE, _DO_BOUND, _DO_RESUME = int(Do.STORE), int(Do.BOUND), int(Do.RESUME)
 _KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = int(SpanKind.RUN), int(SpanKind.GET), int(SpanKind.PUT), int(SpanKind.LOCK)
-
-
-class Iteration:
-    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it."""
-
-    __slots__ = ("in_body", "start", "unended")
-
-    def __init__(self, start: int) -> None:
-        self.start = start
-        self.in_body = True  # the loop has not come to its end
-        self.unended: dict[int, int] = {}
-
-
-class Rank:
-    """One rank of a worker, following scripts."""
-
-    __slots__ = (
-        "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first", "index", "iteration", "left",
-        "lock_from", "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
-        "switch_from", "switching", "track", "value", "waits_for", "worker",
-    )  # fmt: skip
-
-    def __init__(self, worker: str, rank: int, index: int, track: int, machine: EngineProcess) -> None:
-        self.worker, self.rank, self.index, self.track, self.machine = worker, rank, index, track, machine
-        self.slot = 2 * index
-        self.calls: deque[tuple[int, SimCall, Turn]] = deque()
-        self.call: SimCall | None = None
-        self.number = self.iteration = -1
-        self.method = 0  # number of the name on its spans
-        self.send: Callable[[Any], tuple[int, Any, int, int]] = iter(()).__next__  # type: ignore[assignment]
-        self.doing = _IDLE
-        self.waits_for: list[int] = []  # positions of the calls whose values it still needs
-        self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, chunk
-        self.queue = self.left = self.value = 0
-        self.channel = self.first = self.bound_round = -1
-        self.start = self.since = self.bound_ns = self.lock_from = 0
-        self.lock_waited = self.on_device = False
-        self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
-        self.switch_from = 0
-        self.ends = False  # it is leaving
-        self.away: list[tuple[int, int, bool]] = []  # when one of its devices is not there, and whether what it does then is lost
-
-    @property
-    def label(self) -> str:
-        return f"{self.worker}[{self.rank}]"
 
 
 class VirtualHost:
@@ -142,15 +108,15 @@ class VirtualHost:
     def run(self, iterations: int) -> SpanBatch:
         """The spans of so many iterations. Raises `DeadlockError`."""
         driver = self.ranks[0]
-        driver.doing, driver.method = _DRIVING, self.rows.name("iteration")
+        driver.doing, driver.method = DRIVING, self.rows.name("iteration")
         driver.send = self._drive(iterations).send
         self._ready.append(driver)
         for p in self._fillers:
-            p.doing, p.method, p.send = _FILLING, self.rows.name(self.layout.filler[p.worker].method), self._fill(p).send
+            p.doing, p.method, p.send = FILLING, self.rows.name(self.layout.filler[p.worker].method), self._fill(p).send
             self._ready.append(p)
         self._timers = [(t.at_ns << _BITS) + 2 * (len(self.ranks) + i) for i, t in enumerate(self._turnover)]
         self._loop()
-        if driver.doing != _IDLE:
+        if driver.doing != IDLE:
             raise self._deadlock()
         return self.rows.batch(c.name for c in self.layout.graph.channels if not c.is_fifo)
 
@@ -224,7 +190,7 @@ class VirtualHost:
         self._open[iteration].unended[number] = len(members)
         for position, p in enumerate(members):
             p.calls.append((number, call, Turn(p.rank, iteration, position, len(members), self._clock, partial(getattr, p, "first"))))
-            if p.doing == _IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
+            if p.doing == IDLE and len(p.calls) == 1:  # woken once, however many calls it gets
                 self._wake(p)
 
     def _above(self, channels: Iterable[str]) -> set[str]:
@@ -287,7 +253,7 @@ class VirtualHost:
     def _begin(self, p: Rank) -> None:
         """Take up the next call, if there is one."""
         if not p.calls:
-            p.doing = _IDLE
+            p.doing = IDLE
             if p.ends:
                 p.ends = False
                 self._engine.vacate(p.index)
@@ -304,13 +270,13 @@ class VirtualHost:
             waiting = self._values.setdefault((p.iteration, p.waits_for.pop(0)), [])
             if waiting is not None:
                 waiting.append(p)
-                p.doing = _VALUE
+                p.doing = VALUE
                 return
         assert p.call is not None
         if p.call.after and self.now > p.start:
             self._add(p, SpanKind.WAIT, p.start, self.now)
         p.bound_ns, p.lock_waited, p.lock_from = 0, True, self.now
-        p.doing = _STARTING
+        p.doing = STARTING
         self._pending.append((p.index, Event.START, p.iteration, int(p.call.starts_on_device)))
 
     def _end(self, p: Rank) -> None:
@@ -318,9 +284,9 @@ class VirtualHost:
         if p.on_device and self.now > p.since:
             self._add(p, SpanKind.RUN, p.since, self.now)
         if p.worker == DRIVER or p.worker in self._scripts:
-            p.doing = _IDLE
+            p.doing = IDLE
             return
-        p.bound_ns, p.doing = 0, _ENDING
+        p.bound_ns, p.doing = 0, ENDING
         self._pending.append((p.index, Event.DONE, -1, 0))
 
     def _finished(self, p: Rank) -> None:
@@ -339,8 +305,8 @@ class VirtualHost:
                 del unended[p.number]
                 self._look(p.iteration)
             driver = self.ranks[0]
-            if driver.doing == _AWAITING and self._is_there():
-                driver.doing = _DRIVING  # woken once
+            if driver.doing == AWAITING and self._is_there():
+                driver.doing = DRIVING  # woken once
                 self._wake(driver)
         self._wake(p)
 
@@ -370,14 +336,14 @@ class VirtualHost:
             for p in ready:  # grows meanwhile
                 doing = p.doing
                 value = None
-                if doing <= _PUTTING:
+                if doing <= PUTTING:
                     end = now
                     if p.lock_waited:
                         end = p.bound_ns
                         if now > p.lock_from:
                             write(pack(p.lock_from, now, 0, -1, p.track, p.method, -1, p.iteration, 0, _KIND_LOCK))
                     p.since = now
-                    if doing == _GETTING:
+                    if doing == GETTING:
                         value = p.value
                         write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, value, _KIND_GET))
                     else:
@@ -388,7 +354,7 @@ class VirtualHost:
                             p.bound_ns, p.lock_waited = 0, False
                             post((p.index, _EVENT_PUT, p.queue, 1))
                             continue
-                elif doing > _RUNNING and not self._goes_on(p):
+                elif doing > RUNNING and not self._goes_on(p):
                     continue
                 try:
                     kind, channel, n, key = p.send(value)
@@ -398,7 +364,7 @@ class VirtualHost:
                     self._end(p)
                     continue
                 if kind == RUN:
-                    p.doing = _RUNNING
+                    p.doing = RUNNING
                     push(timers, ((now + n if not p.away else self._around(p, n)) << _BITS) + p.slot)
                     continue
                 if kind > PUT:
@@ -412,11 +378,11 @@ class VirtualHost:
                 if flies is not None and flies(p, kind, channel, key, queue, n or chunk):
                     continue
                 if kind == GET:
-                    p.doing, p.first = _GETTING, -1
+                    p.doing, p.first = GETTING, -1
                     n = n or chunk
                     post((p.index, _EVENT_GET, queue, 0 if p.ends and n != ALL and self._is_streamed(p.call) else n))
                 else:
-                    p.doing, p.left, p.queue = _PUTTING, n - 1, queue
+                    p.doing, p.left, p.queue = PUTTING, n - 1, queue
                     post((p.index, _EVENT_PUT, queue, 1))
             ready.clear()
             if timers and timers[0] < due:
@@ -467,17 +433,17 @@ class VirtualHost:
 
     def _goes_on(self, p: Rank) -> bool:
         """Whether somebody who was woken between its script's operations may take up the script."""
-        if p.doing == _STARTING:
+        if p.doing == STARTING:
             if p.lock_waited and self.now > p.lock_from:
                 self._add(p, SpanKind.LOCK, p.lock_from, self.now)
             p.since = self.now
-        elif p.doing == _VALUE:
+        elif p.doing == VALUE:
             self._await_values(p)
             return False
-        elif p.doing == _ASKING:
+        elif p.doing == ASKING:
             self._answered(p)
             return False
-        elif p.doing >= _IDLE:
+        elif p.doing >= IDLE:
             self._begin(p)
             return False
         return True
@@ -501,7 +467,7 @@ class VirtualHost:
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this
-                if b > a and (p.doing == _GETTING or p.doing == _ASKING):
+                if b > a and (p.doing == GETTING or p.doing == ASKING):
                     p.first = a
             elif do == Do.FINISHED:
                 self._finished(p)
@@ -512,13 +478,13 @@ class VirtualHost:
         """The driver's own operations, and what any rank does without posting an event."""
         if kind == WEIGH:
             driver.machine.weights = None if n < 0 else (n,)
-            driver.doing = _RUNNING
+            driver.doing = RUNNING
             self._ready.append(driver)
             return
         if kind == GAP:
-            driver.doing = _FILLING
+            driver.doing = FILLING
             return
-        driver.doing = _AWAITING if kind == _AWAIT else _DRIVING
+        driver.doing = AWAITING if kind == _AWAIT else DRIVING
         if kind == _BEGIN:
             self._pending.append((driver.index, Event.START, driver.iteration, 0))
         elif kind == _END:
@@ -530,7 +496,7 @@ class VirtualHost:
         machine = self._engine.processes[self._engine.add_process()]
         machine.state = "run"
         self.ranks.append(Rank(p.worker, p.rank, machine.index, p.track, machine))
-        self.ranks[-1].doing = _ASKING
+        self.ranks[-1].doing = ASKING
         return self.ranks[-1]
 
     def _flies(self, p: Rank, kind: int, channel: str, key: int, queue: int, n: int) -> bool:
@@ -544,7 +510,7 @@ class VirtualHost:
         stream = self._stream(channel, p.iteration, shard)
         if kind == PUT:
             self._later(under_way.send(p, queue, stream, n, self.now, way))
-            p.doing, p.since = _RUNNING, self.now
+            p.doing, p.since = RUNNING, self.now
             self._ready.append(p)
             return True
         asker, name = self._askers[p.index], (channel, p.iteration, shard, -2 - p.index)
@@ -552,7 +518,7 @@ class VirtualHost:
             self._queues[name] = self._engine.open_channel(stream, stub=True)
         asker.queue, asker.since, asker.first, asker.left = self._queues[name], way, 0, p.index
         asker.machine.part = p.machine.part
-        p.doing, p.first = _GETTING, -1
+        p.doing, p.first = GETTING, -1
         self._pending.append((p.index, _EVENT_GET, asker.queue, n))
         self._later(under_way.ask(asker, queue, n, self.now, way, self._pending.append))
         return True
@@ -593,7 +559,7 @@ class VirtualHost:
 
     def _moves(self) -> bool:
         """Whether the flow does anything, now or later: time does not pass for steps of fillers alone."""
-        return len(self._timers) > sum(p.doing == _RUNNING for p in self._fillers) or self._engine.is_kept_waiting()
+        return len(self._timers) > sum(p.doing == RUNNING for p in self._fillers) or self._engine.is_kept_waiting()
 
     # --- switching ---------------------------------------------------------------------------------------------
     def _switch(self, p: Rank, coming: bool) -> None:
@@ -632,7 +598,7 @@ class VirtualHost:
             return
         self._absent.add(member)
         p.ends = True
-        if p.doing == _GETTING and self._is_streamed(p.call):
+        if p.doing == GETTING and self._is_streamed(p.call):
             mine = [e for e in self._pending if e[0] == p.index and e[1] == _EVENT_GET]
             if any(e[3] == ALL for e in mine) or self._engine.waits_for_all(p.index):
                 return  # nobody else gets its share
@@ -640,7 +606,7 @@ class VirtualHost:
                 self._pending[self._pending.index(mine[0])] = (*mine[0][:3], 0)
             elif self._engine.is_getting(p.index):
                 self._apply(self._engine.dismiss(p.index))
-        elif p.doing == _IDLE:
+        elif p.doing == IDLE:
             self._wake(p)
 
     def _take_in(self, p: Rank, iteration: int, number: int) -> None:
@@ -658,7 +624,7 @@ class VirtualHost:
         takers.append(p.rank)
         unended[number] += 1
         p.calls.append((number, call, Turn(p.rank, iteration, len(takers) - 1, len(takers), self._clock, partial(getattr, p, "first"))))
-        if p.doing == _IDLE and len(p.calls) == 1:
+        if p.doing == IDLE and len(p.calls) == 1:
             self._wake(p)
 
     def _is_streamed(self, call: SimCall | None) -> bool:
@@ -690,7 +656,7 @@ class VirtualHost:
                 on, what = [w for w in others if w != p.worker] or list(others), f"channel {names[where]!r}"
             found.append(Wait(p.label, f"{what} ({why})", tuple(on)))
         for p in self.ranks:
-            if p.doing == _VALUE:
+            if p.doing == VALUE:
                 found.append(Wait(p.label, "the value of a call", tuple(dict.fromkeys(self.calls[i].worker for i in p.waits_for))))
         return found
 

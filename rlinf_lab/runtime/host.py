@@ -18,6 +18,7 @@ from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import turnover, wire
+from rlinf_lab.runtime.arguments import arguments
 from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
@@ -27,7 +28,6 @@ from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.pinning import core_of, on_core
-from rlinf_lab.runtime.ports import InboxPort, outbox
 from rlinf_lab.runtime.process import Filled, Frame, HostContext, Process
 from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
@@ -37,15 +37,14 @@ from rlinf_lab.runtime.traffic import Traffic
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
-from rlinf_lab.runtime.weights import WeightsPort, WeightTable
+from rlinf_lab.runtime.weights import WeightTable
 from rlinf_lab.runtime.wire import Failure
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
 from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
-from rlinf_lab.workflow.structure import follow
 from rlinf_lab.workflow.workflow import Declaration
 
 _PUT, _GET = int(Event.PUT), int(Event.GET)
@@ -301,7 +300,7 @@ class Host(Scheduler):
         try:
             process.method = self.recorder.name(call.method)
             process.machine.part = self.layout.part(call.worker, *call.place(process.rank, self.layout.ranks(call.worker)))
-            args, kwargs = self._arguments(process, call)
+            args, kwargs = arguments(self, process, call)
             self._post(process, Event.START, call.iteration, int(call.starts_on_device), "its devices")
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
@@ -319,30 +318,6 @@ class Host(Scheduler):
             self._block(process, "engine", "the end of its call", (process.index, Event.DONE, -1, 0))
         self.flush()
         self._park(process)
-
-    def _arguments(self, process: Process, call: CallSpec) -> tuple[list[Any], dict[str, Any]]:
-        start = self.clock.now_ns()
-        args = [self._argument(process, call, value) for value in call.args]
-        kwargs = {key: self._argument(process, call, value) for key, value in call.kwargs.items()}
-        end = self.clock.now_ns()
-        if call.refs() and end > start:
-            self.recorder.add(process.track, SpanKind.WAIT, self.recorder.name(call.method), start, end, call.iteration)
-        return args, kwargs
-
-    def _argument(self, process: Process, call: CallSpec, value: Any) -> Any:
-        if isinstance(value, ChannelArg):
-            port = outbox if value.direction == WRITE else InboxPort
-            return port(self, process, value.channel, call.iteration)
-        if isinstance(value, WeightsArg):
-            return WeightsPort(self, process, value.name, call)
-        if isinstance(value, Packed):
-            return value.open()
-        if isinstance(value, Nested):
-            template, *values = (self._argument(process, call, part) for part in (value.template, *value.refs))
-            return Nested.filled(template, values)
-        if isinstance(value, RefArg):
-            return follow(self.fetch(process, value.call_id, value.producer, 0, value.iteration), value.path)
-        return value
 
     def _finished(self, process: Process) -> None:
         """Under the mutex: the call has ended; close what it wrote, tell who waits for its value."""
