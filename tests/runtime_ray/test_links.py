@@ -143,6 +143,7 @@ def test_the_death_of_a_process_is_noticed_on_both_directions() -> None:
         me.wait_for(lambda: len(me.heard) == 1)
         link = Link(me.heard[0][1], "me")
         child.kill()
+        child.wait()  # its end of one direction may be closed before that of the other
         me.wait_for(lambda: me.broken == ["child"])
         with pytest.raises(ChannelBroken, match="Host 'child' is gone"):
             for _ in range(3):
