@@ -13,7 +13,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((REPOSITORY / "notebooks").glob("*.ipynb"))
 SMALL: dict[str, dict[str, Any]] = {
     "00_hello": {
-        "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 8, "max_iterations": 40, "expected_rise": 0.3,
+        "env_id": "numpy/ReachArm-v0", "executor": "local", "probe_iterations": 8, "max_iterations": 56, "expected_rise": 0.3,
     },
     "10_workflows": {"population": 32},
     "20_profiling": {"items": 12, "iterations": 2},
