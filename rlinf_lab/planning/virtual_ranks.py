@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.planning.scripts import SimCall, Turn
@@ -40,7 +40,7 @@ class Rank:
         self.call: SimCall | None = None
         self.number = self.iteration = -1
         self.method = 0  # number of the name on its spans
-        self.send: Callable[[Any], tuple[int, Any, int, int]] = iter(()).__next__  # type: ignore[assignment]
+        self.send: Callable[[Any], tuple[int, Any, int, int]] = _no_script
         self.doing = IDLE
         self.waits_for: list[int] = []  # positions of the calls whose values it still needs
         self.ports: dict[Any, tuple[int, int, int]] = {}  # channel or (channel, key): queue, number of the name, chunk
@@ -56,3 +56,8 @@ class Rank:
     @property
     def label(self) -> str:
         return f"{self.worker}[{self.rank}]"
+
+
+def _no_script(_sent: Any) -> NoReturn:
+    """Between calls nothing goes on."""
+    raise StopIteration

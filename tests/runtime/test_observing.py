@@ -425,8 +425,9 @@ def test_what_is_not_urgent_comes_after_what_is() -> None:
     with session(flow, plan) as s:
         s.on_update(lambda _: told.append("now"), afterwards=later)
         s.on_update(lambda _: None, afterwards=fails)
+        no_function: Any = 3
         with pytest.raises(ConfigError, match=r"on_update\(3\)"):
-            s.on_update(lambda _: None, afterwards=3)  # type: ignore[arg-type]
+            s.on_update(lambda _: None, afterwards=no_function)
         s.step(1)
         assert enough.wait(20)
     first = [what for what in told if what != "fails"]

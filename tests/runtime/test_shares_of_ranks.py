@@ -15,8 +15,8 @@ ITEMS, SECONDS = 32, 0.25
 
 
 class Rollout(lab.Worker):
-    def generate(self, out: lab.Outbox, group: int) -> None:
-        for i in range(ITEMS):
+    def generate(self, out: lab.Outbox, group: int, items: int) -> None:
+        for i in range(items):
             self.compute(SECONDS)
             if group > 1:
                 out.put(i, key=i // group)
@@ -35,24 +35,24 @@ class Learner(lab.Worker):
         return sizes
 
 
-def flow_of(whole: bool = False, group: int = 1) -> lab.Workflow:
+def flow_of(whole: bool = False, group: int = 1, count: int = ITEMS) -> lab.Workflow:
     flow = lab.Workflow("chain")
     items = flow.channel("items", capacity=None, whole=whole, group=group)
     rollout, learner = flow.worker(Rollout, name="rollout"), flow.worker(Learner, name="learner")
 
     @flow.iteration
     def iteration() -> list[int]:
-        rollout.generate(items, group)
+        rollout.generate(items, group, count)
         return learner.train(items)
 
     return flow
 
 
-def profile(whole: bool = False, group: int = 1, gib: float = 0.0, cap: float = 80.0) -> Profile:
+def profile(whole: bool = False, group: int = 1, gib: float = 0.0, cap: float = 80.0, count: int = ITEMS) -> Profile:
     """An item keeps ``gib`` of the learner's."""
-    rollout = WorkerProfile((Sample(1, ITEMS, ITEMS * SECONDS),), ranks=RankRule(counts=(1,)))
-    learner = WorkerProfile((Sample(1, ITEMS, ITEMS * SECONDS),), memory=Memory(0.0, gib))
-    return Profile(ITEMS, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner", group, whole),), device_memory_gib=cap)
+    rollout = WorkerProfile((Sample(1, count, count * SECONDS),), ranks=RankRule(counts=(1,)))
+    learner = WorkerProfile((Sample(1, count, count * SECONDS),), memory=Memory(0.0, gib))
+    return Profile(count, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner", group, whole),), device_memory_gib=cap)
 
 
 def executed(planned: Planned, flow: lab.Workflow, iterations: int = 1) -> tuple[list[list[int]], Timeline]:
@@ -60,6 +60,33 @@ def executed(planned: Planned, flow: lab.Workflow, iterations: int = 1) -> tuple
     run = lab.run(flow, planned, iterations, dashboard=False, clock=MockClock())
     sizes = run.wait()[-1]
     return [sizes] if planned.placement["learner"]["ranks"] == 1 else sizes, run.timeline
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize(("count", "group"), [(32, 4), (32, 16), (32, 32), (24, 3)])
+def test_groups_take_what_the_plan_says_also_where_they_do_not_divide_by_the_ranks(count: int, group: int, devices: int) -> None:
+    flow = flow_of(group=group, count=count)
+    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], profile(group=group, count=count), chunks=8):
+        sizes, timeline = executed(planned, flow, 3)
+        assert timeline.iterations()["seconds"].iloc[-1] == pytest.approx(planned.seconds, rel=1e-6), planned
+        assert sum(map(sum, sizes)) == count and all(n % group == 0 for rank in sizes for n in rank)
+
+
+@pytest.mark.parametrize(("count", "group"), [(24, 8), (30, 5), (35, 5)])
+def test_chunks_that_are_not_whole_groups_are_smaller_in_a_run(count: int, group: int) -> None:
+    flow = flow_of(group=group, count=count)
+    for planned in plan(flow, ["cpu:0", "cpu:1"], profile(group=group, count=count), chunks=8):
+        _, timeline = executed(planned, flow, 3)
+        assert timeline.iterations()["seconds"].iloc[-1] <= planned.seconds * (1 + 1e-6), planned
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_plan_counts_the_whole_groups_that_a_rank_holds(devices: int) -> None:
+    flow, gib = flow_of(group=5, count=30), 8.0
+    costs = profile(group=5, gib=gib, cap=66.0, count=30)
+    for planned in plan(flow, [f"cpu:{i}" for i in range(devices)], costs.with_worker("learner", offloadable=False), chunks=8):
+        sizes, _ = executed(planned, flow, 3)
+        assert gib * max(n for rank in sizes for n in rank) <= max(map(planned.candidate.placement.gib, range(devices))) <= 66.0
 
 
 @pytest.mark.parametrize("devices", [2, 4])
