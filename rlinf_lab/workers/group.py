@@ -60,21 +60,32 @@ class RankGroup:
         """Raises what a rank that does not come has raised."""
         if self._worker.ranks > 1:
             self._left_by_now()
-            formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
-            if not formed[0] or len(set(formed)) > 1:
-                self._refuse_to_form_again(wrapped)
-                self.leave()
-                self._form(max(formed) + 1)
-            elif len(set(wrapped)) > 1:  # some have left their device: wrapping is a collective too, so all do it again
-                self.unwrap()
+            try:
+                self._meet()
+            except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
+                self._leave_soon()
+                raise
         return self
+
+    def _meet(self) -> None:
+        formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
+        if not formed[0] or len(set(formed)) > 1:
+            self._refuse_to_form_again(wrapped)
+            self.leave()
+            self._form(max(formed) + 1)
+        elif len(set(wrapped)) > 1:  # some have left their device: wrapping is a collective too, so all do it again
+            self.unwrap()
 
     def _refuse_to_form_again(self, wrapped: Sequence[int]) -> None:
         """``wrapped``: how many modules each rank works on together with the others."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and self._group is not None:
-            # Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank.
+        if error is not None:
+            self._leave_soon()
+
+    def _leave_soon(self) -> None:
+        """Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank."""
+        if self._group is not None:
             self._leaving = threading.Timer(LEAVE_SECONDS, self.leave)
             self._leaving.daemon = True
             self._leaving.start()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ import torch
 from torch import nn
 
 import rlinf_lab as lab
+from rlinf_lab.errors import Cancelled
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.workers import RankGroup
+from rlinf_lab.workflow.worker import Context
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
@@ -83,6 +87,45 @@ def test_a_rank_that_fails_ends_the_collectives_of_the_others(executor: str) -> 
             session.step()
         assert session._loop.busy() == []  # nobody is left in a collective
         assert session.step() == expected
+
+
+class Meeting(Context):
+    """Two ranks in threads of a test. Rank 0 is given up in its third exchange, when the other has the values already."""
+
+    ranks = 2
+
+    def __init__(self, rank: int, values: list, barrier: threading.Barrier) -> None:
+        self.rank, self.values, self.barrier, self.meetings = rank, values, barrier, 0
+
+    def exchange(self, value: object) -> list:
+        self.values[self.rank] = value
+        self.barrier.wait()
+        met = list(self.values)
+        self.barrier.wait()
+        self.meetings += 1
+        if (self.rank, self.meetings) == (0, 3):
+            raise Cancelled("given up")
+        return met
+
+
+def test_a_rank_that_is_given_up_while_it_meets_the_others_ends_their_collectives() -> None:
+    """They may have met it already and compute, while it has not heard so yet."""
+    values, barrier = [None, None], threading.Barrier(2, timeout=60)
+
+    def twice(rank: int) -> None:
+        worker = lab.Worker()
+        worker._context = Meeting(rank, values, barrier)
+        group = RankGroup(worker, timeout=60)
+        for _ in range(2):
+            with group:
+                group.barrier()
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(twice, rank) for rank in range(2)]
+        with pytest.raises(Cancelled, match="given up"):
+            ranks[0].result()
+        with pytest.raises(RuntimeError, match="closed"):
+            ranks[1].result(timeout=30)
 
 
 def test_a_rank_alone_needs_no_group() -> None:
