@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from rlinf_lab.planning.recorded import Operation, Recorded, Records
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import Step
 
+O = TypeVar("O", bound=tuple[Any, ...])  # an Operation, or one that knows more
 SLIGHT = 0.01  # of the mean: a fit that comes out negative by less is zero
 Part = tuple[Operation, list[Operation]]
 """a get, and what follows it until the next one"""
@@ -27,25 +29,25 @@ Part = tuple[Operation, list[Operation]]
 def learn(step: Step, records: Records, recorded: Sequence[Recorded], measured: Layout) -> Consumption:
     """Raises `PlanError` naming the call where its gets follow no order that is understood."""
     name = f"{step.worker}.{step.call.method}"
-    cut = [_cut(r.operations) for r in recorded]
-    shapes = [tuple(tuple(channels) for channels, _ in _components(parts)) for _, parts in cut]
-    filled = {shape for shape, (_, parts) in zip(shapes, cut, strict=True) if any(op[2] for op, _ in parts)}  # a rank that came too late says nothing
+    cuts = [cut(r.operations) for r in recorded]
+    shapes = [tuple(tuple(channels) for channels, _ in components(parts)) for _, parts in cuts]
+    filled = {shape for shape, (_, parts) in zip(shapes, cuts, strict=True) if any(op[2] for op, _ in parts)}  # a rank that came too late says nothing
     if len(filled) > 1:
         raise _irregular(name, "in one iteration other than in another")
     shape = next(iter(filled), shapes[0])
     notes: list[str] = []
     phases = []
     for i, channels in enumerate(shape):
-        calls = [(r, _components(parts)[i][1]) for r, own, (_, parts) in zip(recorded, shapes, cut, strict=True) if own == shape]
+        calls = [(r, components(parts)[i][1]) for r, own, (_, parts) in zip(recorded, shapes, cuts, strict=True) if own == shape]
         phases.append(_phase(name, step, channels, calls, records, measured, notes))
-    lead = Work(_middle([_spent(ops) for ops, _ in cut]), once=_counts([ops for ops, _ in cut]))
+    lead = Work(_middle([_spent(ops) for ops, _ in cuts]), once=_counts([ops for ops, _ in cuts]))
     return Consumption(name, lead, tuple(phases), tuple(notes))
 
 
-def _cut(operations: Sequence[Operation]) -> tuple[list[Operation], list[Part]]:
+def cut(operations: Sequence[O]) -> tuple[list[O], list[tuple[O, list[O]]]]:
     """What comes before the first get, and each get with what follows it."""
-    lead: list[Operation] = []
-    parts: list[Part] = []
+    lead: list[O] = []
+    parts: list[tuple[O, list[O]]] = []
     for op in operations:
         if op[0] == SpanKind.GET:
             parts.append((op, []))
@@ -54,7 +56,7 @@ def _cut(operations: Sequence[Operation]) -> tuple[list[Operation], list[Part]]:
     return lead, parts
 
 
-def _components(parts: Sequence[Part]) -> list[tuple[list[str], list[Part]]]:
+def components(parts: Sequence[tuple[O, list[O]]]) -> list[tuple[list[str], list[tuple[O, list[O]]]]]:
     """Channels whose gets are interleaved belong together; the groups in order, each with its gets."""
     first: dict[str, int] = {}
     last: dict[str, int] = {}

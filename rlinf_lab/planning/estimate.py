@@ -26,20 +26,20 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.consumed import learn
 from rlinf_lab.planning.consuming import Consumption
 from rlinf_lab.planning.crowding import checked_factors, stretched
-from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.flights import seen_messages
 from rlinf_lab.planning.hops import Hops
 from rlinf_lab.planning.layout import Layout, checked_layout
+from rlinf_lab.planning.loops import loop_script
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.plan_fields import shown
 from rlinf_lab.planning.profile import Message
 from rlinf_lab.planning.recorded import LoopRecorded, Operation, Recorded, read
-from rlinf_lab.planning.scripts import Script, SimCall, Turn, call, get, put, run, wait
+from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.under_way import Flights
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import DRIVER, LoopStep, Step, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATED = 4  # iterations of a prediction: recorded calls of different length take turns
@@ -75,7 +75,7 @@ class Estimate:
     def _simulated(self, plan: ExecutionPlan, iterations: int, in_processes: bool) -> Timeline:
         layout = checked_layout(self.graph, plan)
         hops = Hops(layout, self.messages) if self.messages and in_processes else None
-        calls, loop = self.sim_calls(layout, hops), self._own_script()
+        calls, loop = self.sim_calls(layout, hops), loop_script(self.graph, self.loop)
         if hops is not None:
             before = Hops(checked_layout(self.graph, self.measured), self.messages) if self.in_processes else None
             calls = [replace(c, script=hops.carried(c.worker, c.script, before)) for c in calls]
@@ -194,26 +194,6 @@ class Estimate:
         ranks = [rank] if layout.sharded(channel) else range(layout.ranks(consumer))
         return [r * tokens + k for r in ranks for k in range(tokens)]
 
-    def _own_script(self) -> Callable[[Turn], Script]:
-        """What the loop does: its calls in order, and between them what it did itself."""
-
-        def loop(turn: Turn) -> Script:
-            made = 0
-            for step, items in self.loop[turn.iteration % len(self.loop)].steps:
-                for number in range(made, step.before):
-                    yield call(number)
-                made = step.before
-                if step.kind == "wait":
-                    yield wait(step.call, step.part)
-                elif step.kind == "put":
-                    yield put(step.channel, sum(items))
-                else:
-                    yield from _gets(step, items)
-            for number in range(made, len(self.graph.program)):
-                yield call(number)
-
-        return loop
-
 
 class _Waiting:
     """The tokens of cells on their way to whoever answers them: items have no contents here, but an answer goes to the key that asked.
@@ -249,16 +229,6 @@ class _Waiting:
 
     def _queue(self, turn: Turn, channel: str) -> tuple[int, str, int]:
         return turn.iteration, channel, self._layout.shard(channel, turn.rank)
-
-
-def _gets(step: LoopStep, items: Sequence[int]) -> Script:
-    """The gets of one step of the loop."""
-    if step.items is None and items[-1] == 0:  # until the end, in the chunks of whatever plan
-        while (yield get(step.channel)):
-            pass
-        return
-    for _ in items:
-        yield get(step.channel, ALL if step.items == "all" else step.items if isinstance(step.items, int) else None)
 
 
 def estimate(

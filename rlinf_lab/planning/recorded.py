@@ -13,24 +13,32 @@ import statistics
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.tables import rows_of
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, LoopStep, Step, WorkflowGraph
 
+_KINDS = (SpanKind.RUN, SpanKind.GET, SpanKind.PUT, SpanKind.WAIT)
 Operation = tuple[SpanKind, str, int, int]
 """kind, channel, items, nanoseconds of a run"""
 Numbered = tuple[int, Step]
 """position in the program, call"""
+Switches = dict[str, tuple[int | None, int | None]]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What one rank did in one call."""
+    """What one rank did in one call. ``firsts``: beside each operation, the number of its first item in its queue; -1 where it has none."""
 
     operations: tuple[Operation, ...]
     iteration: int = -1
+    rank: int = -1
+    firsts: tuple[int, ...] = ()
 
     def runs(self) -> int:
         return sum(op[3] for op in self.operations)
@@ -53,60 +61,97 @@ class Records:
     calls: dict[int, list[Recorded]]
     loop: list[LoopRecorded]
     passed: dict[tuple[int, str], int]
-    switches: dict[str, tuple[int | None, int | None]]
+    switches: Switches
 
 
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
     """Leaves the first of the wanted iterations out: it warms up. Raises `PlanError` naming the call that cannot be told apart."""
-    kinds = (SpanKind.RUN, SpanKind.GET, SpanKind.PUT, SpanKind.WAIT)
-    spans = [s for row in timeline.rows() if row.kind in kinds and row.iteration >= 0 and (wanted is None or row.iteration in wanted) for s in _one_by_one(row)]
+    rows = (row for row in timeline.rows() if row.kind in _KINDS and row.iteration >= 0 and (wanted is None or row.iteration in wanted))
+    spans = [s for row in rows for s in _one_by_one(row)]
     warm = set(sorted({s.iteration for s in spans})[1:])
     if not warm:
         raise PlanError("The timeline has one iteration at most to look at, and the first one warms up. Next: run two iterations or more.")
-    groups: dict[tuple[int, str, int], list[Span]] = {}
-    for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
-        if span.iteration in warm:
-            groups.setdefault((span.iteration, span.track.worker, span.track.rank), []).append(span)
-    found = Records({number: [] for number, _ in enumerate(graph.program)}, [], {}, switch_ns(graph, timeline))
-    for (iteration, worker, rank), members in sorted(groups.items(), key=lambda group: group[0]):
-        for span in members:
-            if span.kind == SpanKind.GET:
-                found.passed[iteration, span.channel] = found.passed.get((iteration, span.channel), 0) + span.items
-        if worker != DRIVER:
-            calls = [(number, step) for number, step in enumerate(graph.program) if step.worker == worker]
-            for number, part in _calls(calls, members, f"{worker}[{rank}] in iteration {iteration}"):
-                operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in part)
-                found.calls[number].append(Recorded(operations, iteration))
+    found = _records(graph, spans, warm, switch_ns(graph, timeline), silent=False)
     for number, step in enumerate(graph.program):
         if not found.calls[number]:
             raise PlanError(
                 f"The timeline has no span of {step.worker}.{step.call.method}() after its first iteration. Next: run two iterations or more of "
                 f"workflow {graph.name!r}; with a mock clock, let the call compute something."
             )
+    return found
+
+
+def read_all(graph: WorkflowGraph, timeline: SpanStore, wanted: Collection[int]) -> Records:
+    """All of the wanted iterations, the first as well. A call that left no span took no time. Raises `PlanError` as `read` does."""
+    rows = (row for row in rows_of(timeline, np.isin(timeline.spans["iteration"], sorted(wanted))) if row.kind in _KINDS)
+    return _records(graph, _numbered([s for row in rows for s in _one_by_one(row)]), set(wanted), switch_ns(graph, timeline), silent=True)
+
+
+def _numbered(spans: list[Span]) -> list[Span]:
+    """Between processes not every span says which items it moved: those are the ones that are left, in the order of the ends of puts, and of gets."""
+    moved = [s for s in spans if s.kind in (SpanKind.PUT, SpanKind.GET) and s.items]
+    known = {(s.kind, s.iteration, s.channel, s.flow + i) for s in moved if s.flow >= 0 for i in range(s.items)}
+    following: dict[tuple[SpanKind, int, str], int] = {}
+    found = {}
+    for span in sorted((s for s in moved if s.flow < 0), key=lambda s: s.end_ns):
+        where = span.kind, span.iteration, span.channel
+        first = following.get(where, 0)
+        while any((*where, first + i) in known for i in range(span.items)):
+            first += 1
+        found[id(span)], following[where] = first, first + span.items
+    return [dataclasses.replace(s, flow=found[id(s)]) if id(s) in found else s for s in spans]
+
+
+def _records(graph: WorkflowGraph, spans: Sequence[Span], warm: set[int], switches: Switches, silent: bool) -> Records:
+    """``silent``: calls may have left no span."""
+    groups: dict[tuple[int, str, int], list[Span]] = {}
+    for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns)):
+        if span.iteration in warm:
+            groups.setdefault((span.iteration, span.track.worker, span.track.rank), []).append(span)
+    found = Records({number: [] for number, _ in enumerate(graph.program)}, [], {}, switches)
+    for (iteration, worker, rank), members in sorted(groups.items(), key=lambda group: group[0]):
+        for span in members:
+            if span.kind == SpanKind.GET:
+                found.passed[iteration, span.channel] = found.passed.get((iteration, span.channel), 0) + span.items
+        if worker != DRIVER:
+            calls = [(number, step) for number, step in enumerate(graph.program) if step.worker == worker]
+            for number, part in _calls(calls, members, f"{worker}[{rank}] in iteration {iteration}", silent):
+                operations = tuple((s.kind, s.channel, s.items, s.end_ns - s.start_ns if s.kind == SpanKind.RUN else 0) for s in part)
+                found.calls[number].append(Recorded(operations, iteration, rank, tuple(s.flow for s in part)))
     found.loop.extend(_loop(graph, [s for s in groups.get((i, DRIVER, 0), []) if s.kind in (SpanKind.GET, SpanKind.PUT)]) for i in sorted(warm))
     return found
 
 
 def _one_by_one(span: Span) -> list[Span]:
     """What is put together travels together; a simulated rank puts item by item."""
-    return [dataclasses.replace(span, items=1)] * span.items if span.kind == SpanKind.PUT and span.items > 1 else [span]
+    if span.kind != SpanKind.PUT or span.items <= 1:
+        return [span]
+    return [dataclasses.replace(span, items=1, flow=span.flow + i if span.flow >= 0 else -1) for i in range(span.items)]
 
 
-def switch_ns(graph: WorkflowGraph, timeline: Timeline) -> dict[str, tuple[int | None, int | None]]:
+def switch_ns(graph: WorkflowGraph, timeline: SpanStore) -> Switches:
     """Nanoseconds that each worker took to come to its devices and to leave them: medians; None where it never did."""
     took: dict[tuple[str, SpanKind], list[int]] = {}
-    for span in timeline.rows():
-        if span.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD):
-            took.setdefault((span.track.worker, span.kind), []).append(span.end_ns - span.start_ns)
+    for span in rows_of(timeline, np.isin(timeline.spans["kind"], (SpanKind.ONLOAD, SpanKind.OFFLOAD))):
+        took.setdefault((span.track.worker, span.kind), []).append(span.end_ns - span.start_ns)
     middle = {key: round(statistics.median(values)) for key, values in took.items()}
     return {w: (middle.get((w, SpanKind.ONLOAD)), middle.get((w, SpanKind.OFFLOAD))) for w in graph.workers}
 
 
 # --- calls -------------------------------------------------------------------------------------------------------
-def _calls(calls: Sequence[Numbered], spans: Sequence[Span], who: str) -> Iterator[tuple[int, list[Span]]]:
-    """The spans of each call, in order, without waits for values."""
+def _calls(calls: Sequence[Numbered], spans: Sequence[Span], who: str, silent: bool) -> Iterator[tuple[int, list[Span]]]:
+    """The spans of each call, in order, without waits for values. ``silent``: a call may have left none."""
     expected = [(name, list(members)) for name, members in itertools.groupby(calls, key=lambda c: c[1].call.method)]
     seen = [(name, list(members)) for name, members in itertools.groupby(spans, key=lambda s: s.name)]
+    if silent:
+        order = iter(name for name, _ in seen)
+        following = next(order, "")
+        heard = []
+        for group in expected:
+            if group[0] == following:
+                heard.append(group)
+                following = next(order, "")
+        expected = heard
     if [name for name, _ in expected] != [name for name, _ in seen]:
         did, should = (listing([f"{name}()" for name, _ in part]) for part in (seen, expected))
         raise PlanError(

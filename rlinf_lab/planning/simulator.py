@@ -14,7 +14,7 @@ from rlinf_lab.planning.layout import Layout, checked_layout, refuse_fixed_place
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.scripts import Op, Outage, Script, SimCall, SimFiller, Turn, Turnover, all_at_once, call, get, put, run, wait
 from rlinf_lab.planning.under_way import Flights
-from rlinf_lab.planning.virtual import VirtualHost
+from rlinf_lab.planning.virtual import Stored, VirtualHost
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
@@ -50,11 +50,13 @@ class Simulator:
         self._relieve, self._flights = relieve, flights
         self.relieved = 0
 
-    def simulate(self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None) -> Timeline:
+    def simulate(
+        self, calls: Sequence[SimCall], iterations: int = 1, loop: Callable[[Turn], Script] | None = None, stored: Stored | None = None
+    ) -> Timeline:
         """``iterations`` times the calls of one iteration; as many of them overlap as the plan's ``staleness`` allows.
 
         ``loop``: the script of the iteration function itself: `call` for each position in ``calls``, `wait` for one of them, `put` and `get`
-        at channels of its own. Default: all calls, in order, at once.
+        at channels of its own. Default: all calls, in order, at once. ``stored``: see `VirtualHost`.
 
         Raises `DeadlockError`; `PlanError` for a loop that feeds or reads a channel, without its script.
         """
@@ -68,6 +70,7 @@ class Simulator:
             self._refuse_silent_loop()
         host = VirtualHost(
             self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover, self._flights,
+            stored,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))

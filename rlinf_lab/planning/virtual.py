@@ -53,14 +53,19 @@ _EVENT_PUT, _EVENT_GET = int(Event.PUT), int(Event.GET)
 _DO_STORE, _DO_BOUND, _DO_RESUME = int(Do.STORE), int(Do.BOUND), int(Do.RESUME)
 _KIND_RUN, _KIND_GET, _KIND_PUT, _KIND_LOCK = int(SpanKind.RUN), int(SpanKind.GET), int(SpanKind.PUT), int(SpanKind.LOCK)
 
+Stored = Callable[[str, int, int], None]
+
 
 class VirtualHost:
-    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave). ``flights``: of messages between hosts."""
+    """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave). ``flights``: of messages between hosts.
+    ``stored(worker, rank, number)``: told when an item of that rank's put has entered its queue, with its number there."""
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
         outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (), flights: Flights | None = None,
+        stored: Stored | None = None,
     ) -> None:  # fmt: skip
+        self._stored = stored
         self.layout, self.calls, self.loop = layout, list(calls), loop
         self._switch_ns = switch_ns
         self._relieve = relieve
@@ -464,6 +469,8 @@ class VirtualHost:
                     ready.append(p)
             elif do == _DO_STORE:
                 p.first = b
+                if self._stored is not None:
+                    self._stored(p.worker, p.rank, b)
             elif do == _DO_BOUND:
                 p.bound_ns = p.lock_from = now
                 p.bound_round = this

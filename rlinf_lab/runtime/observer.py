@@ -15,6 +15,7 @@ import pandas as pd
 
 from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.rerun import Rerun
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
@@ -43,6 +44,7 @@ class Observer:
         self, executor: Executor, update: Callable[[], None], broken: Callable[[], None] = lambda: None, afterwards: Callable[[], None] = lambda: None
     ) -> None:
         self.timeline = Timeline(executor.layout.plan.devices)
+        self.timeline.rerun = Rerun(executor.layout)
         self.table = MetricTable()
         self.problem: BaseException | None = None
         self.moved_at = time.monotonic()

@@ -9,8 +9,11 @@ The replay keeps what each rank did, in its order, and who waited for whom; only
   a WAIT and a call that begins when what ended last before it has ended; each as much later than that as was recorded;
 - ranks that share a device use it one after another where they did, in the recorded order.
 
-With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more. How many items a channel holds is known
-only if it was full at least once in the iteration (`room`): one that never was never fills, and where it would the gain told is too large.
+With ``times`` 1 every span ends when it did. Orders do not change, so a schedule that decides anew may gain more or less. How many items a channel holds is
+known only if it was full at least once in the iteration (`room`): one that never was never fills, and where it would the gain told is too large.
+
+So all this is for timelines of which nothing but the spans is known (files, other tools). Whose run is known has a `Rerun`: the run once more in virtual
+time, under its plan, by the scheduler itself. Each answer says which of the two it rests on, ``attrs["basis"]``.
 What another *plan* brings is a question for `rlinf_lab.plan` and its simulator.
 """
 
@@ -18,13 +21,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import TimelineError, shown
+from rlinf_lab.errors import RlinfLabError, TimelineError, shown
 from rlinf_lab.timeline.batch import SpanArray
 from rlinf_lab.timeline.causal import in_causal_order
 from rlinf_lab.timeline.flows import arrows
@@ -40,16 +43,38 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
 REPLAYED = 60_000
+#: What an answer rests on: the run done again by its scheduler, or the recorded spans in their recorded orders.
+SCHEDULER, SPANS = "scheduler", "spans"
+TOLERANCE = 0.1  # of the recorded time: a run that takes otherwise when it is done again was not understood
+Times = Callable[[str, int, str], float]
+"""for worker, rank and call: how many times as fast its RUN spans are"""
 _EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
 
-def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
+class Again(Protocol):
+    """Some iterations of a run, to be done again."""
+
+    def __call__(self, times: Times) -> int:
+        """What they take, ns, when RUN spans are so many times as fast."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was assumed so far."""
+
+
+Rerun = Callable[[SpanStore, Sequence[int]], Again]
+"""For a timeline and some of its finished iterations. Raises `RlinfLabError` where they cannot be done again.
+`rlinf_lab.planning.rerun` does it: the scheduler is above this floor."""
+
+
+def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker", rerun: Rerun | None = None) -> pd.DataFrame:
     """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
 
     Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these spans were ``times`` as fast),
-    share of the elapsed time. ``attrs``: ``replayed_spans``, how many spans the answer rests on, ``spans``, how many there are, and ``note``, which
-    says so in words where they are not the same ("" else): the gain of a part is taken for the whole in proportion to their times.
+    share of the elapsed time. ``attrs``: ``basis``, `SCHEDULER` or `SPANS`; ``replayed_spans``, how many spans the answer rests on, ``spans``, how many
+    there are, and ``note``, which says in words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to
+    their times, or why a run that is known could not be done again.
     """
     import pandas as pd
 
@@ -57,24 +82,58 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
     keys = grouped_by("gains", "gains", by, COLUMNS)
     spans, whole_ns, count = _last_iterations(store)
-    groups = _groups(store, spans, keys)
-    replay = _Replay(store, spans)
-    elapsed = replay.finish()
     runs = spans["kind"] == SpanKind.RUN
+    groups = {label: mine & runs for label, mine in _groups(store, spans, keys).items() if (mine & runs).any()}
+    basis, why, elapsed = SPANS, "", 0
+    faster: list[int] = []
+    if rerun is not None and groups:
+        try:
+            elapsed, faster, notes = _done_again(store, spans, rerun, [_times_of(keys, label, times) for label in groups])
+            basis, why = SCHEDULER, f"ABOUT: {'; '.join(notes)}." if notes else ""
+        except RlinfLabError as error:
+            why = f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}"
+    if basis == SPANS:
+        replay = _Replay(store, spans)
+        elapsed = replay.finish()
+        faster = [replay.finish(mine, times) for mine in groups.values()]
     rows = []
-    for label, mine in groups.items():
-        mine = mine & runs
-        if mine.any():
-            saved = (elapsed - replay.finish(mine, times)) * whole_ns / max(elapsed, 1)  # the others are as those that were replayed
-            seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
-            rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
+    for (label, mine), ns in zip(groups.items(), faster, strict=True):
+        saved = (elapsed - ns) * whole_ns / max(elapsed, 1)  # the others are as those that were replayed
+        seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
+        rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
     frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
     frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
-    frame.attrs |= {"replayed_spans": len(spans), "spans": count, "note": ""}
+    frame.attrs |= {"basis": basis, "replayed_spans": len(spans), "spans": count, "note": why}
     if len(spans) < count:
         part = f"the last {len(spans):,} of {count:,} spans, {elapsed / 1e9:.3g} of {whole_ns / 1e9:.3g} s"
-        frame.attrs["note"] = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
+        extrapolated = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
+        frame.attrs["note"] = " ".join(filter(None, [why, extrapolated]))
     return frame
+
+
+def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
+    """How many times as fast a call's RUN spans are, when those of one row are."""
+    wanted = dict(zip(keys, label, strict=True))
+
+    def of(worker: str, rank: int, name: str) -> float:
+        values = {"worker": worker, "rank": rank, "name": name}
+        return times if all(values[key] == value for key, value in wanted.items()) else 1.0
+
+    return of
+
+
+def _done_again(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequence[Times]) -> tuple[int, list[int], Sequence[str]]:
+    """What the run took, ns, done again as it was and with some of it faster; what was assumed. Raises `TimelineError` where the first is not as recorded."""
+    marks = store.marks()
+    marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
+    if not len(marks):
+        raise TimelineError("no iteration has ended")
+    measured = int(marks["end"].max() - marks["start"].min())
+    again = rerun(store, sorted(marks["iteration"].tolist()))
+    was = again(lambda worker, rank, name: 1.0)
+    if abs(was - measured) > TOLERANCE * measured:
+        raise TimelineError(f"it takes {was / 1e9:.4g} s in virtual time, {measured / 1e9:.4g} s were recorded")
+    return was, [again(times) for times in faster], again.notes
 
 
 def _last_iterations(store: SpanStore) -> tuple[SpanArray, int, int]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rlinf_lab.timeline import bubbles, critical, gains
+from rlinf_lab.timeline import bubbles, critical
 from rlinf_lab.timeline.accounting import Accounting
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
@@ -75,14 +75,14 @@ def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
     return lines + ([f"  … and {len(frame) - _SHOWN} more"] if len(frame) > _SHOWN else [])
 
 
-def summary(store: SpanStore, accounting: Accounting) -> Summary:
+def summary(store: SpanStore, accounting: Accounting, gains: pd.DataFrame) -> Summary:
     about = {
         "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
         "iterations": len(store.marks()), "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
         "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
-    return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains.gains(store))
+    return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains)
 
 
 def lanes(store: SpanStore) -> pd.DataFrame:

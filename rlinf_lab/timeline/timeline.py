@@ -16,6 +16,7 @@ from rlinf_lab.timeline.store import SpanStore
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rlinf_lab.timeline.gains import Rerun
     from rlinf_lab.timeline.picture import Scene
     from rlinf_lab.timeline.summary import Summary
 
@@ -30,10 +31,12 @@ class Timeline(SpanStore):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices)
         self._ledger = Ledger()
+        self.rerun: Rerun | None = None  # of a run: how to do it again; see `rlinf_lab.timeline.gains`
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
         copy._ledger = self._ledger  # one that grows with the timeline
+        copy.rerun = self.rerun
         return copy
 
     # --- tables -----------------------------------------------------------------------------------------
@@ -123,19 +126,20 @@ class Timeline(SpanStore):
     def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
         """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest first.
 
-        ``by``: worker, rank, name or a list of those. The spans are replayed with those of one row shortened, waiting for each other as they did;
-        the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations are replayed,
-        and ``attrs["note"]`` says how many: what they would gain is then taken for the whole.
+        ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which decides anew who takes what and when
+        (``attrs["basis"]`` is "scheduler"). Where only spans are known (files, other tools), these are replayed with those of one row shortened, waiting
+        for each other as they did ("spans"); the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations
+        count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done again.
         """
         from rlinf_lab.timeline import gains
 
-        return gains.gains(self.snapshot(), times, by)
+        return gains.gains(self.snapshot(), times, by, self.rerun)
 
     def summary(self) -> Summary:
         """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""
         from rlinf_lab.timeline.summary import summary
 
-        return summary(self.snapshot(), self.accounting())
+        return summary(self.snapshot(), self.accounting(), self.gains())
 
     def bubble_sum_error_ns(self) -> int:
         """The largest ``|busy + bubbles - elapsed|`` of any device. Always 0."""
