@@ -57,7 +57,7 @@ class Summary:
         for title, frame, columns in (
             ("Devices", self.devices, ["device"]), ("Bubbles, share of all devices' time", self.bubbles, ["cause"]),
             ("Lanes, share of time in RUN spans", self.lanes, ["lane", "devices", "spans"]), ("Critical path", self.critical_path, ["worker", "name", "kind"]),
-            ("Gained if twice as fast", self.gains, ["worker"]),
+            (f"Gained if twice as fast, by the {self.gains.attrs.get('basis', 'spans')}", self.gains, ["worker"]),
         ):  # fmt: skip
             if len(frame):
                 lines += ["", title, *_aligned(frame, columns), *(f"  {note}" for note in [frame.attrs.get("note")] if note)]
