@@ -1,8 +1,8 @@
 """Temporal, spatial and hybrid on a real embodied job (PPO on Meta-World, two cores, processes): is the predicted order the measured one, and how far off?
 
 One run on a single core is measured, and what messages cost and how much two busy cores slow each other down; the three modes are predicted from it. In
-each of three rounds all four are open at once and do one iteration each in turn, so that a machine that is slower in one minute than in the next is so
-for all of them.
+each of three rounds all four are open at once and do one iteration each in turn, and what busy cores cost is measured between them, so that a machine that
+is slower in one minute than in the next is so for all of them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Rounds:
             first, modes = plans(flow)
             n = 1 if self._smoke else ITERATIONS
             for _ in range(1 if self._smoke else ROUNDS):
-                messages, crowding = lab.message_costs("ray"), lab.crowding("ray", devices(2))
-                (timeline, _), *ran = in_turn(flow, [first, *modes.values()], n + 1, "ray")
+                messages = lab.message_costs("ray")
+                ((timeline, _), *ran), crowding = in_turn(flow, [first, *modes.values()], n, "ray")
                 estimate = lab.estimate(flow, first, timeline, messages=messages, crowding=crowding)
                 predicted = {name: estimate.iteration_seconds(plan) for name, plan in modes.items()}
                 self._found.append((predicted, {name: seconds for name, (_, seconds) in zip(modes, ran, strict=True)}))

@@ -195,14 +195,18 @@ def executed(flow: lab.Workflow, plan: ExecutionPlan, iterations: int, executor:
     return done.timeline, statistics.median(done.metrics["seconds"].tolist()[1:])
 
 
-def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], iterations: int, executor: str) -> list[tuple[Timeline, float]]:
-    """Each plan's timeline and its median seconds of an iteration but the first; one iteration of each after another, round after round."""
-    with contextlib.ExitStack() as stack:
+def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], iterations: int, executor: str) -> tuple[list[tuple[Timeline, float]], tuple[float, ...]]:
+    """Each plan's timeline and its median seconds of an iteration but the first; one iteration of each after another, round after round.
+
+    And how much two busy cores slow this workflow down, measured in the same rounds.
+    """
+    with lab.Crowd(executor, devices(2), flow, emulate=True) as crowd, contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(lab.session(flow, plan, executor, emulate=True)) for plan in plans]
         for _ in range(iterations + 1):
             for session in sessions:
                 session.step()
-    return [(s.timeline, statistics.median(s.timeline.iterations()["seconds"].tolist()[1:])) for s in sessions]
+            crowd.round()
+    return [(s.timeline, statistics.median(s.timeline.iterations()["seconds"].tolist()[1:])) for s in sessions], crowd.factors()
 
 
 def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int) -> list[Point]:
@@ -215,8 +219,8 @@ def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iter
 def compared_in_processes(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int, executor: str) -> list[Point]:
     """The same for real workers; what messages cost and how much two busy cores slow each other down is measured, too."""
     every = list(plans)
-    messages, crowding = lab.message_costs(executor), lab.crowding(executor, devices(2))
-    (timeline, _), *ran = in_turn(flow, every, iterations, executor)
+    messages = lab.message_costs(executor)
+    ((timeline, _), *ran), crowding = in_turn(flow, every, iterations, executor)
     estimate = lab.estimate(flow, every[0], timeline, messages=messages, crowding=crowding)
     return [Point(name, plan.name, estimate.iteration_seconds(plan), measured) for plan, (_, measured) in zip(every[1:], ran, strict=True)]
 

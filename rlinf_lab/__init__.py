@@ -55,6 +55,7 @@ _HOME = {
     "check": "rlinf_lab.runtime.preflight",
     "message_costs": "rlinf_lab.runtime.messages",
     "crowding": "rlinf_lab.runtime.crowding",
+    "Crowd": "rlinf_lab.runtime.crowding",
 }
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
     from rlinf_lab.planning.simulator import Simulator as Simulator
     from rlinf_lab.runtime.cluster import devices as devices
+    from rlinf_lab.runtime.crowding import Crowd as Crowd
     from rlinf_lab.runtime.crowding import crowding as crowding
     from rlinf_lab.runtime.messages import message_costs as message_costs
     from rlinf_lab.runtime.preflight import check as check

@@ -19,12 +19,10 @@ import numpy as np
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Message
+from rlinf_lab.runtime.crowding import computed
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.typical import TypicalWork
-from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -98,7 +96,7 @@ def _measured(flow: Workflow, plan: ExecutionPlan, executor: str, **options: Any
     elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
     edges = processes.transports()
     transport = str(edges[edges["channel"] == "forth"]["transport"].iloc[0])
-    return _cost(transport, _computed(threads.timeline), _computed(processes.timeline), elapsed)
+    return _cost(transport, computed(threads.timeline), computed(processes.timeline), elapsed)
 
 
 def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]) -> Message:
@@ -107,12 +105,3 @@ def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, flo
     computing = statistics.median(apart[i] - together[i] for i in warm) / hops
     under_way = statistics.median(elapsed[i] - apart[i] for i in warm) / hops
     return Message(transport, max(0.0, under_way), max(0.0, computing / 2))
-
-
-def _computed(timeline: Timeline) -> dict[int, float]:
-    """Seconds that were computed in each iteration, by both together."""
-    sums: dict[int, int] = {}
-    for span in timeline.rows():
-        if span.kind == SpanKind.RUN and span.track.worker != DRIVER:
-            sums[span.iteration] = sums.get(span.iteration, 0) + span.end_ns - span.start_ns
-    return {iteration: ns / 1e9 for iteration, ns in sums.items()}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+import threading
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -11,6 +12,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.crowding import checked_factors, stretched
 from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.runtime.crowding import Crowd
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -98,3 +100,36 @@ def test_crowding_is_measured() -> None:
     assert lab.crowding("processes", ["cpu:0"]) == (1.0,)
     with pytest.raises(PlanError, match="at least one device"):
         lab.crowding(devices=[])
+
+
+class Slowed(lab.Worker):
+    """Two copies: iterations of even numbers are done alone, those of odd ones at the same time, and then take twice as long."""
+
+    both = threading.Barrier(2)
+    at_work: ClassVar[list[str]] = []
+
+    def work(self) -> None:
+        self.at_work.append(self.device)
+        if self.iteration % 2:
+            self.both.wait(60)
+        elif len(self.at_work) > 1:
+            raise RuntimeError(f"{self.at_work} are at work")
+        self.compute(0.01 * (1 + self.iteration % 2))
+        self.at_work.pop()
+
+
+def test_copies_of_a_workflow_of_one_s_own_work_alone_and_together() -> None:
+    flow = lab.Workflow("slowed")
+    worker = flow.worker(Slowed, name="slowed")
+    flow.iteration(lambda: worker.work())
+    with Crowd("local", ["cpu:0", "cpu:1"], flow, emulate=True) as crowd:
+        for _ in range(3):
+            crowd.round()
+        with pytest.raises(PlanError, match="after the with block"):
+            crowd.factors()
+    assert repr(crowd) == "Crowd(cpu:0, cpu:1: copies of workflow 'slowed', 3 rounds)"
+    assert crowd.factors() == pytest.approx((1.0, 2.0), rel=0.25)
+    with Crowd("local", ["cpu:0"], flow) as crowd:
+        crowd.round()
+    with pytest.raises(PlanError, match="the first round warms up, and 1 were done"):
+        crowd.factors()
