@@ -83,7 +83,11 @@ class Budget:
 
     def finest(self, edge: EdgeProfile) -> int:
         """The finest granularity at which its items may cross."""
-        return 0 if self.whole(edge) else min(self.granularities - 1, int(math.log2(self.profile.items / edge.group)))
+        return 0 if self.whole(edge) else self._of_groups(edge.group)
+
+    def _of_groups(self, group: int) -> int:
+        """The finest granularity whose chunks are no smaller than a group."""
+        return min(self.granularities - 1, int(math.log2(self.profile.items / group)))
 
     def whole(self, edge: EdgeProfile) -> bool:
         """Whether its consumer begins when everything of the iteration is there."""
@@ -94,11 +98,27 @@ class Budget:
         """Units that a channel hands everything of an iteration at once, each rank its share: one call, no chunks inside. Not who generates: its requests
         are all there from the start, and its memory does not hold them all."""
         found = {self.home[e.consumer] for e in self.profile.edges if e.whole and not e.value and self.home[e.producer] != self.home[e.consumer]}
-        return frozenset(i for i in found if len(self.units[i].members) > 1 or self.profile.workers[self.units[i].members[0]].kind != "generation")
+        return frozenset(filter(self._has_calls, found))
+
+    @cached_property
+    def finest_call(self) -> tuple[int, ...]:
+        """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the chunks in which its consumers take what it
+        makes. Not who generates: its calls are no chunks."""
+        found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.units))]
+        for e in self.profile.edges:
+            unit = self.home[e.consumer]
+            if not e.value and self.home[e.producer] != unit and self._has_calls(unit):
+                found[unit] = min(found[unit], self._of_groups(e.group))
+        return tuple(found)
+
+    def _has_calls(self, unit: int) -> bool:
+        """Whether each chunk is a call of its own."""
+        names = self.units[unit].members
+        return len(names) > 1 or self.profile.workers[names[0]].kind != "generation"
 
     def fewest_items(self, worker: str) -> float:
         """Of one call, over all ranks: with the finest chunks that it may have."""
-        return self.profile.items / (1 if self.home[worker] in self.handed_all else 2 ** (self.granularities - 1))
+        return self.profile.items / 2 ** self.finest_call[self.home[worker]]
 
     def begins_with_all(self, worker: str) -> bool:
         """Whether it is a generator whose lengths are known: what they say holds when all requests are there from the start."""

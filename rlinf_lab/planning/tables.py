@@ -158,8 +158,7 @@ class Tables:
     def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
         """Seconds of all calls of a worker for one of the sub-batches of a chunk, shape (grains, codes)."""
         rows = self._in_chunks(name, grains, sub_batches, company)
-        if self.setting.home[name] in self.setting.handed_all:
-            rows[grains > 0] = np.inf
+        rows[grains > self.setting.finest_call[self.setting.home[name]]] = np.inf
         return rows
 
     def _in_chunks(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
