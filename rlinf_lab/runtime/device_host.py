@@ -29,6 +29,7 @@ from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.workflow.graph import DRIVER
 
 PUSH_SECONDS = 0.1
+BEAT = 5  # of that, while there is nothing to tell: a session that waits for its next step should cost next to nothing
 SWITCH_SECONDS = 0.0005  # a thread that has read messages gets the interpreter from a worker that computes: Python's own 5 ms are long on the way
 
 
@@ -139,9 +140,13 @@ class DeviceHost:
 
     # --- messages -------------------------------------------------------------------------------------------
     def _push(self) -> None:
-        """Send what was recorded, ten times a second; nobody has to ask."""
+        """Send what was recorded, ten times a second; nobody has to ask. Twice a second where nothing has happened here and that was said."""
+        silent, quiet = 0, False
         while not self._stop.wait(PUSH_SECONDS):
-            self._tell()
+            was, quiet = quiet, self.host.is_quiet()
+            silent = 0 if quiet != was or len(self.recorder) or self.host.metrics or self.host.frames else silent + 1
+            if silent < 2 or silent % BEAT == 0:
+                self._tell()
 
     def _tell(self) -> bool:
         """Push; whether the driver is still there. A batch that cannot be sent would be missing from a numbered sequence, so that is an error of the run."""

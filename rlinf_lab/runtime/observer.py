@@ -29,6 +29,7 @@ from rlinf_lab.workflow.workflow import Workflow
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
+IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
@@ -61,6 +62,7 @@ class Observer:
         alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
         self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else ())
         self._over = threading.Event()
+        self._wake = threading.Event()  # an iteration has begun, or it is over
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
 
     # --- life -------------------------------------------------------------------------------------------
@@ -92,6 +94,7 @@ class Observer:
     def end(self) -> None:
         """No more news, but for a last `update`."""
         self._over.set()
+        self._wake.set()
         if self._pump.is_alive() and self._pump is not threading.current_thread():
             with contextlib.suppress(RuntimeError):
                 self._pump.join(1.0)
@@ -103,6 +106,7 @@ class Observer:
         if self.problem is not None:
             raise self.problem
         self.moved_at = time.monotonic()
+        self._wake.set()
 
     def finished(self, iteration: int, seconds: float, result: Any) -> None:
         """Raises `WorkflowError` when the loop returns a number under a reserved name."""
@@ -115,6 +119,11 @@ class Observer:
     def _pumping(self) -> None:
         due = time.monotonic() + LOOK_SECONDS
         while not self._over.wait(max(LEAST_REST, due - time.monotonic())):
+            if self._is_idle():
+                self._wake.wait(IDLE_SECONDS - LOOK_SECONDS)
+            self._wake.clear()
+            if self._over.is_set():
+                return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
             due = max(due, time.monotonic() - LOOK_SECONDS) + LOOK_SECONDS
             with quick_turns():
@@ -127,6 +136,11 @@ class Observer:
                 self._update()
                 self._over.wait(SENT_SECONDS)
                 self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
+
+    def _is_idle(self) -> bool:
+        """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
+        loop = self._executor.driver_host.loop
+        return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > IDLE_SECONDS
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
@@ -223,7 +237,7 @@ class Observed:
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None) -> None:
-        """Call ``listener(this)`` from the background eight times a second (oftener: never), and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background eight times a second (twice a second while no iteration is open; oftener: never), and once after the end (at once when it has ended).
 
         ``afterwards(this)`` is called a little later, when what the listeners tell has left the process: for what takes long and is not urgent.
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
