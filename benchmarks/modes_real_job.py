@@ -1,8 +1,7 @@
 """Temporal, spatial and hybrid on a real embodied job (PPO on Meta-World, two cores, processes): is the predicted order the measured one, and how far off?
 
 One run on a single core is measured, and what messages cost and how much two busy cores slow each other down; the three modes are predicted from it. In
-each of three rounds all four are open at once and do one iteration each in turn, and what busy cores cost is measured between them, so that a machine that
-is slower in one minute than in the next is so for all of them.
+each of three rounds all of that goes by turns, two iterations of each, so that a machine that is slower in one minute than in the next is so for all.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.ray_start import shutdown
 
-ROUNDS, ITERATIONS = 3, 15
+ROUNDS, TURNS = 3, 12
 
 
 def plans(flow: lab.Workflow) -> tuple[ExecutionPlan, dict[str, ExecutionPlan]]:
@@ -44,11 +43,10 @@ class Rounds:
         if not self._found:
             flow = build(PPOConfig.preset("numpy/ReachArm-v0" if self._smoke else "metaworld/button-press-v3"))
             first, modes = plans(flow)
-            n = 1 if self._smoke else ITERATIONS
+            n = 1 if self._smoke else TURNS
             for _ in range(1 if self._smoke else ROUNDS):
-                messages = lab.message_costs("ray")
-                ((timeline, _), *ran), crowding = in_turn(flow, [first, *modes.values()], n, "ray")
-                estimate = lab.estimate(flow, first, timeline, messages=messages, crowding=crowding)
+                ((timeline, _), *ran), found = in_turn(flow, [first, *modes.values()], n, "ray")
+                estimate = lab.estimate(flow, first, timeline, **found)
                 predicted = {name: estimate.iteration_seconds(plan) for name, plan in modes.items()}
                 self._found.append((predicted, {name: seconds for name, (_, seconds) in zip(modes, ran, strict=True)}))
             shutdown()

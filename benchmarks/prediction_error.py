@@ -2,8 +2,8 @@
 
 Timed workers sleep, so that 1 to 16 devices can be emulated on any machine; the real ones are PPO on ReachArm (numpy) and on
 Meta-World, in processes on two cores. An error is |predicted / measured - 1| of the seconds of an iteration, medians over the iterations of a run, the
-first one left out. Real plans are all open at once and do one iteration each in turn, round after round, so that a machine that is slower in one minute
-than in the next is so for all of them.
+first one left out. Real plans are all open at once and work in turn, round after round, so that a machine that is slower in one minute than in the next is
+so for all of them.
 """
 
 from __future__ import annotations
@@ -195,18 +195,29 @@ def executed(flow: lab.Workflow, plan: ExecutionPlan, iterations: int, executor:
     return done.timeline, statistics.median(done.metrics["seconds"].tolist()[1:])
 
 
-def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], iterations: int, executor: str) -> tuple[list[tuple[Timeline, float]], tuple[float, ...]]:
-    """Each plan's timeline and its median seconds of an iteration but the first; one iteration of each after another, round after round.
+def in_turn(flow: lab.Workflow, plans: Sequence[ExecutionPlan], rounds: int, executor: str) -> tuple[list[tuple[Timeline, float]], dict[str, Any]]:
+    """Each plan's timeline and the median seconds of its iterations that count: a round is two iterations of each plan after another, and of those the
+    first brings back to the caches what the other plans have driven out, which no run does.
 
-    And how much two busy cores slow this workflow down, measured in the same rounds.
+    And what an estimate wants to know: which iterations count, and, measured in the same rounds, how much two busy cores slow this workflow down and what
+    messages cost.
     """
-    with lab.Crowd(executor, devices(2), flow, emulate=True) as crowd, contextlib.ExitStack() as stack:
+    with (
+        lab.Crowd(executor, devices(2), flow, emulate=True) as crowd,
+        lab.PingPong(executor, devices(2), emulate=True) as messages,
+        contextlib.ExitStack() as stack,
+    ):
         sessions = [stack.enter_context(lab.session(flow, plan, executor, emulate=True)) for plan in plans]
-        for _ in range(iterations + 1):
+        for _ in range(rounds + 1):
             for session in sessions:
                 session.step()
+                session.step()
             crowd.round()
-    return [(s.timeline, statistics.median(s.timeline.iterations()["seconds"].tolist()[1:])) for s in sessions], crowd.factors()
+            messages.round()
+    seconds = [s.timeline.iterations().set_index("iteration")["seconds"] for s in sessions]
+    counted = range(1, 2 * rounds + 2, 2)
+    ran = [(s.timeline, float(own.loc[list(counted[1:])].median())) for s, own in zip(sessions, seconds, strict=True)]
+    return ran, {"iterations": counted, "messages": messages.costs(), "crowding": crowd.factors()}
 
 
 def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int) -> list[Point]:
@@ -216,27 +227,26 @@ def compared(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iter
     return [Point(name, plan.name, estimate.iteration_seconds(plan), executed(flow, plan, iterations, "local")[1]) for plan in others]
 
 
-def compared_in_processes(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], iterations: int, executor: str) -> list[Point]:
+def compared_in_processes(name: str, flow: lab.Workflow, plans: Iterator[ExecutionPlan], rounds: int, executor: str) -> list[Point]:
     """The same for real workers; what messages cost and how much two busy cores slow each other down is measured, too."""
     every = list(plans)
-    messages = lab.message_costs(executor)
-    ((timeline, _), *ran), crowding = in_turn(flow, every, iterations, executor)
-    estimate = lab.estimate(flow, every[0], timeline, messages=messages, crowding=crowding)
+    ((timeline, _), *ran), found = in_turn(flow, every, rounds, executor)
+    estimate = lab.estimate(flow, every[0], timeline, **found)
     return [Point(name, plan.name, estimate.iteration_seconds(plan), measured) for plan, (_, measured) in zip(every[1:], ran, strict=True)]
 
 
 def experiments(smoke: bool) -> Iterator[Callable[[], list[Point]]]:
     for source, fixed, each, learn, stages in ((0.002, 0.004, 0.002, 0.03, 1), (0.004, 0.001, 0.006, 0.06, 1), (0.001, 0.008, 0.001, 0.02, 2)):
         flow = chain(source, fixed, each, learn, stages)
-        yield lambda flow=flow, stages=stages: compared(f"timed {flow.name}", flow, chain_plans(flow, stages), 1 if smoke else 3)
+        yield lambda flow=flow, stages=stages: compared(f"timed {flow.name}", flow, chain_plans(flow, stages), 1 if smoke else 5)
         if smoke:
             return
     for sim, fixed, each, learn in ((0.004, 0.002, 0.001, 0.03), (0.002, 0.006, 0.001, 0.05)):
         flow = cell(sim, fixed, each, learn)
-        yield lambda flow=flow: compared("timed cell", flow, cell_plans(flow, 4), 3)
+        yield lambda flow=flow: compared("timed cell", flow, cell_plans(flow, 4), 5)
     for task in ("numpy/ReachArm-v0", "metaworld/button-press-v3"):
         flow = build(PPOConfig.preset(task))
-        yield lambda flow=flow, task=task: compared_in_processes(f"PPO, {task}", flow, ppo_plans(flow), 15, "ray")
+        yield lambda flow=flow, task=task: compared_in_processes(f"PPO, {task}", flow, ppo_plans(flow), 12, "ray")
 
 
 class Points:

@@ -54,6 +54,7 @@ _HOME = {
     "doctor": "rlinf_lab.checkup",
     "check": "rlinf_lab.runtime.preflight",
     "message_costs": "rlinf_lab.runtime.messages",
+    "PingPong": "rlinf_lab.runtime.messages",
     "crowding": "rlinf_lab.runtime.crowding",
     "Crowd": "rlinf_lab.runtime.crowding",
 }
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.cluster import devices as devices
     from rlinf_lab.runtime.crowding import Crowd as Crowd
     from rlinf_lab.runtime.crowding import crowding as crowding
+    from rlinf_lab.runtime.messages import PingPong as PingPong
     from rlinf_lab.runtime.messages import message_costs as message_costs
     from rlinf_lab.runtime.preflight import check as check
     from rlinf_lab.runtime.profiler import profile as profile

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
@@ -21,6 +23,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Message
 from rlinf_lab.runtime.crowding import computed
 from rlinf_lab.runtime.devices import cores
+from rlinf_lab.runtime.observed_session import ObservedSession
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.typical import TypicalWork
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -66,37 +69,82 @@ def message_costs(executor: str = "processes", devices: Sequence[str] | None = N
     """Measure what a small message costs under an executor, a second or two for each transport. Empty for ``"local"``: nothing travels there.
 
     ``devices``: the first one, and one for each transport of interest, such as ``["cpu:0", "cpu:1", "node1/cpu:0"]`` (default: two cores of this machine).
-    ``options``: of the executor. Raises `PlanError` for fewer than two devices, and what the executor raises.
+    ``options``: of the executor. See `PingPong` for rounds between other measurements, which is steadier.
+
+    Raises `PlanError` for fewer than two devices, and what the executor raises.
     """
-    if executor == "local":
-        return ()
-    here, *others = devices or ("cpu:0", f"cpu:{min(1, len(cores()) - 1)}")
-    if not others or here in others:
-        raise PlanError(f"message_costs(devices={devices!r}): two different devices at least. Next: a machine with two cores, or devices of two nodes.")
-    flow = Workflow("messages")
-    forth, back = flow.channel("forth"), flow.channel("back")
-    asks, answers = flow.worker(_Asks, name="asks"), flow.worker(_Answers, name="answers")
-
-    @flow.iteration
-    def iteration() -> None:
-        asks.ask(back, forth)
-        answers.answer(forth, back)
-
-    plans = {other: ExecutionPlan.spatial(flow, [here, other], {"asks": [0], "answers": [1]}, chunk=1) for other in others}
-    return tuple({m.transport: m for m in (_measured(flow, plan, executor, **options) for plan in plans.values())}.values())
-
-
-def _measured(flow: Workflow, plan: ExecutionPlan, executor: str, **options: Any) -> Message:
-    """Iterations in threads and in processes by turns: the machine may be faster in one second than in the next by more than a message costs."""
-    with session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])) as threads, session(flow, plan, executor, **options) as processes:
+    with PingPong(executor, devices, **options) as measuring:
         for _ in range(ITERATIONS):
-            threads.step()
-            processes.step()
+            measuring.round()
+    return measuring.costs()
+
+
+class PingPong:
+    """Two workers that answer each other, in threads and in processes by turns. Arguments are those of `message_costs`.
+
+    ``with PingPong(...) as measuring:`` and in it `round`, at least twice (the first one warms up); `costs` after it, when all that was recorded has come.
+    In turn, because the machine may be faster in one second than in the next by more than a message costs.
+    """
+
+    def __init__(self, executor: str = "processes", devices: Sequence[str] | None = None, **options: Any) -> None:
+        here, *others = devices or ("cpu:0", f"cpu:{min(1, len(cores()) - 1)}")
+        if executor != "local" and (not others or here in others):
+            raise PlanError(f"message_costs(devices={devices!r}): two different devices at least. Next: a machine with two cores, or devices of two nodes.")
+        self._executor, self._options, self._rounds = executor, options, 0
+        self._here, self._others = here, () if executor == "local" else tuple(others)
+        self._sessions: list[ObservedSession] = []  # in threads, then by other device
+        self._open, self._over = ExitStack(), False
+
+    def __enter__(self) -> Self:
+        flow = Workflow("messages")
+        forth, back = flow.channel("forth"), flow.channel("back")
+        asks, answers = flow.worker(_Asks, name="asks"), flow.worker(_Answers, name="answers")
+
+        @flow.iteration
+        def iteration() -> None:
+            asks.ask(back, forth)
+            answers.answer(forth, back)
+
+        apart = {"asks": [0], "answers": [1]}
+        plans = [ExecutionPlan.spatial(flow, [self._here, other], apart, chunk=1) for other in self._others]
+        with ExitStack() as opening:  # whoever fails closes those before it
+            threads = [opening.enter_context(session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])))] if plans else []
+            self._sessions = [*threads, *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans)]
+            self._open = opening.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._over = True
+        self._open.__exit__(kind, error, trace)
+
+    def round(self) -> None:
+        """A hundred messages each way in threads, then in processes."""
+        for one in self._sessions:
+            one.step()
+        self._rounds += 1
+
+    def costs(self) -> tuple[Message, ...]:
+        """As `message_costs` returns them. Raises `PlanError` before the end of the block and for less than two rounds."""
+        if not self._over:
+            raise PlanError(f"{self!r} is open: what was recorded is still coming. Next: costs() after the with block.")
+        if self._rounds < 2:
+            raise PlanError(f"{self!r}: the first round warms up. Next: round() at least twice.")
+        if not self._sessions:
+            return ()
+        threads, *processes = self._sessions
+        together = computed(threads.timeline)
+        return tuple({m.transport: m for m in (_measured(together, one) for one in processes)}.values())
+
+    def __repr__(self) -> str:
+        return f"PingPong({self._executor!r}, {', '.join((self._here, *self._others))}: {self._rounds} rounds)"
+
+
+def _measured(together: Mapping[int, float], processes: ObservedSession) -> Message:
     table = processes.timeline.iterations()
     elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
     edges = processes.transports()
     transport = str(edges[edges["channel"] == "forth"]["transport"].iloc[0])
-    return _cost(transport, computed(threads.timeline), computed(processes.timeline), elapsed)
+    return _cost(transport, together, computed(processes.timeline), elapsed)
 
 
 def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]) -> Message:

@@ -237,7 +237,8 @@ class Observed:
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
     def on_update(self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None) -> None:
-        """Call ``listener(this)`` from the background eight times a second (twice a second while no iteration is open; oftener: never), and once after the end (at once when it has ended).
+        """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never oftener), and once after the end (at
+        once when it has ended).
 
         ``afterwards(this)`` is called a little later, when what the listeners tell has left the process: for what takes long and is not urgent.
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.

@@ -189,6 +189,15 @@ def test_profiles_keep_messages_and_older_ones_have_none() -> None:
     assert message_of((UNIX,), one_node=False) == UNIX and message_of((UNIX, TCP), one_node=True) == UNIX
 
 
+def test_messages_are_measured_by_rounds_and_told_at_the_end() -> None:
+    with lab.PingPong("local") as measuring:
+        measuring.round()
+        with pytest.raises(PlanError, match="PingPong.*1 rounds.* is open.*after the with block"):
+            measuring.costs()
+    with pytest.raises(PlanError, match="the first round warms up"):
+        measuring.costs()
+
+
 def test_messages_are_measured_under_an_executor() -> None:
     assert lab.message_costs("local") == ()
     with pytest.raises(PlanError, match="two different devices at least"):
