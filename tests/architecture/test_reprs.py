@@ -132,6 +132,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
     "WorkerError": (lambda o: lab.WorkerError.of("w", 1, "f", ValueError("x"), "trace"), "WorkerError(\"Worker 'w' rank 1 failed in f(): ValueError: x"),
     "check": (lambda o: lab.check(o.flow, o.plan, emulate=True), "workflow 'cell' under plan 'temporal', executor 'local': ready"),
     "doctor": (lambda o: lab.doctor(), "rlinf_lab"),
+    "PingPong": (lambda o: lab.PingPong("processes", ["cpu:0", "cpu:1"]), "PingPong('processes', cpu:0, cpu:1: 0 rounds)"),
     "Crowd": (lambda o: lab.Crowd("local", ["cpu:0"], o.flow), "Crowd(cpu:0: copies of workflow 'cell', 0 rounds)"),
 }  # fmt: skip
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
