@@ -2,6 +2,9 @@
 
 A worker drifts when its seconds of an iteration, the median over a window, are off by more than a threshold in every half of that window. An iteration
 that takes other than its workers account for is said, too: then the profile does not know all that a run does.
+
+Plans are looked for by what is quickly followed, and compared by what the scheduler takes for them in virtual time, the present one too: nothing is proposed
+that was not simulated.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.readings import Readings
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.trials import MOMENTS, Trial, Trials
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 WINDOW = 8  # iterations
 THRESHOLD = 0.15
 WORTH = 0.02  # a plan that is not faster by this is not proposed
+MOST_MOMENTS = 10**9
 
 
 class Running(Protocol):
@@ -39,8 +44,9 @@ class Running(Protocol):
 @dataclass(frozen=True)
 class Replan:
     """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
-    present plan and the proposed one; ``switching``: seconds that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with
-    what was measured of its workers; ``notes``: what the window does not tell."""
+    present plan and the proposed one, ``simulated`` or, where that took too long, followed chunk by chunk (then nothing is proposed); ``switching``: seconds
+    that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers; ``notes``: what the
+    window does not tell, and what was not simulated."""
 
     drifts: tuple[Drift, ...]
     profile: Profile
@@ -51,6 +57,7 @@ class Replan:
     iterations: int
     elapsed: Drift
     notes: tuple[str, ...] = ()
+    simulated: bool = True
 
     @property
     def payback(self) -> float:
@@ -61,7 +68,8 @@ class Replan:
         return {
             "drift": {d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained} for d in self.drifts},
             "iteration": {"expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured, "sustained": self.elapsed.sustained},
-            "now_s": self.now, "then_s": self.then, "switching_s": self.switching, "iterations": self.iterations,
+            "now_s": self.now, "then_s": self.then,
+            "seconds_are": "simulated" if self.simulated else "followed", "switching_s": self.switching, "iterations": self.iterations,
             "payback_iterations": None if self.proposal is None else self.payback, "proposal": None if self.proposal is None else self.proposal.to_dict(),
             "notes": list(self.notes),
         }  # fmt: skip
@@ -75,6 +83,8 @@ class Replan:
     def _verdict(self) -> str:
         if not any(d.sustained for d in self.drifts):
             return "No sustained drift: the plan stays." if not self.elapsed.sustained else "No worker drifts: the plan stays."
+        if not self.simulated:
+            return f"Nothing is proposed: the plan that runs was not simulated with what was measured (about {self.now:.4g} s an iteration)."
         if self.proposal is None:
             return f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an iteration): the plan stays."
         return (
@@ -95,12 +105,13 @@ class Replan:
 
 
 def replan(
-    run: Running | Timeline, plan: Planned, *, window: int = WINDOW, threshold: float = THRESHOLD, restart_s: float | None = None
+    run: Running | Timeline, plan: Planned, *, window: int = WINDOW, threshold: float = THRESHOLD, restart_s: float | None = None, moments: int = MOMENTS
 ) -> Replan:
     """Compare the last ``window`` iterations with what ``plan`` expected, and search again where that is off.
 
     ``threshold``: relative drift that counts. ``restart_s``: seconds that a change of plan costs beside bringing the workers to their
-    devices (default: what setting up took in this timeline). The iteration that warms up is left out.
+    devices (default: what setting up took in this timeline). ``moments`` of virtual time are simulated at most (the default: about 0.1 s); what they do not
+    reach is in the notes and is not proposed. The iteration that warms up is left out.
 
     Raises `PlanError` when there are fewer than two iterations to look at, or the timeline is of other workers or of another plan.
     """
@@ -111,10 +122,10 @@ def replan(
         raise PlanError(f"replan(..., {shown(plan)}): a plan of lab.plan is needed, which knows what it expected. Next: plans.best, or plans['spatial'].")
     whole(f"replan(window={shown(window)}): it", window, 2, MOST_ITERATIONS, "iterations")
     number("replan: threshold", threshold)
+    whole("replan: moments", moments, 1, MOST_MOMENTS, "of virtual time")
     if restart_s is not None:
         number("replan: restart_s", restart_s, 0, 1e9)
-    placement = plan.candidate.placement
-    profile = placement.setting.profile
+    profile = plan.candidate.placement.setting.profile
     seen = Window.of(timeline, profile, window)
     missing = [w for w in profile.workers if w not in seen.workers]
     if missing:
@@ -124,23 +135,37 @@ def replan(
     workers = tuple(Drift.of(w, expected[w], seen.of_worker(profile, w), threshold) for w in profile.workers)
     handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.of_handover(h.worker, h.method), threshold) for h in profile.handovers)
     readings = _readings(profile, plan.candidate, seen, workers, handed)
-    nows = tuple(_under(p, plan.candidate).seconds for p in readings.of_both())
-    same = readings.as_measured == profile
-    elapsed = Drift.of("an iteration", plan.seconds if same else nows[0], seen.elapsed_of(profile), threshold)
+    present = tuple(_under(p, plan.candidate) for p in readings.of_both())
+    same, trials = readings.as_measured == profile, Trials(plan.devices, moments)
+    now = trials.of(present) if not same or plan.simulated is None else Trial(present, (plan.simulated,), ())
+    followed = tuple(c.seconds for c in present)
+    seconds = (followed if now is None else now.seconds)[0]
+    elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
     unknown = (_unaccounted(elapsed),) if elapsed.sustained else ()
-    found = Replan((*workers, *handed), readings.as_measured, None, nows[0], nows[0], 0.0, len(seen.warm), elapsed, unknown)
-    if same:
+    if now is None:
+        unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
+    found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, unknown, now is not None)
+    if same or now is None:
         return found
-    best, thens, notes = _better(readings, nows, plan.candidate)
+    best, notes = _better(readings, now, trials, moments)
     found = replace(found, notes=(*notes, *unknown))
     if best is None:
         return found
-    worst = max(range(len(nows)), key=lambda i: thens[i] / nows[i])
-    reason = f"{100 * (nows[worst] / thens[worst] - 1):.0f} % faster with what was measured"
-    proposal = Planned(f"{best.placement.mode}, replanned", best, None, reason, plan.graph, plan.devices)
+    worst = max(range(len(now.seconds)), key=lambda i: best.seconds[i] / now.seconds[i])
     onload = max((w.onload_s + w.offload_s for w in profile.workers.values()), default=0.0)
     restart = _setup_seconds(timeline) if restart_s is None else restart_s
-    return replace(found, proposal=proposal, now=nows[worst], then=thens[worst], switching=onload + restart)
+    proposal = _proposed(best, now, plan)
+    found = replace(found, notes=(*found.notes, *(f"{proposal.shape}: {note}" for note in proposal.notes)))
+    return replace(found, proposal=proposal, now=now.seconds[worst], then=best.seconds[worst], switching=onload + restart)
+
+
+def _proposed(best: Trial, now: Trial, plan: Planned) -> Planned:
+    """With its simulated timeline, as measured in proportion."""
+    candidate = best.candidates[0]
+    reason = f"{100 * (1 / best.against(now) - 1):.0f} % faster with what was measured"
+    proposal = Planned(f"{candidate.placement.mode}, replanned", candidate, best.seconds[0], reason, plan.graph, plan.devices)
+    proposal.__dict__["timeline"] = best.timelines[0]
+    return proposal
 
 
 def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tuple[Drift, ...], handed: tuple[Drift, ...]) -> Readings:
@@ -153,21 +178,41 @@ def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tup
     return Readings.of(changed.replace(handovers=tuple(calls)), candidate, seen, tuple(d for d in workers if d.sustained and d.expected))
 
 
-def _better(readings: Readings, nows: tuple[float, ...], present: Candidate) -> tuple[Candidate | None, tuple[float, ...], tuple[str, ...]]:
-    """A plan that is faster however the measurement is read, its seconds in each reading, and notes on what the readings do not agree in."""
-    setting, both, said = present.placement.setting, readings.of_both(), ""
+def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tuple[Trial | None, tuple[str, ...]]:
+    """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what was not simulated."""
+    tried = trials.among(_others(readings.of_both(), now.candidates[0]), now)
     who = f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes longer or its items do"
-    for i, profile in enumerate(both):
+    left = () if not tried.left else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
+    if tried.trials and tried.trials[0].against(now) <= 1 - WORTH:
+        return tried.trials[0], ((f"{who}: the gain is the smaller one of both.",) if readings.unclear else ()) + left
+    for trial in tried.trials:
+        if any(then <= s * (1 - WORTH) for then, s in zip(trial.seconds, now.seconds, strict=True)):
+            ways = [f"{then:.4g} s instead of {s:.4g} s" for then, s in zip(trial.seconds, now.seconds, strict=True)]
+            shape = trial.candidates[0].placement.shape
+            return None, (f"{who}: {shape} would take {ways[0]}, or {ways[1]}. Next: measure again, lab.profile(flow).", *left)
+    return None, left
+
+
+def _others(profiles: tuple[Profile, ...], present: Candidate) -> list[tuple[Candidate, ...]]:
+    """Good plans under each of some profiles, each of them under all: without the present one."""
+    setting, staying = present.placement.setting, present.placement.arrangement.staying
+    found: dict[object, tuple[Candidate, ...]] = {_places(present): ()}
+    for i, profile in enumerate(profiles):
         again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
-        best = candidates(again, quick=True, staying=present.placement.arrangement.staying)[0]
-        thens = tuple(best.seconds if k == i else _under(other, best).seconds for k, other in enumerate(both))
-        if all(then <= now * (1 - WORTH) for then, now in zip(thens, nows, strict=True)):
-            return best, thens, (f"{who}: the gain is the smaller one of both.",) if readings.unclear else ()
-        if thens[i] > nows[i] * (1 - WORTH):  # nothing is worth it in this reading, so nothing is in both
-            break
-        ways = [f"{then:.4g} s instead of {now:.4g} s" for then, now in zip(thens, nows, strict=True)]
-        said = said or f"{who}: {best.placement.shape} would take {ways[0]}, or {ways[1]}. Next: measure again, lab.profile(flow)."
-    return None, nows, (said,) if said else ()
+        for candidate in candidates(again, quick=True, staying=staying):
+            if _places(candidate) not in found:
+                found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(profiles))
+    return [some for some in found.values() if some]
+
+
+def _places(candidate: Candidate) -> tuple[object, ...]:
+    """Two plans that have it in common are one."""
+    placement = candidate.placement
+    return placement.shape, *placement.seats.values()
+
+
+def _unreached(what: str, moments: int) -> str:
+    return f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., moments={10 * moments})."
 
 
 def _unaccounted(elapsed: Drift) -> str:
