@@ -103,12 +103,13 @@ class Budget:
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
         """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the chunks in which its consumers take what it
-        makes. Not who generates: its calls are no chunks."""
+        makes. The first that is as fine as the groups are: six groups come in six calls, which are nearer to eight chunks than to four of a group and a half,
+        which would be two. Not who generates: its calls are no chunks."""
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.units))]
         for e in self.profile.edges:
             unit = self.home[e.consumer]
             if not e.value and self.home[e.producer] != unit and self._has_calls(unit):
-                found[unit] = min(found[unit], self._of_groups(e.group))
+                found[unit] = min(found[unit], max(0, math.ceil(math.log2(self.profile.items / e.group))))
         return tuple(found)
 
     def _has_calls(self, unit: int) -> bool:
