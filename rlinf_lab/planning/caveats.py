@@ -23,9 +23,19 @@ def caveats(placement: Placement) -> tuple[str, ...]:
                 f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at a time; where one of those it waits for "
                 f"takes turns with another, a run may be faster than said"
             )
+        if setting.profile.workers[name].starts_on_device and not seat.stays and (others := _on_its_devices(placement, seat)):
+            found.append(
+                f"{name} computes before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and once more when it "
+                f"is: plans are simulated so, but looked for as if it came once. Next: read the inbox first, and compute then"
+            )
         if seat.ranks > 1 and alone and setting.profile.workers[name].kind != "generation":  # whose ranks stream by themselves in the forecast too
             found += [f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said]
     return tuple(found)
+
+
+def _on_its_devices(placement: Placement, seat: Seat) -> list[str]:
+    """Others that use some of the devices of a worker."""
+    return [n for n, other in placement.seats.items() if n != seat.worker and set(other.devices) & set(seat.devices)]
 
 
 def _uneven(placement: Placement, name: str, seat: Seat) -> str:

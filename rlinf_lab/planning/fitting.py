@@ -13,6 +13,7 @@ from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, within
+from rlinf_lab.planning.of_flow import begins_at_once
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known, listing
@@ -125,7 +126,7 @@ def fitted(
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
-            in_turn=() if cell else runs[0].in_turn(worker),
+            in_turn=() if cell else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
         )  # fmt: skip
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]

@@ -73,7 +73,9 @@ def graph_of(profile: Profile) -> WorkflowGraph:
     for name, worker in profile.workers.items():
         reads = tuple(e.channel for e in edges if e.consumer == name)
         writes = tuple(e.channel for e in edges if e.producer == name)
-        call = Call(METHODS[worker.kind], "()", reads, writes, back.issuperset(reads))  # the head of a cell works before the first answer
+        # The head of a cell works before the first answer. Who waits for a value begins, and takes its devices, when it is there.
+        early = worker.starts_on_device and not any(e.value for e in edges if e.consumer == name)
+        call = Call(METHODS[worker.kind], "()", reads, writes, early or back.issuperset(reads))
         nodes.append(Node(name, worker.kind, (call,)))
         program.append(Step(name, call, ()))
     channels = tuple(ChannelSpec(e.channel, None, e.channel in back, e.whole) for e in edges)

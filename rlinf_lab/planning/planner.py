@@ -23,6 +23,7 @@ from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
 from rlinf_lab.planning.forecast import device_names, forecast, graph_of
 from rlinf_lab.planning.given import names_and_counts, number
+from rlinf_lab.planning.of_flow import of_flow, splits
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
@@ -73,8 +74,9 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time."""
-        return caveats(self.candidate.placement)
+        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only."""
+        placement = self.candidate.placement
+        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in splits(placement.setting.profile, self.graph)))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -271,7 +273,7 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
     if not isinstance(profile, Profile):
         raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
     same_workers(profile, what.graph)
-    return profile, what.graph
+    return of_flow(profile, what.graph), what.graph
 
 
 def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:

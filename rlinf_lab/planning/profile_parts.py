@@ -118,6 +118,7 @@ class WorkerProfile:
     in_turn: tuple[tuple[str, float], ...] = rule(
         (), doc="(producer, part of the seconds), in order, where all of one input is taken before the next; empty: a batch of each at a time"
     )
+    starts_on_device: bool = rule(False, doc="takes its devices before its first items are there: its method computes before its first get")
     max_running: int | None = rule(None, low=1, high=10**9, doc="generation: most sequences of one rank at once")
 
 

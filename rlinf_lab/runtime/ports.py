@@ -154,9 +154,11 @@ class GroupedOutboxPort(OutboxPort):
 
     def refuse_incomplete(self) -> None:
         for key, members in self._waiting.items():
+            worker, ranks = self._process.worker, self._host.layout.ranks(self._process.worker)
+            others = f", one of its {ranks} ranks; each gets items by itself" if ranks > 1 else ""
             raise WorkflowError(
-                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}. Next: one rank puts all items "
-                f"of a key, in one call."
+                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}{others}. Next: one rank puts all items "
+                f"of a key, in one call" + (f": a plan with one rank of {worker!r}, or groups of {self._spec.group} in what it reads, too." if others else ".")
             )
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import sys
-import textwrap
 from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.annotations import READ, channel_ends
+from rlinf_lab.workflow.beginning import computes_first
 from rlinf_lab.workflow.worker import Context, FunctionWorker, Worker
 
 
@@ -75,7 +73,7 @@ class Declaration:
     def starts_on_device(self, method: str) -> bool:
         """Whether the method computes before it first reads from an inbox."""
         if method not in self._starts:
-            self._starts[method] = _starts_on_device(self.function(method))
+            self._starts[method] = computes_first(self.function(method))
         return self._starts[method]
 
 
@@ -168,39 +166,3 @@ def check_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
             f"The function {name}{signature} as a worker is called with one list of items and returns the list of results: {error}. "
             f"Next: give it one parameter, or write a subclass of lab.Worker."
         ) from None
-
-
-def _starts_on_device(function: Callable[..., Any]) -> bool:
-    """False when the method's first statement reads from an inbox: then it needs no device before its input is there.
-
-    Read from the source; where there is none (a class typed into a bare prompt) the safe answer is True.
-    """
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return True
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        return True
-    inboxes = {name for name, end in channel_ends(function).items() if end == READ}
-    statements = definition.body
-    if isinstance(statements[0], ast.Expr) and isinstance(statements[0].value, ast.Constant):
-        statements = statements[1:]
-    if not statements:
-        return True
-    source = _read_from(statements[0])
-    return not (isinstance(source, ast.Name) and source.id in inboxes)
-
-
-def _read_from(statement: ast.stmt) -> ast.AST | None:
-    """What the statement reads first: ``x`` in ``for _ in x``, ``y = x.get()`` and ``while y := x.get()``."""
-    if isinstance(statement, ast.For):
-        return statement.iter
-    value: ast.AST | None = getattr(statement, "value", None)
-    if isinstance(statement, ast.While):
-        value = statement.test
-    if isinstance(value, ast.NamedExpr):
-        value = value.value
-    if not isinstance(value, ast.Call):
-        return None
-    return value.func.value if isinstance(value.func, ast.Attribute) else value.func

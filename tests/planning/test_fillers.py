@@ -254,10 +254,12 @@ def test_fillers_hide_no_deadlock() -> None:
 
 class Waits(Worker):
     def pass_on(self, inbox: Inbox, out: Outbox) -> None:
-        passed = 0  # it might put something first: a plan cannot tell
+        self.prepare(out)  # it might put something first: a plan cannot tell
         for batch in inbox:
-            passed += len(batch)
             out.put_all(batch)
+
+    def prepare(self, out: Outbox) -> None:
+        pass
 
 
 # --- what cannot be -----------------------------------------------------------------------------------------

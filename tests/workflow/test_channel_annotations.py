@@ -11,7 +11,7 @@ import rlinf_lab as lab
 import rlinf_lab as toolkit
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.workflow.annotations import READ, WRITE, channel_ends
-from rlinf_lab.workflow.declaration import _starts_on_device
+from rlinf_lab.workflow.beginning import computes_first
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
 if TYPE_CHECKING:
@@ -88,4 +88,4 @@ def test_settings_called_like_a_channel_pass_as_a_value() -> None:
     reads = flow.worker(Reads, name="reads")
     flow.iteration(lambda: reads.go(InboxSettings()))
     assert flow.graph.channels == ()
-    assert _starts_on_device(Reads.go) and not _starts_on_device(Reads.drink)
+    assert computes_first(Reads.go) and not computes_first(Reads.drink)

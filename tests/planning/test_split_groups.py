@@ -1,0 +1,97 @@
+"""A worker that is fed item by item and puts groups has one rank in plans of the search: several would each have a part of a group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from mock_runs import run
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.profile import Profile
+
+ITEMS, GROUP = 32, 4
+
+
+class Stage(lab.Worker):
+    def prompts(self, out: lab.Outbox, count: int, group: int) -> None:
+        for i in range(count):
+            self.compute(0.01)
+            out.put(i, **({"key": i // group} if group > 1 else {}))
+
+    def answers(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        """A group for each prompt."""
+        for batch in inbox:
+            for prompt in batch:
+                self.compute(1.0 * GROUP)
+                for _ in range(GROUP):
+                    out.put(prompt, key=prompt)
+
+    def rewards(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        """Item by item."""
+        for batch in inbox:
+            for item in batch if not isinstance(batch[0], list) else [i for group in batch for i in group]:
+                self.compute(1.0)
+                out.put(item, key=item // GROUP)
+
+    def trains(self, inbox: lab.Inbox) -> int:
+        count = 0
+        for batch in inbox:
+            count += sum(map(len, batch))
+            self.compute(0.1 * len(batch))
+        return count
+
+
+def made(method: str, group: int = 1) -> lab.Workflow:
+    """``group``: of what b takes."""
+    flow = lab.Workflow(f"{method} of {group}")
+    x, y = flow.channel("x", capacity=None, group=group), flow.channel("y", capacity=None, group=GROUP)
+    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
+
+    @flow.iteration
+    def iteration() -> Any:
+        a.prompts(x, ITEMS // (GROUP if method == "answers" else 1), group)
+        getattr(b, method)(x, y)
+        return c.trains(y)
+
+    return flow
+
+
+def profile(group_in: int = 1, passing: int | None = None, **worker: Any) -> Profile:
+    workers: dict[str, Any] = {n: {"samples": [{"devices": 1, "items": ITEMS, "seconds": s}]} for n, s in zip("abc", (0.32, 32.0, 0.8), strict=True)}
+    workers["a"]["ranks"] = workers["c"]["ranks"] = {"counts": [1]}
+    workers["b"] |= worker
+    first = {"producer": "a", "consumer": "b", "group": group_in} | ({} if passing is None else {"items": passing})
+    return Profile.from_dict({"items": ITEMS, "workers": workers, "edges": [first, {"producer": "b", "consumer": "c", "group": GROUP}]})
+
+
+DEVICES = [f"cpu:{i}" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("flow", "costs", "several"),
+    [(made("rewards"), profile(), False), (made("answers"), profile(passing=ITEMS // GROUP), True), (made("rewards", GROUP), profile(GROUP), True)],
+    ids=lambda value: value.name if isinstance(value, lab.Workflow) else "",
+)
+def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bool) -> None:
+    plans = lab.plan(flow, DEVICES, costs, chunks=8)
+    assert any(p.placement["b"]["ranks"] > 1 for p in plans) == several
+    said = "'b' has one rank: it takes items of 'x' one by one and puts groups of 4 into 'y'"
+    for planned in plans:
+        assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
+        assert run(flow, planned, 2).wait()[-1] == ITEMS
+    assert (said in repr(plans)) != several
+
+
+def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:
+    for worker, why in (({"ranks": {"counts": [2, 4]}}, "its ranks are 1 device a rank, ranks: 2 or 4"), ({"devices": 2}, r"profile.workers.b.devices is 2")):
+        with pytest.raises(PlanError, match=rf"'b' has one rank: .*'x'.*'y'.*, but {why}\. Next: declare channel 'x' with group=4, or"):
+            lab.plan(made("rewards"), DEVICES, profile(**worker))
+
+
+def test_a_plan_by_hand_that_splits_groups_says_how_many_ranks_there_are() -> None:
+    flow = made("rewards")
+    plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"b": 2}, chunks={"x": 1})
+    with pytest.raises(lab.WorkerError, match=r"with 2 of key \d, one of its 2 ranks.*Next: .*a plan with one rank of 'b', or groups of 4 in what it reads"):
+        run(flow, plan, 1)
