@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -25,13 +26,15 @@ class Drift:
     sustained: bool
 
     @classmethod
-    def of(cls, worker: str, expected: float, measured: Sequence[float], threshold: float) -> Drift:
-        """``measured``: of each iteration of the window. A drift is sustained when the medians of both halves say so."""
-        middle = len(measured) // 2
-        medians = [statistics.median(part) for part in (measured[:middle], measured[middle:]) if part]
-        halves = [m / expected - 1 if expected else math.inf if m else 0.0 for m in medians]
+    def of(cls, worker: str, expected: float | Sequence[float], measured: Sequence[float], threshold: float) -> Drift:
+        """``measured``: of each iteration of the window; ``expected``: of any, or of each. A drift is sustained when the medians of both halves say so."""
+        each = [expected] * len(measured) if isinstance(expected, float | int) else list(expected)
+        off = [m / e - 1 if e else math.inf if m else 0.0 for m, e in zip(measured, each, strict=True)]
+        middle = len(off) // 2
+        halves = [statistics.median(part) for part in (off[:middle], off[middle:]) if part]
         sustained = len(halves) > 1 and (all(h > threshold for h in halves) or all(h < -threshold for h in halves))
-        return cls(worker, expected, statistics.median(measured) if measured else 0.0, sustained)
+        typical = expected if isinstance(expected, float | int) else statistics.median(each)
+        return cls(worker, typical, statistics.median(measured) if measured else 0.0, sustained)
 
     @property
     def factor(self) -> float:
@@ -95,20 +98,51 @@ class Window:
     def batches(self, worker: str) -> tuple[np.ndarray, np.ndarray]:
         """(items, seconds) of the batches of one rank of a worker, the one with most of them; empty where it reads none. What it computes after the last one
         belongs to none."""
-        spans, tracks = self.timeline.spans, self.timeline.tracks
-        own = np.isin(spans["track"], [i for i, t in enumerate(tracks) if t.worker == worker]) & (spans["iteration"] >= self.warm[0])
-        spans = spans[own & np.isin(spans["kind"], (SpanKind.RUN, SpanKind.GET))]
-        gets = spans[(spans["kind"] == SpanKind.GET) & (spans["items"] > 0)]
+        gets, channel = self._gets(worker)
         if not len(gets):
             return np.empty(0), np.empty(0)
-        track, channel = np.bincount(gets["track"]).argmax(), gets["channel"][0]  # of several inputs, the first one counts the batches
-        spans = np.sort(spans[spans["track"] == track], order=("start", "end"))
+        spans = self._spans(worker)
+        spans = np.sort(spans[spans["track"] == np.bincount(gets["track"]).argmax()], order=("start", "end"))
         begins = np.flatnonzero((spans["kind"] == SpanKind.GET) & (spans["channel"] == channel))
-        if not len(begins):
-            return np.empty(0), np.empty(0)
         spent = np.add.reduceat(np.where(spans["kind"] == SpanKind.RUN, spans["end"] - spans["start"], 0) / 1e9, begins)
         items = spans["items"][begins]
         return items[items > 0].astype(float), spent[items > 0]
+
+    def taken(self, worker: str) -> list[np.ndarray]:
+        """For each iteration the batches of the rank that computed most, each as the part that it would be of all items if every rank took as many. Empty
+        where nothing was read."""
+        gets, _ = self._gets(worker)
+        spans, ranks = self._spans(worker), sum(track.worker == worker for track in self.timeline.tracks)
+        busy = np.zeros((len(self.timeline.tracks), len(self.warm)))
+        np.add.at(busy, (spans["track"], self._at(spans)), np.where(spans["kind"] == SpanKind.RUN, spans["end"] - spans["start"], 0))
+        everything = np.bincount(self._at(gets), gets["items"], len(self.warm))
+        own = gets[gets["track"] == busy.argmax(axis=0)[self._at(gets)]]
+        own = own[np.argsort(self._at(own), kind="stable")]
+        parts = own["items"] * ranks / everything[self._at(own)]
+        return np.split(parts, np.searchsorted(self._at(own), np.arange(1, len(self.warm))))
+
+    def _spans(self, worker: str) -> np.ndarray:
+        """What a worker computed and took."""
+        own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]
+        return self._recent[np.isin(self._recent["track"], own)]
+
+    @cached_property
+    def _recent(self) -> np.ndarray:
+        spans = self.timeline.spans
+        return spans[np.isin(spans["kind"], (SpanKind.RUN, SpanKind.GET)) & np.isin(spans["iteration"], self.warm)]
+
+    def _at(self, spans: np.ndarray) -> np.ndarray:
+        """Of each span the place of its iteration in the window."""
+        return np.searchsorted(self.warm, spans["iteration"])
+
+    def _gets(self, worker: str) -> tuple[np.ndarray, int]:
+        """What a worker took of the channel that it read most often, which counts its batches, and that channel."""
+        spans = self._spans(worker)
+        gets = spans[(spans["kind"] == SpanKind.GET) & (spans["items"] > 0) & (spans["channel"] >= 0)]
+        if not len(gets):
+            return gets, -1
+        channel = int(np.bincount(gets["channel"]).argmax())
+        return gets[gets["channel"] == channel], channel
 
 
 def _busiest(timeline: Timeline, runs: np.ndarray, warm: np.ndarray) -> dict[str, list[float]]:

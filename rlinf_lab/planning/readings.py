@@ -46,28 +46,67 @@ class Readings:
         return cls(first, second, tuple(unclear))
 
 
+def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) -> float | list[float]:
+    """Seconds of each iteration that its plan leads to expect of a worker's busiest rank, for the batches that came: ``planned`` is for those of the plan.
+
+    Items are whole and ranks take them by themselves, so batches are fewer or smaller than a plan says, and one rank may get more of them than another: no
+    worker is slower or faster for that. How many items there are in all is the plan's. Where all came at once it may be worked on in one piece or in the
+    plan's chunks: both are expected, and what lies between.
+    """
+    found = _Batches.of(candidate, worker)
+    if found is None:
+        return planned
+    parts, whole = window.taken(worker), found.seconds(np.full(found.count, 1 / found.count))
+    if not whole or not all(len(p) for p in parts):
+        return planned
+    expected = [planned * found.seconds(p) / whole for p in parts]
+    pairs = zip(expected, parts, window.workers[worker], strict=True)
+    return [min(max(measured, min(e, planned)), max(e, planned)) if len(p) == 1 < found.count else e for e, p, measured in pairs]
+
+
+@dataclass(frozen=True)
+class _Batches:
+    """What batches take of a worker that is no member of a cell, where its model tells a batch's seconds from those of its items. ``count`` in the plan."""
+
+    model: BatchModel
+    devices: int
+    items: int
+    count: int
+
+    @classmethod
+    def of(cls, candidate: Candidate, name: str) -> _Batches | None:
+        placement, setting = candidate.placement, candidate.placement.setting
+        seat, worker = placement.seats[name], setting.profile.workers[name]
+        model = setting.models[name, placement.kind(seat)]
+        alone = len(setting.units[setting.home[name]].members) == 1 and worker.calls == 1 and not worker.in_turn
+        return cls(model, len(seat.devices), setting.profile.items, seat.chunks) if alone and isinstance(model, BatchModel) else None
+
+    def seconds(self, parts: np.ndarray) -> float:
+        """Of batches of these parts of all items."""
+        return sum(float(self.model.seconds(np.array([self.devices]), float(part * self.items))[0]) for part in parts)
+
+    def always(self, planned: float) -> float:
+        """Seconds of a batch that do not depend on its items, where the plan's batches take ``planned`` together."""
+        whole = self.seconds(np.full(self.count, 1 / self.count))
+        return self.model.always(self.devices) * (planned / whole if whole else 1.0)
+
+
 def _of_worker(profile: Profile, candidate: Candidate, window: Window, drift: Drift) -> tuple[Profile, Profile]:
     """As measured, and with the items alone changed where that is as likely."""
-    name, placement = drift.worker, candidate.placement
-    seat, setting = placement.seats[name], placement.setting
-    model, (sizes, spent) = setting.models[name, placement.kind(seat)], window.batches(name)
-    alone = len(setting.units[setting.home[name]].members) == 1 and profile.workers[name].calls == 1
+    name, scaled = drift.worker, profile.scaled(drift.worker, drift.factor)
+    batches, (sizes, spent) = _Batches.of(candidate, name), window.batches(name)
     count = len(sizes) / len(window.warm)
-    if not alone or not isinstance(model, BatchModel) or not count or count <= 1 < seat.chunks:  # all came at once: its parts are not to be seen
-        scaled = profile.scaled(name, drift.factor)
+    if batches is None or not count or count <= 1 < batches.count:  # all came at once: its parts are not to be seen
         return scaled, scaled
-    always = _always(model, len(seat.devices), seat.ranks)
-    expected = drift.expected + (count - seat.chunks) * always  # chunks are whole numbers of items: there may be fewer
-    factor = drift.measured / expected
+    always = batches.always(candidate.streamed.work[candidate.placement.setting.home[name]].busy)
     told = told_by_sizes(sizes, spent)
     if told is not None:
-        of_items = _items_factor(drift.measured, expected, count, told, always)
+        of_items = _items_factor(drift.measured, drift.expected, count, told, always)
         if of_items is not None:
             made = _changed(profile, name, always, told, of_items)
             return made, made
-    scaled = profile.scaled(name, factor)
-    of_items = _items_factor(drift.measured, expected, count, always, always)
-    if count * always <= MATTERS * expected or of_items is None:
+    of_items = _items_factor(drift.measured, drift.expected, count, always, always)
+    if count * always <= MATTERS * drift.expected or of_items is None:
         return scaled, scaled
     return scaled, _changed(profile, name, always, always, of_items)
 
@@ -80,12 +119,6 @@ def told_by_sizes(sizes: np.ndarray, spent: np.ndarray) -> float | None:
     off, apart = spent - (always + each * sizes) / 1e9, sizes - sizes.mean()
     error = np.sqrt(off @ off / max(1, len(sizes) - 2) * (1 / len(sizes) + sizes.mean() ** 2 / (apart @ apart)))
     return always / 1e9 if not odd and error <= SURE * spent.mean() else None
-
-
-def _always(model: BatchModel, devices: int, ranks: int) -> float:
-    """Seconds of a batch that do not depend on its items."""
-    once, twice = (float(model.seconds(np.array([devices]), float(n * ranks))[0]) for n in (1, 2))
-    return max(0.0, 2 * once - twice)
 
 
 def _items_factor(measured: float, expected: float, batches: float, now: float, before: float) -> float | None:

@@ -22,7 +22,7 @@ from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
-from rlinf_lab.planning.readings import Readings
+from rlinf_lab.planning.readings import Readings, as_taken
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.trials import MOMENTS, Trial, Trials
 from rlinf_lab.timeline.span import SpanKind
@@ -132,7 +132,7 @@ def replan(
         raise PlanError(f"The timeline has no span of {', '.join(missing)}; is it of a run under plan {plan.name!r}?")
     _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
-    workers = tuple(Drift.of(w, expected[w], seen.of_worker(profile, w), threshold) for w in profile.workers)
+    workers = tuple(Drift.of(w, as_taken(plan.candidate, seen, w, expected[w]), seen.of_worker(profile, w), threshold) for w in profile.workers)
     handed = tuple(Drift.of(f"{h.worker}.{h.method}()", h.seconds, seen.of_handover(h.worker, h.method), threshold) for h in profile.handovers)
     readings = _readings(profile, plan.candidate, seen, workers, handed)
     present = tuple(_under(p, plan.candidate) for p in readings.of_both())

@@ -39,6 +39,10 @@ class BatchModel:
         elsewhere = curve.assumed and max(devices, 1) != max(curve.samples[0].devices, 1)
         return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if elsewhere else "")
 
+    def always(self, devices: int, beside: frozenset[str] = NOBODY) -> float:
+        """Seconds of a batch that do not depend on its items."""
+        return nearest_company(self.curves, beside).always(devices)
+
     def reach(self) -> float:
         return float("inf")
 
@@ -73,7 +77,15 @@ class Curve:
     def seconds(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
         fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent, self.unit) * n**-self.exponent
-        return fitted * np.exp(np.interp(np.log(n), self.log_devices, self.residuals))
+        return fitted * self._residual(n)
+
+    def always(self, devices: int) -> float:
+        """What a batch of no items would take."""
+        return float(self.fixed * self._residual(np.array([max(devices, 1.0)]))[0])
+
+    def _residual(self, devices: np.ndarray) -> np.ndarray:
+        """Measured over fitted, between the device counts of the samples."""
+        return np.exp(np.interp(np.log(devices), self.log_devices, self.residuals))
 
     @classmethod
     def fit(cls, samples: Sequence[Sample], exponent: float | None, devices_per_rank: int = 1, unit: int = 1) -> Curve:
