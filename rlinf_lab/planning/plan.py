@@ -268,11 +268,38 @@ class ExecutionPlan:
         for worker in self.placements:
             tokens = f", {self.tokens(worker)} sub-batches" if self.tokens(worker) > 1 else ""
             lines.append(f"  {worker:<12} {counted(self.ranks(worker), 'rank')} on {self._where(worker)}{tokens}")
-        if self.chunks:
-            lines.append("  chunks       " + ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))
-        lines += [f"  fused        {' + '.join(g)}" for g in self.fused]
-        lines += [f"  staleness    {counted(self.staleness, 'iteration')}"] if self.staleness else []
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  {what:<12} {text}" for what, text in self._settings())])
+
+    def _settings(self) -> list[tuple[str, str]]:
+        """What is not default beside who sits where, as (name, text)."""
+        found = [("chunks", ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))]
+        found += [("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))]
+        found += [("fused", " + ".join(group)) for group in self.fused]
+        found += [("memory", self._memory())]
+        found += [("priorities", ", ".join(f"{w} {n}" for w, n in sorted(self.priorities.items(), key=lambda item: item[1])))]
+        found += [("staleness", counted(self.staleness, "iteration") if self.staleness else "")]
+        return [(what, text) for what, text in found if text]
+
+    def _memory(self) -> str:
+        """``a 1, b 1 + 2 at work; a device has 2 units: in turns a, b``."""
+        units = [(w, self.memory.get(w, 0), self.working.get(w, 0)) for w in self.placements]
+        held = ", ".join(f"{w} {n}" + f" + {more} at work" * bool(more) for w, n, more in units if n or more)
+        if self.device_memory is None:
+            return f"{held}; a device has no limit: everybody stays" if held else ""
+        leaving = ", ".join(w for w in self.placements if self._may_leave(w))
+        turns = f"in turns {leaving}" if leaving else "everybody stays"
+        return f"{held or 'nobody needs any'}; a device has {counted(self.device_memory, 'unit')}: {turns}"
+
+    def _may_leave(self, worker: str) -> bool:
+        """Whether it shares a device whose memory is not enough for all who sit there, one of the others at work."""
+        if not self.memory.get(worker) or self.device_memory is None:
+            return False
+        for device in {d for ds in self.placements[worker] for d in ds}:
+            there = [w for w, ranks in self.placements.items() for ds in ranks if device in ds]
+            working = max((self.working.get(w, 0) for w in there if w != worker), default=0)
+            if sum(self.memory.get(w, 0) for w in there) + working > self.device_memory and len(there) > 1:
+                return True
+        return False
 
     def _seats(self, worker: str) -> str:
         return self._where(worker) if worker in self.placements else "nothing"
@@ -295,10 +322,8 @@ class ExecutionPlan:
             else:
                 cells = f"<td {left}>{counted(len(ranks), 'rank')} on {escape(self._where(worker))}</td>"
             rows.append(f"<tr><th {left}>{escape(worker)}</th>{cells}</tr>")
-        notes = [f"chunk of {escape(c)}: {n or 'all'}" for c, n in self.chunks.items()]
-        notes += [f"{escape(w)} in {n} sub-batches" for w, n in self.sub_batches.items() if n > 1]
-        notes += [f"fused: {escape(' + '.join(g))}" for g in self.fused]
-        notes += [f"staleness {self.staleness}"] if self.staleness else []
+        notes = [f"{escape(w)} in {n} sub-batches" for w, n in self.sub_batches.items() if n > 1]
+        notes += [f"{what}: {escape(text)}" for what, text in self._settings()]
         return (
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
