@@ -63,10 +63,13 @@ release = threading.Event()
 
 class Polite(lab.Worker):
     def go(self, inbox: lab.Inbox, out: lab.Outbox):
-        seen = 0  # who does not read at once may put first: that both wait for the other to begin is found while they run
+        seen = self.begin()  # who does not read at once may put first: that both wait for the other to begin is found while they run
         for batch in inbox:
             seen += len(batch)
             out.put(seen)
+
+    def begin(self):
+        return 0
 
 class Busy(lab.Worker):
     def count(self):

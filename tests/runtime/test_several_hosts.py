@@ -132,7 +132,11 @@ class Reader(Worker):
         return count
 
     def ask(self, answers: Inbox, questions: Outbox) -> None:
+        self.begin()  # it might put something first: a plan cannot tell
         questions.put(answers.take())
+
+    def begin(self) -> None:
+        pass
 
     def fail(self, inbox: Inbox) -> None:
         inbox.get(1)

@@ -251,7 +251,7 @@ def test_a_run_that_overlaps_is_stopped_at_once() -> None:
 
 def test_a_plan_names_its_staleness() -> None:
     _, plan = pair(2)
-    assert "staleness    2 iterations" in repr(plan) and "staleness 2" in plan._repr_html_()
+    assert "staleness    2 iterations" in repr(plan) and "staleness: 2 iterations" in plan._repr_html_()
     assert ExecutionPlan.from_json(plan.to_json()) == plan
     assert plan.diff(dataclasses.replace(plan, staleness=0)) == "staleness: 2 -> 0"
 
