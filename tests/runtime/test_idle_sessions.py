@@ -33,13 +33,16 @@ def test_an_idle_session_rests_and_wakes_up_for_its_next_step(executor: str) -> 
     with lab.session(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), executor) as session:
         session.on_update(lambda _: looks.append(time.monotonic()))
         session.step()
-        time.sleep(1.0)  # what was recorded has come
-        looks.clear()
-        told = session._executor.rounds()
-        time.sleep(SECONDS)
-        assert 1 <= len(looks) <= 2 * SECONDS + 1
-        if executor == "processes":
-            assert 1 <= session._executor.rounds() - told <= 2 * SECONDS + 2
+
+        def rests() -> bool:
+            """Over some time; not while what was recorded is still coming."""
+            looks.clear()
+            told = session._executor.rounds()
+            time.sleep(SECONDS)
+            said = session._executor.rounds() - told
+            return 1 <= len(looks) <= 2 * SECONDS + 1 and (executor == "local" or 1 <= said <= 2 * SECONDS + 2)
+
+        assert any(rests() for _ in range(6))
         assert session.step() == {"n": 1}
         began = time.monotonic()
         while len(session.metrics) < 2 and time.monotonic() < began + 30:
