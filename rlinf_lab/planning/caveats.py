@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlinf_lab.planning.by_rank import by_rank
 from rlinf_lab.planning.costs.base import of_a_rank
 from rlinf_lab.planning.placement import Placement, Seat
 
@@ -13,7 +14,7 @@ WORTH = 0.02  # of a worker's seconds: less is not worth a word
 
 def caveats(placement: Placement) -> tuple[str, ...]:
     """One sentence for each worker that it matters to."""
-    found = []
+    found, simulated = [], by_rank(placement)
     for name, seat in placement.seats.items():
         setting = placement.setting
         alone = len(setting.units[setting.home[name]].members) == 1
@@ -28,7 +29,7 @@ def caveats(placement: Placement) -> tuple[str, ...]:
                 f"{name} computes before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and once more when it "
                 f"is: plans are simulated so, but looked for as if it came once. Next: read the inbox first, and compute then"
             )
-        if seat.ranks > 1 and alone and setting.profile.workers[name].kind != "generation":  # whose ranks stream by themselves in the forecast too
+        if seat.ranks > 1 and alone and name not in simulated and setting.profile.workers[name].kind != "generation":  # whose ranks stream in the forecast too
             found += [f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said]
     return tuple(found)
 

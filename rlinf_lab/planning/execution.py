@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile import EdgeProfile, Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.search.trees import TEMPORAL, meeting
 from rlinf_lab.planning.tables import APART
@@ -25,7 +25,7 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     chunks: dict[str, int] = {}
     for edge in graph.edges:
         if not edge.keyed and DRIVER not in (edge.producer, edge.consumer):
-            chunk = _chunk(placement, edge, fused)
+            chunk = chunk_between(placement, edge, fused)
             chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     turns = _turns(placement)
@@ -53,7 +53,7 @@ def ranks_of(placement: Placement, worker: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, start + size)) for start in seat.devices[::size])
 
 
-def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...]) -> int:
+def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[tuple[str, ...], ...] = ()) -> int:
     """Items (or groups) of one batch of a rank of the consumer; 0: everything."""
     producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
     units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
@@ -61,16 +61,32 @@ def _chunk(placement: Placement, edge: Edge, fused: tuple[tuple[str, ...], ...])
         tokens = producer.ranks * producer.sub_batches
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
-    items = _items(placement, edge) / edge.group  # what such a channel carries is groups
+    items = items_between(placement, edge) / edge.group  # what such a channel carries is groups
     if edge.whole and consumer.chunks == 1:
         return 0  # each rank its share
     if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
-        return 0 if consumer.ranks == 1 else max(1, math.ceil(items / consumer.ranks))
+        at_once = consumer.ranks == 1 or (not placement.setting.begins_with_all(edge.consumer) and _would_interrupt(placement, consumer))
+        return 0 if at_once else max(1, math.ceil(items / consumer.ranks))
     chunk = items / consumer.chunks / consumer.ranks
     return max(1, math.ceil(chunk) if edge.group == 1 else math.floor(chunk))  # groups are large: rather more batches than larger ones
 
 
-def _items(placement: Placement, edge: Edge) -> float:
+def _would_interrupt(placement: Placement, consumer: Seat) -> bool:
+    """Whether a rank that began with its first items would take its device from somebody above it to whom items stream from other devices and who waits for
+    them just then; and with it from all for whom the worker itself waits: a batch of everything is long."""
+    edges, home = placement.setting.profile.edges, placement.setting.home
+    above, open_ = set[str](), [consumer.worker]
+    while open_:
+        name = open_.pop()
+        producers = {e.producer for e in edges if e.consumer == name} - above
+        above |= producers
+        open_ += producers
+    devices = {name: set(seat.devices) for name, seat in placement.seats.items()}
+    streamed = [e.consumer for e in edges if home[e.producer] != home[e.consumer] and not devices[e.producer] & devices[e.consumer]]
+    return any(name in above and home[name] != home[consumer.worker] and devices[name] & devices[consumer.worker] for name in streamed)
+
+
+def items_between(placement: Placement, edge: Edge | EdgeProfile) -> float:
     """Items of one iteration on a channel."""
     profile = placement.setting.profile
     known = [e.items for e in profile.edges if (e.producer, e.consumer) == (edge.producer, edge.consumer) and e.items is not None]

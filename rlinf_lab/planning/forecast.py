@@ -1,7 +1,8 @@
 """A plan of the search as a timeline: the profile's workers as scripts, run by the real scheduler in virtual time.
 
-Ranks of a generator work on their own, each through its part of the responses; every other worker is one gang on all its devices, because
-data-parallel ranks advance together (collectives). Items are bundled, so that an iteration has a few thousand steps whatever its size.
+Ranks of a generator work on their own, each through its part of the responses, and so do ranks that begin at different times (`by_rank`); every other worker
+is one gang on all its devices, because data-parallel ranks advance together (collectives). Items are bundled, so that an iteration has a few thousand
+steps whatever its size.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.budget import Budget
+from rlinf_lab.planning.by_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.engine import ALL
@@ -37,6 +40,7 @@ from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 
 DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
+MOST_DETAIL = 2048  # where they shall be whole items
 ATOMS = 512  # points of a generator's stream
 MOVED = 16  # parts in which what the consumer wants whole is moved
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
@@ -49,7 +53,7 @@ def forecast(
     they overlap.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
-    ``outages``: when devices are away; a gang waits for all of its devices, a generator's rank for its own.
+    ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own.
     """
     whole("iterations", iterations, 1, MOST_ITERATIONS)
     number("noise", noise, 0, 10)
@@ -127,9 +131,8 @@ class _Forecast:
         self.names = tuple(devices) or device_names(placement)
         self.noise, self.random = noise, np.random.default_rng(seed)
         self.streams: dict[tuple[str, int], Stream] = {}
-        chunks = max(s.chunks for s in placement.seats.values())
-        ranks = max([1, *(s.ranks for n, s in placement.seats.items() if self._independent(n))])
-        self.items = chunks * math.ceil(max(DETAIL, ranks) / chunks)
+        self.by_rank = frozenset(name for name in by_rank(placement) if not self._streams(name))
+        self.items = self._bundles()
         self.taken: dict[tuple[str, str, int], int] = {}
         self.links = Links.of(self.profile, self._moving(), self.items)
 
@@ -182,10 +185,24 @@ class _Forecast:
                 total += message.busy_s + (message.latency_s if edge.consumer == name else 0.0)
         return total
 
+    def _bundles(self) -> int:
+        """Of an iteration, as many as divide by the plan's chunks. Where ranks take batches by themselves a bundle is no part of two items, if that is possible
+        without many more."""
+        seats, items = self.placement.seats.values(), self.profile.items
+        step = max(s.chunks for s in seats)
+        if self.by_rank and (both := math.lcm(step, math.ceil(items))) <= MOST_DETAIL and items == math.ceil(items):
+            step = both
+        ranks = max([1, *(s.ranks * (s.chunks if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
+        return step * math.ceil(max(DETAIL, ranks) / step)
+
     # --- the plan ----------------------------------------------------------------------------------------------
-    def _independent(self, name: str) -> bool:
-        """Whether a worker's ranks stream on their own: a generator whose lengths are known."""
+    def _streams(self, name: str) -> bool:
+        """Whether a worker's ranks stream: a generator whose lengths are known."""
         return self._stream(name, 1) is not None
+
+    def _independent(self, name: str) -> bool:
+        """Whether a worker's ranks go on by themselves."""
+        return name in self.by_rank or self._streams(name)
 
     def _stream(self, name: str, group: int) -> Stream | None:
         """When bundles of complete groups leave a generator."""
@@ -209,19 +226,28 @@ class _Forecast:
         placements.update(self.links.placements())
         chunks = {e.channel: self._chunk(e) for e in self.edges}
         # What is wanted whole is moved while it is made; a batch is moved when it is complete.
-        chunks.update({self.links.source(e.channel): chunks[e.channel] or max(1, self.items // MOVED) for e in self._moving()})
+        chunks.update({self.links.source(e.channel): self._moved_at_once(e, chunks[e.channel]) for e in self._moving()})
         sub_batches = {n: s.sub_batches for n, s in self.placement.seats.items() if s.sub_batches > 1}
         turns = Turns.of(self.placement) if any(sum(pair) for pair in self._switches().values()) else Turns()
         more = turns.memory, turns.device_memory, self.setting.staleness, turns.working, priorities(self.placement, graph)
         return ExecutionPlan("forecast", self.names, placements, chunks, {}, sub_batches, (), *more)
 
+    def _moved_at_once(self, edge: EdgeProfile, chunk: int) -> int:
+        """Bundles: batches of all ranks together."""
+        ranks = self.placement.seats[edge.consumer].ranks if edge.consumer in self.by_rank else 1
+        return min(self.items, chunk * ranks) or max(1, self.items // MOVED)
+
     def _chunk(self, edge: EdgeProfile) -> int:
-        """Bundles of one batch of the consumer; 0: everything."""
+        """Bundles of one batch of the consumer, or of a rank of it; 0: everything."""
         units = self.setting.home[edge.producer], self.setting.home[edge.consumer]
         if units[0] == units[1]:
             return 1
         node = meeting(self.placement.tree, *units)
-        if self.setting.whole(edge) or edge.group == self.profile.items or (node.kind == TEMPORAL and node.grain == 0):
+        if self.setting.whole(edge) or edge.group == self.profile.items:
+            return 0
+        if edge.consumer in self.by_rank:
+            return bundles_of_a_rank(self.placement, edge, self.items)
+        if node.kind == TEMPORAL and node.grain == 0:
             return 0
         return self.items // self.placement.seats[edge.consumer].chunks
 
@@ -234,7 +260,7 @@ class _Forecast:
         leaf = leaf_of(self.placement.tree, unit)
         if len(self._mates(name)) > 1:
             script = self._in_cell(name, seat)
-        elif self._independent(name):
+        elif self._streams(name):
             script = self._generator(name, seat)
         else:
             script = self._batch(name, seat, leaf)
@@ -280,10 +306,11 @@ class _Forecast:
         streamed = [c for c in inputs if c not in whole]
         turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
-        source = above if above is not None and above != name and self._independent(above) else None
+        source = above if above is not None and above != name and self._streams(above) else None
+        each = self._of_a_rank(name, seconds) if name in self.by_rank else lambda n: seconds * n / nominal
 
         def work(iteration: int, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
-            yield run(self._noisy(seconds * part * n / nominal * self._weight(name, source, iteration, n, of)))
+            yield run(self._noisy(each(n) * part * self._weight(name, source, iteration, n, of)))
             for channel in outputs if last else ():
                 yield put(channel, n)
 
@@ -291,7 +318,7 @@ class _Forecast:
             for channel, part in turns:
                 last = channel == turns[-1][0]
                 if channel in whole:
-                    for n in _parts((yield get(channel, ALL)), nominal):
+                    for n in _divided((yield get(channel, ALL)), seat.chunks):
                         yield from work(turn.iteration, n, part, channel, last)
                 else:
                     while n := (yield get(channel)):
@@ -299,14 +326,14 @@ class _Forecast:
 
         def script(turn: Turn) -> Script:
             if not inputs:
-                for _ in range(seat.chunks):
-                    yield from work(turn.iteration, nominal)
+                for part in _divided(turn.share(self.items), seat.chunks):
+                    yield from work(turn.iteration, part)
                 return
             n = 0
             for channel in whole:
                 n = yield get(channel, ALL)
             if not streamed:
-                for part in _parts(n, nominal):
+                for part in _divided(n, seat.chunks):
                     yield from work(turn.iteration, part)
                 return
             while n := (yield get(streamed[0])):
@@ -315,6 +342,11 @@ class _Forecast:
                 yield from work(turn.iteration, n)
 
         return in_turn if turns else script
+
+    def _of_a_rank(self, name: str, chunk_s: float) -> Callable[[int], float]:
+        """Seconds that a rank takes for so many bundles."""
+        seconds = seconds_of_a_rank(self.placement, name, chunk_s)
+        return lru_cache(maxsize=None)(lambda n: seconds(n / self.items * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:
         """Step by step, slot by slot: what comes from members before it in the step, its own work, what goes on; answers of the last step by key."""
@@ -385,6 +417,7 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _parts(n: int, nominal: int) -> Iterator[int]:
-    for first in range(0, n, nominal):
-        yield min(nominal, n - first)
+def _divided(n: int, parts: int) -> list[int]:
+    """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no less than a chunk; without empty ones."""
+    ends = [-(-n * i // parts) for i in range(parts + 1)]
+    return [end - start for start, end in itertools.pairwise(ends) if end > start]

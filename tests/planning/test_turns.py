@@ -40,13 +40,14 @@ def most_gib(planned: Planned, timeline: Timeline) -> float:
     """Of all devices, at any moment of work."""
     placement, found = planned.candidate.placement, 0.0
     workers, seats, turns = placement.setting.profile.workers, placement.seats, Turns.of(placement)
-    there = {n: _stays(timeline, n) if turns.memory.get(n) and planned.execution.device_memory else [(-math.inf, math.inf)] for n in seats}
+    leave = {n for n in seats if turns.memory.get(n) and planned.execution.device_memory}
+    there = {(n, d): _stays(timeline, n, d) if n in leave else [(-math.inf, math.inf)] for n, s in seats.items() for d in s.devices}
     kept = {n: float(memory.kept(workers[n], np.array([max(1, len(s.devices))]), placement.setting.profile.items)[0]) for n, s in seats.items()}
     for name, seat in seats.items():
         needs = _needs(placement, name)
-        for start, end in _moments(timeline, name, SpanKind.RUN):
-            for device in seat.devices:
-                beside = [n for n in seats if n != name and device in seats[n].devices and any(a < end and start < b for a, b in there[n])]
+        for device in seat.devices:
+            for start, end in _moments(timeline, name, SpanKind.RUN, device):
+                beside = [n for n in seats if n != name and device in seats[n].devices and any(a < end and start < b for a, b in there[n, device])]
                 found = max(found, needs + sum(kept[n] for n in beside))
     return found
 
@@ -57,15 +58,17 @@ def _needs(placement: Placement, name: str) -> float:
     return float(memory.needed(profile.workers[name], np.array([max(1, len(seat.devices))]), at_once)[0])
 
 
-def _moments(timeline: Timeline, name: str, kind: SpanKind) -> list[tuple[float, float]]:
-    table = timeline.to_pandas()
-    mine = table[(table["worker"] == name) & (table["kind"] == kind.name.lower())]
-    return sorted(zip(mine["start_ns"].tolist(), mine["end_ns"].tolist(), strict=True))
+def _moments(timeline: Timeline, name: str, kind: SpanKind, device: int | None = None) -> list[tuple[float, float]]:
+    """``device``: of the rank there only."""
+    tracks = [i for i, t in enumerate(timeline.tracks) if t.worker == name and (device is None or timeline.devices[device] in t.devices)]
+    spans = timeline.spans
+    mine = spans[np.isin(spans["track"], tracks) & (spans["kind"] == kind)]
+    return sorted(zip(mine["start"].tolist(), mine["end"].tolist(), strict=True))
 
 
-def _stays(timeline: Timeline, name: str) -> list[tuple[float, float]]:
+def _stays(timeline: Timeline, name: str, device: int) -> list[tuple[float, float]]:
     """From coming to having left, perhaps at once."""
-    comes, leaves = ([at for at, _ in _moments(timeline, name, SpanKind.ONLOAD)], [at for _, at in _moments(timeline, name, SpanKind.OFFLOAD)])
+    comes, leaves = ([at for at, _ in _moments(timeline, name, SpanKind.ONLOAD, device)], [at for _, at in _moments(timeline, name, SpanKind.OFFLOAD, device)])
     return list(itertools.zip_longest(comes, leaves, fillvalue=math.inf))
 
 

@@ -1,0 +1,48 @@
+"""Whose ranks a forecast simulates one by one, with the chunks of a run: those that begin at different times, since others have some of their devices.
+
+A rank whose device is free takes the next batch while others wait for theirs, so such a worker is neither as early nor as late as one gang. Where those with
+whom a worker shares devices have the same ones, its ranks begin together, and a gang stands for them. Who has one rank is no gang anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from rlinf_lab.planning.execution import chunk_between, items_between
+from rlinf_lab.planning.placement import Placement, Seat
+from rlinf_lab.planning.profile import EdgeProfile
+
+BATCHES = 1024  # of an iteration at most, else a gang stands for the ranks of a worker: a simulation takes some 20 us for each
+
+
+def by_rank(placement: Placement) -> frozenset[str]:
+    """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell go on step by step: not they."""
+    units, home = placement.setting.units, placement.setting.home
+    seats = [s for s in placement.seats.values() if s.devices and len(units[home[s.worker]].members) == 1]
+    return frozenset(s.worker for s in seats if s.ranks == 1 or (begins_unevenly(placement, s) and s.ranks * s.chunks <= BATCHES))
+
+
+def begins_unevenly(placement: Placement, seat: Seat) -> bool:
+    """Whether a worker shares devices with another one that has not the same ones."""
+    own = set(seat.devices)
+    return any(own & set(other.devices) and own != set(other.devices) for other in placement.seats.values())
+
+
+def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> int:
+    """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its share of everything."""
+    chunk = chunk_between(placement, edge)
+    return min(bundles, max(1, round(bundles * chunk * edge.group / items_between(placement, edge)))) if chunk else 0
+
+
+def seconds_of_a_rank(placement: Placement, name: str, chunk_s: float) -> Callable[[float], float]:
+    """Seconds that one rank takes for so many items, when all ranks together take ``chunk_s`` for one of the plan's chunks."""
+    setting, seat = placement.setting, placement.seats[name]
+    model, on = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)])
+    chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0])
+
+    def seconds(items: float) -> float:
+        return chunk_s * float(model.seconds(on, items * seat.ranks)[0]) / chunk if chunk else 0.0
+
+    return seconds

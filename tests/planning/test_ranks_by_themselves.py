@@ -1,0 +1,181 @@
+"""A worker that shares some of its devices with others begins rank by rank: what a plan says is what a run takes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from mock_runs import run, seconds
+
+import rlinf_lab as lab
+from rlinf_lab.planning.by_rank import by_rank
+from rlinf_lab.planning.planner import Planned, Plans
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.scripts import ALL, SimCall, Turn, get, put
+from rlinf_lab.planning.scripts import run as compute
+from rlinf_lab.planning.simulator import Simulator
+
+FLOWS = {"chain": ("ab", "bc"), "long": ("ab", "bc", "cd"), "fork": ("ab", "ac"), "diamond": ("ab", "ac", "bd", "cd"), "join": ("ac", "bc")}
+
+
+class Stage(lab.Worker):
+    def __init__(self, items: int, fixed: float, each: float) -> None:
+        self.items, self.fixed, self.each = items, fixed, each
+
+    def make(self, a: lab.Outbox) -> None:
+        self._make([a])
+
+    def make_for_two(self, a: lab.Outbox, b: lab.Outbox) -> None:
+        self._make([a, b])
+
+    def work(self, x: lab.Inbox, a: lab.Outbox) -> None:
+        for batch in x:
+            self._work(batch, a)
+
+    def end(self, x: lab.Inbox) -> None:
+        for batch in x:
+            self._work(batch)
+
+    def end_both(self, x: lab.Inbox, y: lab.Inbox) -> None:
+        for batch in x:
+            y.get(len(batch))
+            self._work(batch)
+        y.get_all()
+
+    def _make(self, outs: list[lab.Outbox]) -> None:
+        for i in range(self.items * self.rank // self.ranks, self.items * (self.rank + 1) // self.ranks):
+            self.compute(self.each)
+            for out in outs:
+                out.put(i)
+
+    def _work(self, batch: list[int], out: lab.Outbox | None = None) -> None:
+        self.compute(self.fixed + self.each * len(batch))
+        if out is not None:
+            out.put_all(batch)
+
+
+class Case:
+    """A workflow whose workers take ``costs[name]`` = (seconds of a batch, and of each item), and a true profile of it."""
+
+    def __init__(self, links: tuple[str, ...], items: int, costs: dict[str, tuple[float, float]], most: dict[str, int | None]) -> None:
+        self.items, self.costs = items, costs
+        self.flow = lab.Workflow("timed")
+        channels = {link: self.flow.channel(link, capacity=None) for link in links}
+        workers = {n: self.flow.worker(Stage, items, *c, name=n) for n, c in costs.items()}
+        ends = {n: ([k for k in links if k[1] == n], [k for k in links if k[0] == n]) for n in costs}
+
+        @self.flow.iteration
+        def iteration() -> None:
+            for n, (reads, writes) in ends.items():
+                method = {(0, 1): "make", (0, 2): "make_for_two", (1, 1): "work", (1, 0): "end", (2, 0): "end_both"}[len(reads), len(writes)]
+                getattr(workers[n], method)(*(channels[k] for k in (*reads, *writes)))
+
+        rules = {n: {"ranks": {"most": k}} if k else {} for n, k in most.items()}
+        samples = {n: [{"devices": 1, "items": k, "seconds": fixed + each * k} for k in (1, items)] for n, (fixed, each) in costs.items()}
+        self.profile = Profile.from_dict({
+            "items": items, "workers": {n: {"samples": s, "exponent": 1.0, **rules[n]} for n, s in samples.items()},
+            "edges": [{"producer": k[0], "consumer": k[1]} for k in links],
+        })  # fmt: skip
+
+    @classmethod
+    def by_chance(cls, seed: int) -> Case:
+        rng = random.Random(seed)
+        links = FLOWS[rng.choice(list(FLOWS))]
+        names = sorted(set("".join(links)))
+        fed = {k[1] for k in links}
+        costs = {n: (rng.choice([0.0, 0.0, 0.01]) if n in fed else 0.0, rng.choice([0.002, 0.005, 0.01, 0.04])) for n in names}
+        return cls(links, rng.choice([24, 32, 48]), costs, {n: rng.choice([None, None, None, 1, 2]) for n in names})
+
+    def plans(self, devices: int, chunks: int = 64, simulate: bool = True) -> Plans:
+        return lab.plan(self.flow, [f"cpu:{i}" for i in range(devices)], self.profile, chunks=chunks, simulate=simulate)
+
+    def simulated_run(self, planned: Planned) -> float:
+        """Seconds of the last of three iterations of a run, whose sources put their items in the plan's chunks."""
+        calls = []
+        for step in self.flow.graph.program:
+            script = self._script(step.worker, step.call.reads, step.call.writes, planned.placement[step.worker]["chunks"])
+            calls.append(SimCall(step.worker, step.call.method, script, step.call.reads, step.call.writes, (), step.call.starts_on_device))
+        return float(Simulator(self.flow, planned.execution).simulate(calls, 3).iterations()["seconds"].iloc[-1])
+
+    def _script(self, name: str, reads: tuple[str, ...], writes: tuple[str, ...], chunks: int):
+        fixed, each = self.costs[name]
+
+        def work(n: int):
+            yield compute(round((fixed + each * n) * 1e9))
+            for channel in writes:
+                yield put(channel, n)
+
+        def source(turn: Turn):
+            share = turn.share(self.items)
+            for i, j in itertools.pairwise(share * k // chunks for k in range(chunks + 1)):
+                if j > i:
+                    yield from work(j - i)
+
+        def reader(turn: Turn):
+            while n := (yield get(reads[0])):
+                for channel in reads[1:]:
+                    yield get(channel, n)
+                yield from work(n)
+            for channel in reads[1:]:
+                yield get(channel, ALL)
+
+        return reader if reads else source
+
+
+def uneven(planned: Planned) -> bool:
+    seats = planned.candidate.placement.seats.values()
+    return any(a.ranks > 1 and set(a.devices) & set(b.devices) and a.devices != b.devices for a in seats for b in seats)
+
+
+def of_shape(plans: Plans, shape: str) -> Planned:
+    return next(p for p in plans if p.shape == shape)
+
+
+def long_chain() -> Case:
+    """d takes long, c waits for b now and then: who lent d a device then would have it back after 0.24 s."""
+    return Case(FLOWS["long"], 48, {"a": (0, 0.002), "b": (0, 0.002), "c": (0, 0.01), "d": (0, 0.04)}, {"a": None, "b": 1, "c": None, "d": None})
+
+
+@pytest.mark.parametrize("shape", ["(a | b | c) > d", "a > (b | c) > d"])
+def test_a_batch_of_everything_interrupts_nobody_above(shape: str) -> None:
+    case = long_chain()
+    planned = of_shape(case.plans(8), shape)
+    assert planned.execution.chunks["cd"] == 0 and planned.placement["d"]["ranks"] == 8
+    assert seconds(run(case.flow, planned, 3)) == pytest.approx(planned.seconds, rel=0.01)
+    assert planned.seconds < 0.36 and planned.notes == ()
+
+
+def test_ranks_whose_devices_are_free_begin_with_what_is_there() -> None:
+    """b is a source's reader, but c does not wait for it: c's ranks begin while b still works on one device."""
+    case = Case(FLOWS["fork"], 48, {"a": (0, 0.01), "b": (0, 0.01), "c": (0, 0.05)}, {"a": 4, "b": 1, "c": 5})
+    planned = of_shape(case.plans(5), "(a | b) > c")
+    assert planned.execution.chunks["ac"] == 10
+    gang = max(0.01 * 48 / 4, 0.01 * 48) + 0.05 * 10
+    assert case.simulated_run(planned) == pytest.approx(planned.seconds, rel=0.02) and planned.seconds < 0.95 * gang
+
+
+@pytest.mark.parametrize("first", [0, 6, 12])
+def test_runs_of_random_plans_take_what_plans_say(first: int) -> None:
+    ratios = {}
+    for seed in range(first, first + 6):
+        case = Case.by_chance(seed)
+        for planned in filter(uneven, case.plans(2 + seed % 8, (64, 8)[seed % 2], simulate=False)):
+            told = float(planned.timeline.iterations()["seconds"].iloc[-1])
+            ratios[seed, planned.shape] = case.simulated_run(planned) / told
+    assert len(ratios) > 5 and max(ratios.values()) < 1.02, ratios
+    assert min(ratios.values()) > 0.94 and sum(r > 0.98 for r in ratios.values()) > 0.9 * len(ratios), ratios
+
+
+def test_whose_ranks_are_simulated() -> None:
+    planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
+    assert by_rank(planned.candidate.placement) == set("abcd")
+    tracks = planned.timeline.tracks
+    assert {n: sum(t.worker == n for t in tracks) for n in "abcd"} == {"a": 1, "b": 1, "c": 6, "d": 8}
+
+
+def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.planning.by_rank.BATCHES", 7)
+    planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
+    assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
+    assert [n.partition(",")[0] for n in planned.notes] == ["d: takes turns with a and b and c"]
