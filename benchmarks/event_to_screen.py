@@ -94,23 +94,20 @@ def measured(kind: str, seconds: float, kept: dict[str, Any]) -> float:
     return p95(found)
 
 
+def row(kind: str, seconds: float, runs: int, name: str) -> Case:
+    kept: dict[str, Any] = {}
+    return Case(
+        f"event_to_screen_{name}", "ms, p95", lambda: measured(kind, seconds, kept), target="<= 150", target_of="value", runs=runs,
+        curve=lambda: [[kept[key] for key in ("median", "p95", "most", "longest_gap", "spans")]],
+        note="end of a span of a real run to its pixels on its dashboard in JupyterLab, the kernel busy"
+        f"{' with Python for ten minutes' * (name == 'ten_minutes')}; curve: median, p95, most, longest gap between frames, spans",
+    )  # fmt: skip
+
+
 def cases(smoke: bool) -> list[Case]:
-    rows = []
-    for kind in ("python",) if smoke else BUSY:
-        kept: dict[str, Any] = {}
-
-        def curve(kept: dict[str, Any] = kept) -> list[list[float]]:
-            return [[kept[key] for key in ("median", "p95", "most", "longest_gap", "spans")]]
-
-        rows.append(
-            Case(
-                f"event_to_screen_{kind}", "ms, p95", lambda kind=kind, kept=kept: measured(kind, 2 if smoke else 10, kept), target="<= 150",
-                target_of="value", runs=3, curve=curve,
-                note="end of a span of a real run to its pixels on its dashboard in JupyterLab, the kernel busy; "
-                "curve: median, p95, most, longest gap between frames, spans",
-            )
-        )  # fmt: skip
-    return rows
+    if smoke:
+        return [row("python", 2, 3, "python")]
+    return [*(row(kind, 10, 3, kind) for kind in BUSY), row("python", 600, 1, "ten_minutes")]
 
 
 if __name__ == "__main__":

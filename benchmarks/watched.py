@@ -32,9 +32,9 @@ with lab.session(flow, plan) as s:
     def seconds(watched):
         for (owner, name), function in zip(watchers, as_it_is):
             setattr(owner, name, function if watched else nothing)
-        start = time.process_time()
+        start = time.perf_counter(), time.process_time()
         s.step("train")
-        return time.process_time() - start
+        return time.perf_counter() - start[0], time.process_time() - start[1]
 
     for _ in range(3):
         seconds(True)
@@ -42,7 +42,7 @@ with lab.session(flow, plan) as s:
     for _ in range({blocks}):
         first = rng.random() < 0.5
         four = [(watched, seconds(watched)) for watched in (first, not first, not first, first)]
-        blocks.append([sum(s for watched, s in four if watched is on) for on in (True, False)])
+        blocks.append([[sum(clocks[i] for watched, clocks in four if watched is on) for on in (True, False)] for i in (0, 1)])
     for (owner, name), function in zip(watchers, as_it_is):
         setattr(owner, name, function)
     spans = len(s.timeline)
@@ -50,17 +50,21 @@ print("PAIRED", json.dumps([blocks, spans]))
 """
 
 
-def slowdown_percent(blocks: int, kept: list[list[float]]) -> float:
-    """CPU time of an iteration with everything that watches against one without, in the same run: spans, counters, looks, messages.
+def paired_blocks(blocks: int) -> list[list[list[float]]]:
+    """Blocks of iterations with everything that watches and without, in one run: [[wall with, without], [CPU with, without]] in seconds.
 
     Four iterations on, off, off, on (or the other way round, by chance) make a block, so that what drifts is the same in both. Without: nothing
-    is written, collected, told or sampled; the threads that would do it only wake up. ``kept`` gets the median, the bounds
-    that hold it with 95 % and the middle half of single blocks.
+    is written, collected, told or sampled; the threads that would do it only wake up.
     """
-    rows, spans = json.loads(kernel_cell.printed(PAIRED.format(blocks=blocks), timeout=900).split("PAIRED")[1])
+    rows, spans = json.loads(kernel_cell.printed(PAIRED.format(blocks=blocks), timeout=1500).split("PAIRED")[1])
     if spans < 1000 * blocks:
         raise RuntimeError(f"Only {spans} spans were written in {2 * blocks} watched iterations.")
-    percents = sorted(100 * (on / off - 1) for on, off in rows)
+    return rows
+
+
+def median_percent(pairs: list[list[float]], kept: list[list[float]]) -> float:
+    """By how much the first of each pair is over the second; ``kept`` gets the median, the bounds that hold it with 95 %, and the middle half."""
+    percents = sorted(100 * (on / off - 1) for on, off in pairs)
     rng = random.Random(0)
     medians = sorted(statistics.median(rng.choices(percents, k=len(percents))) for _ in range(2000))
     kept.append([statistics.median(percents), medians[50], medians[-51], percents[len(percents) // 4], percents[3 * len(percents) // 4]])

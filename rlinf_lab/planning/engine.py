@@ -26,6 +26,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.at_once import AtOnce
 from rlinf_lab.planning.books import ALL as ALL
 from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
 from rlinf_lab.planning.books import Part as Part
@@ -64,7 +65,7 @@ _START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED = map(int, Event)
 _STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED, _DIVIDE = map(int, Do)
 
 
-class Engine:
+class Engine(AtOnce):
     """See the module's docstring. ``memory``: units per device; ``None`` means that everything fits."""
 
     def __init__(self, devices: int, memory: int | None = None) -> None:
@@ -155,15 +156,6 @@ class Engine:
             else:
                 self._offloaded(p)
         return self._flush()
-
-    def put_at_once(self, process: int, channel: int, n: int) -> int:
-        """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from it. -1: `settle` it."""
-        p, queue = self.processes[process], self.channels[channel]
-        first = queue.tail
-        if p.state != "run" or queue.putters or queue.getters or first - queue.head + n > queue.capacity or p.weights is not None or queue.weights is not None:
-            return -1
-        queue.tail = first + n
-        return first
 
     # --- fillers -----------------------------------------------------------------------------------------
     def begin(self, iteration: int) -> None:

@@ -57,7 +57,8 @@ def profile_from_trace(
         count = (devices or {}).get(worker, own.seen_on)
         if own.guessed and worker not in (devices or {}):
             at_once = f" (at most {own.at_once} at work at a time)" if own.at_once < count else ""
-            notes.append(f"{worker}: the trace does not name its devices, so its {count} lanes{at_once} count as one each. Give devices={{{worker!r}: ...}}.")
+            lanes = f"{count} lane{'s' * (count != 1)}{at_once} count{'s' * (count == 1)}"
+            notes.append(f"{worker}: the trace does not name its devices, so its {lanes} as one each. Give devices={{{worker!r}: ...}}.")
         found[worker] = WorkerProfile((Sample(count, float(items), own.busy_ns(count) / 1e9 / counted),), resource="device" if count else "host")
     return Profile(items, found, tuple(EdgeProfile(p, c) for p, c in edges), name, notes=tuple(notes))
 

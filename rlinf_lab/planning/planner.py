@@ -38,6 +38,8 @@ from rlinf_lab.workflow.workflow import Workflow
 SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
 OVERLAPPING = 24  # of those whose iterations overlap: what is followed of them is up to 1.7 times as long as what is simulated, where ranks differ in number
 
+ABOUT = "~ followed chunk by chunk, not simulated"
+
 
 @dataclass(frozen=True)
 class Planned:
@@ -53,6 +55,11 @@ class Planned:
     @property
     def seconds(self) -> float:
         return self.candidate.seconds if self.simulated is None else self.simulated
+
+    @property
+    def seconds_are(self) -> str:
+        """``simulated`` or ``followed``."""
+        return "followed" if self.simulated is None else "simulated"
 
     @property
     def mode(self) -> str:
@@ -97,12 +104,11 @@ class Planned:
         return {key: value for key, value in self.__dict__.items() if key != "timeline"}
 
     def to_dict(self) -> dict[str, Any]:
-        how = "followed" if self.simulated is None else "simulated"
-        return {"name": self.name, "mode": self.mode, "shape": self.shape, "seconds": self.seconds, "seconds_are": how,
+        return {"name": self.name, "mode": self.mode, "shape": self.shape, "seconds": self.seconds, "seconds_are": self.seconds_are,
                 "workers": dict(self.placement), "reason": self.reason}  # fmt: skip
 
     def __repr__(self) -> str:
-        lines = [f"{self.name}: {self.seconds:.4g} s an iteration, {self.shape}"]
+        lines = [f"{self.name}: {_about(self)}{self.seconds:.4g} s an iteration, {self.shape}"]
         for worker, at in self.placement.items():
             lines.append(f"  {worker:<12} {_place(at)}")
         return "\n".join([*lines, f"  {self.reason}", *(f"  note: {n}" for n in self.notes)])
@@ -168,11 +174,12 @@ class Plans(Sequence[Planned]):
         return json.dumps(self.to_dict(), indent=1)
 
     def to_pandas(self) -> Any:
-        """One row per plan: name, mode, shape, seconds, devices of each worker, reason."""
+        """One row per plan: name, mode, shape, seconds and whether they are simulated or followed, devices of each worker, reason."""
         import pandas as pd
 
         rows = [
-            {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, **{w: at["devices"] for w, at in p.placement.items()}, "reason": p.reason}
+            {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "seconds_are": p.seconds_are,
+             **{w: at["devices"] for w, at in p.placement.items()}, "reason": p.reason}
             for p in self.ranked
         ]
         return pd.DataFrame(rows)
@@ -183,16 +190,19 @@ class Plans(Sequence[Planned]):
         lines = [f"{len(self.ranked)} plans for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
         for plan in self.ranked:
             places = ", ".join(f"{w} {at['devices']}" for w, at in plan.placement.items())
-            lines.append(f"  {plan.name:<{width}}  {plan.seconds:9.4g} s  {plan.shape}  [{places}]  {plan.reason}")
+            lines.append(f"  {plan.name:<{width}}  {_about(plan) + format(plan.seconds, '.4g'):>10} s  {plan.shape}  [{places}]  {plan.reason}")
         lines += [f"  {mode:<{width}}  no plan: {why}" for mode, why in self.refused.items()]
-        return "\n".join([*lines, *(f"  note: {n}" for n in self.notes)])
+        return "\n".join([*lines, *(f"  {legend}" for legend in self._legend()), *(f"  note: {n}" for n in self.notes)])
+
+    def _legend(self) -> list[str]:
+        return [ABOUT] if any(p.simulated is None for p in self.ranked) else []
 
     def _repr_html_(self) -> str:
         from html import escape
 
         widths = {p.name: 90 * self.best.seconds / p.seconds if p.seconds else 90 for p in self.ranked}
         rows = "".join(
-            f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{p.seconds:.4g}</td>"
+            f"<tr><td style='text-align:left'>{'<b>' * (p is self.best)}{escape(p.name)}{'</b>' * (p is self.best)}</td><td>{_about(p)}{p.seconds:.4g}</td>"
             f"<td style='text-align:left'><span style='display:inline-block;height:.7em;background:#1e69b4;width:{widths[p.name]:.0f}px'></span></td>"
             f"<td style='text-align:left'>{escape(p.shape)}</td>"
             f"<td style='text-align:left'>{escape(', '.join(f'{w} {_place(at)}' for w, at in p.placement.items()))}</td>"
@@ -204,7 +214,7 @@ class Plans(Sequence[Planned]):
             for m, w in self.refused.items()
         )
         head = "".join(f"<th style='text-align:left'>{h}</th>" for h in ("plan", "seconds", "speed", "shape", "devices", "why"))
-        notes = "".join(f"<br><small>{escape(n)}</small>" for n in self.notes)
+        notes = "".join(f"<br><small>{escape(n)}</small>" for n in (*self._legend(), *self.notes))
         return (
             f"<div><b>{len(self.ranked)} plans</b> for {escape(self.profile.name)} on {escape(_budget(self.devices))}; none can take less than "
             f"{self.bound.seconds:.4g} s ({escape(self.bound.why)})<table><tr>{head}</tr>{rows}</table>{notes}</div>"
@@ -322,6 +332,11 @@ def _good(estimate: CostEstimate) -> str:
     if estimate.relative < 1:
         return f"good to {100 * estimate.relative:.0f} %"
     return f"may be off by a factor of {1 + estimate.relative:.2g}" if math.isfinite(estimate.relative) else "may be off by any factor"
+
+
+def _about(plan: Planned) -> str:
+    """A mark on seconds that no simulation has seen; `ABOUT` explains it."""
+    return "~" if plan.simulated is None else ""
 
 
 def _place(at: Mapping[str, Any]) -> str:

@@ -24,6 +24,8 @@ READ_BYTES = 1 << 18
 COUNT = struct.Struct("<I")
 SMALL = struct.Struct("<IQQQQ")  # what begins the usual frame, a packet without buffers: PACKET, bytes of header and packet, items, time
 PACKET = PARCEL | 2
+RUN = struct.Struct("<IQQQQ")  # what begins several such packets: TOGETHER, bytes of header and packets, how many, time; then bytes and items of each
+TOGETHER = PARCEL | (1 << 30)
 
 
 class NotYetThere(Exception):
@@ -79,6 +81,18 @@ class Stream:
         self._at = end
         return bytes(view[at:middle]), bytes(view[middle:end]), items, sent
 
+    def together(self) -> tuple[bytes, list[bytes], tuple[int, ...], int] | None:
+        """Packets of one queue, if that is what is there, and all of it: their header, them, how many items of each, and when they were sent."""
+        at, view = self._at + RUN.size, self._view
+        if at > self._end:
+            return None
+        kind, header, data, count, sent = RUN.unpack_from(view, self._at)
+        middle = at + 8 * count + header
+        if kind != TOGETHER or middle + data > self._end:
+            return None
+        self._at = middle + data
+        return bytes(view[middle - header : middle]), *_packets(view, at, middle, count), sent
+
     def read(self, size: int) -> bytes:
         """Exactly so many bytes. `EOFError` when the stream ends before; `NotYetThere` for who does not wait."""
         while self._end - self._at < size:
@@ -121,6 +135,16 @@ class Stream:
             self._at, self._end = 0, self._end - self._at
 
 
+def _packets(view: memoryview | bytes, table: int, at: int, count: int) -> tuple[list[bytes], tuple[int, ...]]:
+    """Packets that lie one after another from ``at`` on, and how many items of each."""
+    numbers = struct.unpack_from(f"<{2 * count}I", view, table)
+    found = []
+    for size in numbers[:count]:
+        found.append(bytes(view[at : at + size]))
+        at += size
+    return found, numbers[count:]
+
+
 class FrameReader:
     """Messages of a stream."""
 
@@ -129,27 +153,35 @@ class FrameReader:
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
+        self._counts: tuple[int, ...] = ()  # of packets that have come together
         self._transport = transport
         self._transit = Transit(transport, 0, 0)
 
     def next(self) -> bool:
         """Read a frame; False after a farewell. `EOFError` when the stream ends without one."""
-        stream = self._stream
+        stream, self._counts = self._stream, ()
         if (small := stream.small()) is not None:
             header, data, self._items, sent = small
             self._parts = [header, data]
-            self._transit = Transit(self._transport, time.monotonic_ns() if self._transport == "tcp" else sent, len(data))
+            self._transit = Transit(self._transport, self._sent(sent), len(data))
+            return True
+        if (several := stream.together()) is not None:
+            self._take_together(*several)
             return True
         count = COUNT.unpack(stream.read(4))[0]
         if count == FAREWELL:
             return False
         self._items = -1
+        if count == TOGETHER:
+            header, data, packets, sent = struct.unpack("<4Q", stream.read(RUN.size - 4))
+            rest = stream.read(8 * packets + header + data)
+            middle = 8 * packets + header
+            self._take_together(rest[8 * packets : middle], *_packets(rest, 0, middle, packets), sent)
+            return True
         if count & PARCEL:
             count -= PARCEL
             sizes = list(struct.unpack(f"<{count + 2}Q", stream.read(8 * count + 16)))
-            sent = sizes.pop()
-            if self._transport == "tcp":  # another node has another clock
-                sent = time.monotonic_ns()
+            sent = self._sent(sizes.pop())
             self._items = sizes.pop()
             slots = any(size & IN_SLOT for size in sizes)
             self._transit = Transit("shared memory" if slots else self._transport, sent, sum(size & ~IN_SLOT for size in sizes[1:]))
@@ -158,6 +190,14 @@ class FrameReader:
         first = 1 if self._items < 0 else 2
         self._parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
         return True
+
+    def _take_together(self, header: bytes, packets: list[bytes], counts: tuple[int, ...], sent: int) -> None:
+        self._items, self._counts, self._parts = sum(counts), counts, [header, *packets]
+        self._transit = Transit(self._transport, self._sent(sent), sum(map(len, packets)))
+
+    def _sent(self, there: int) -> int:
+        """When something was handed over: another node has another clock."""
+        return time.monotonic_ns() if self._transport == "tcp" else there
 
     def _buffer(self, size: int) -> Any:
         return InSlot(self._stream.read(REFERENCE.size), size - IN_SLOT) if size & IN_SLOT else self._stream.read_in_place(size)
@@ -175,6 +215,8 @@ class FrameReader:
                 self._headers.clear()
             known = self._headers[header] = pickle.loads(header)
         name, origin, tags = known
+        if self._counts:
+            return "puts", name, self._counts, [data, *parts], origin, self._transit
         return "put", name, self._items, Packed(data, self._viewed(parts) if parts else ()), origin, tags, self._transit
 
     def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:

@@ -498,7 +498,7 @@ class Host(Scheduler):
         self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
-        self._spans.resumed(process, SpanKind.GET, start, sum(hi - lo for _, lo, hi in pieces))
+        self._spans.resumed(process, SpanKind.GET, start, pieces[0].hi - pieces[0].lo if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces))
         try:
             return opened(pieces)
         except BaseException as error:

@@ -28,7 +28,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rlinf_lab.errors import ChannelBroken
-from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_SLOT, PACKET, PARCEL, SMALL
+from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_SLOT, PACKET, PARCEL, RUN, SMALL, TOGETHER
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.slots import SlotPool
 
@@ -52,6 +52,8 @@ def close_when_forked(connection: socket.socket) -> None:
 FAREWELL_SECONDS = 5.0
 ANSWER_SECONDS = 30.0
 MOST_PARTS = 512  # of one system call
+MOST_TOGETHER = 64  # packets of one queue in a frame
+SHORT = 1 << 10  # bytes of a packet that travels with others: longer ones gain nothing
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,24 @@ def node_id() -> str:
     return f"{boot}/{os.readlink('/proc/self/ns/net')}"
 
 
+class _Run:
+    """Packets of one queue, one after another."""
+
+    __slots__ = ("begun_ns", "counts", "header", "packets")
+
+    def __init__(self, header: bytes) -> None:
+        self.header, self.begun_ns = header, time.monotonic_ns()
+        self.packets: list[bytes] = []
+        self.counts: list[int] = []
+
+    def frame(self) -> bytes:
+        packets, counts, header = self.packets, self.counts, self.header
+        if len(packets) == 1:
+            return SMALL.pack(PACKET, len(header), len(packets[0]), counts[0], self.begun_ns) + header + packets[0]
+        head = RUN.pack(TOGETHER, len(header), sum(map(len, packets)), len(packets), self.begun_ns)
+        return b"".join((head, struct.pack(f"<{2 * len(packets)}I", *map(len, packets), *counts), header, *packets))
+
+
 class Link:
     """The sending end of one direction. ``transport`` is "unix" or "tcp"."""
 
@@ -79,6 +99,7 @@ class Link:
         self.peer = address.host
         self._changed = threading.Condition()
         self._gathered: list[bytes | memoryview] = []  # parts of frames that wait for `flush`
+        self._run: _Run | None = None  # what was gathered last, if more may travel with it
         self._headers: dict[tuple, bytes] = {}
         self._backlog: deque[memoryview] = deque()  # what the socket did not take at once; its head is being sent
         self._writer: threading.Thread | None = None
@@ -121,17 +142,34 @@ class Link:
                     self._headers.clear()
                 header = self._headers[name, origin] = pickle.dumps((name, origin, None), protocol=5)
             if not packed.buffers:
-                data = packed.data
-                frame = SMALL.pack(PACKET, len(header), len(data), count, time.monotonic_ns()) + header + data
                 with self._changed:
-                    self._gathered.append(frame)
+                    self._gather_packet(header, packed.data, count, tags is None)
                 return
             parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
         else:
             data, buffers = pickled(message)
             parts, items = [data], []
         with self._changed:
+            self._end_run()
             self._gathered += self._framed(parts, buffers, items)
+
+    def _gather_packet(self, header: bytes, data: bytes, count: int, plain: bool) -> None:
+        """Under the lock. Short packets of one queue that follow one another are one frame: whoever hears it has as much to do as for one of them."""
+        short = plain and len(data) <= SHORT
+        run = self._run
+        if run is None or not short or run.header is not header or len(run.packets) == MOST_TOGETHER:
+            self._end_run()
+            run = self._run = _Run(header)
+        run.packets.append(data)
+        run.counts.append(count)
+        if not short:
+            self._end_run()
+
+    def _end_run(self) -> None:
+        """Under the lock."""
+        if self._run is not None:
+            self._gathered.append(self._run.frame())
+            self._run = None
 
     def _framed(self, parts: list[bytes | memoryview], buffers: list[memoryview], items: list[int]) -> list[bytes | memoryview]:
         """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there. ``items``: how many, and when."""
@@ -145,12 +183,13 @@ class Link:
 
     def has_gathered(self) -> bool:
         """Whether `flush` has anything to do."""
-        return bool(self._gathered)
+        return bool(self._gathered) or self._run is not None
 
     def flush(self) -> None:
         """Send what was gathered."""
-        if self._gathered:
+        if self.has_gathered():
             with self._changed:
+                self._end_run()
                 parts, self._gathered = self._gathered, []
                 if parts:
                     self._post(parts)

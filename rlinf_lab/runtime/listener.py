@@ -134,9 +134,20 @@ class Incoming:
 
     def _rouse(self) -> None:
         """Have the thread look at what is there: the kernel tells it again."""
+        self.hush()
+        self.heed()
+
+    def hush(self) -> None:
+        """See `lookout.Heard`."""
         assert self._poll is not None
-        self._poll.unregister(self._number)
-        self._poll.register(self._number, IN_TURN)
+        with contextlib.suppress(OSError, ValueError):  # it is, or has left: its file is closed after its poll
+            self._poll.unregister(self._number)
+
+    def heed(self) -> None:
+        """See `lookout.Heard`."""
+        assert self._poll is not None
+        with contextlib.suppress(OSError, ValueError):  # it does, or has left
+            self._poll.register(self._number, IN_TURN)
 
     # --- both ----------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:

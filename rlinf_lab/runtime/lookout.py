@@ -5,7 +5,8 @@ over between them: a connection is watched by the lookout first and by its own t
 rank if there is one that listens, and else the thread. What a rank leaves unread it has the thread roused for.
 
 Where nobody else has anything to do on its core, and the waits are usually not much longer than it takes to sleep and be woken (a round trip
-with another process), a rank stays awake and looks again and again, as adaptive locks do.
+with another process), a rank stays awake and looks again and again, as adaptive locks do. To the kernel it does not wait then: the connection's own
+thread would be woken for every message, to find nothing, on the same core. So the connection that has spoken last is hushed for as long.
 """
 
 from __future__ import annotations
@@ -29,6 +30,12 @@ class Heard(Protocol):
     def hear_what_is_there(self) -> bool:
         """Without waiting; False: its own thread has to do it, and so much may take a while."""
 
+    def hush(self) -> None:
+        """Its own thread is not woken by what comes, until `heed`."""
+
+    def heed(self) -> None:
+        """Its own thread is woken again, also by what has come meanwhile."""
+
 
 class Lookout:
     """Of one host. ``has_core``: whether nobody else computes now where its ranks wait."""
@@ -42,6 +49,8 @@ class Lookout:
         self._place = threading.Lock()
         self._thread = 0
         self._heard: dict[int, Heard] = {}
+        self._spoke: Heard | None = None  # last
+        self._hushed: Heard | None = None
 
     def watch(self, connection: Heard) -> None:
         """Before its own thread watches it. `OSError` when that cannot be."""
@@ -54,6 +63,8 @@ class Lookout:
         number = connection.fileno()
         if self._heard.pop(number, None) is not None:
             self._poll.unregister(number)
+        if self._spoke is connection:
+            self._spoke = None
 
     def take_place(self) -> bool:
         """Whether the calling thread may listen; it leaves the place when it has done."""
@@ -73,24 +84,43 @@ class Lookout:
 
     def listen(self, until: Callable[[], bool]) -> bool:
         """Hear messages until that is true; False when it is better to wait elsewhere: a reading thread is at work."""
-        while not until():
-            helped = True
-            for number, _ in self._news():
-                if number == self._bell:
-                    os.eventfd_read(self._bell)
-                elif (connection := self._heard.get(number)) is not None:
-                    helped = connection.hear_what_is_there() and helped
-            if not helped:
-                return False
-        return True
+        try:
+            while not until():
+                helped = True
+                for number, _ in self._news():
+                    if number == self._bell:
+                        os.eventfd_read(self._bell)
+                    elif (connection := self._heard.get(number)) is not None:
+                        self._spoke = connection
+                        helped = connection.hear_what_is_there() and helped
+                if not helped:
+                    return False
+            return True
+        finally:
+            self._heed()
 
     def _news(self) -> list[tuple[int, int]]:
         """What has come; waits for it."""
         begun, most = time.perf_counter_ns(), len(self._heard) + 1
         news: list[tuple[int, int]] = []
-        if self._usual_ns < AWAKE_NS:
-            while not news and self._has_core() and time.perf_counter_ns() - begun < AWAKE_NS:
+        if self._usual_ns < AWAKE_NS and self._has_core():
+            self._hush()
+            while not news and time.perf_counter_ns() - begun < AWAKE_NS and self._has_core():
                 news = self._poll.poll(0, most)
-        news = news or self._poll.poll(-1, most)
+        if not news:
+            self._heed()
+            news = self._poll.poll(-1, most)
         self._usual_ns += (min(time.perf_counter_ns() - begun, 10 * AWAKE_NS) - self._usual_ns) // 4
         return news
+
+    def _hush(self) -> None:
+        if self._hushed is not self._spoke:
+            self._heed()
+            self._hushed = self._spoke
+            if self._hushed is not None:
+                self._hushed.hush()
+
+    def _heed(self) -> None:
+        hushed, self._hushed = self._hushed, None
+        if hushed is not None:
+            hushed.heed()

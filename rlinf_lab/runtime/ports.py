@@ -30,7 +30,7 @@ class InboxPort:
             yield batch
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
-        if n is not None and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):
+        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):  # the first test is the quick one
             raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk.")
         if n is not None and n < 1:
             raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item.")

@@ -137,6 +137,9 @@ class Scheduler:
                 if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
                     process.lock_waited, process.woken = False, True
                     self._store(process, first)
+                elif kind == _GET and self._mock is None and (first := self._engine.get_at_once(process.index, channel, n)) >= 0:
+                    process.lock_waited, process.woken = False, True
+                    self._hand_over(process, first, first + abs(n))
                 else:
                     self._block_holding(held, process, what, (process.index, kind, channel, n))
                 if process.queue is not None and process.queue.stub:

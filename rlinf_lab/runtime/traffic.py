@@ -52,7 +52,8 @@ class Traffic:
         counts[0] += 1
         counts[1] += items
 
-    def arrived(self, queue: QueueId, origin: str, items: int, transit: Transit) -> None:
+    def arrived(self, queue: QueueId, origin: str, items: int, transit: Transit, puts: int = 1) -> None:
+        """``puts``: how many messages came as one."""
         transport, sent_ns, nbytes = transit
         edge = self._edges.get((queue.channel, origin))
         if edge is None or edge.iteration != queue.iteration:
@@ -60,7 +61,7 @@ class Traffic:
         counts = edge.counts.get(transport)
         if counts is None:
             counts = edge.counts[transport] = self._counts_of(queue.channel, origin, transport)
-        counts[0] += 1
+        counts[0] += puts
         counts[1] += items
         counts[2] += nbytes
         edge.end_ns = now = self._clock.now_ns()

@@ -1,6 +1,6 @@
 """What hosts say to each other, and what each message does at the one that hears it. Every handler runs under its mutex.
 
-    put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked
+    put, credit, stall, close   items and room of one queue; a credit follows what a consumer took, nothing is asked; ``puts``: several that came together
     get, got, read              a rank of another host reads a queue: its order, the answer, the end of its call
     want, value                 the result of a call, once for each host that needs it
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
@@ -44,16 +44,35 @@ PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
 def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str, tags: Tags | None, transit: Transit | None = None) -> None:
+    queue = _open_queue(host, name)
+    if queue is not None:
+        queue.store(Parcel(count, origin, items), tags)
+        _stored(host, queue, origin, count, 1, None if tags is None else tags.weights, transit)
+
+
+def _on_puts(host: Host, name: QueueId, counts: Sequence[int], packets: Sequence[bytes], origin: str, transit: Transit) -> None:
+    """Several puts, one after another."""
+    host._heard += len(counts) - 1
+    queue = _open_queue(host, name)
+    if queue is not None:
+        for count, data in zip(counts, packets, strict=True):
+            queue.store(Parcel(count, origin, Packed(data)), None)
+        _stored(host, queue, origin, sum(counts), len(counts), None, transit)
+
+
+def _open_queue(host: Host, name: QueueId) -> Queue | None:
+    """The queue that items have come for; None when nobody wants them any more."""
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
-        return
+        return None
     queue = host._queues.queue(name)
-    if queue.abandoned:
-        return
-    queue.store(Parcel(count, origin, items), tags)
+    return None if queue.abandoned else queue
+
+
+def _stored(host: Host, queue: Queue, origin: str, count: int, puts: int, weights: Sequence[int] | None, transit: Transit | None) -> None:
     if transit is not None:
-        host.traffic.arrived(name, origin, count, transit)
+        host.traffic.arrived(queue.name, origin, count, transit, puts)
     queue.put += count
-    _, instructions = host._engine.remote_put(queue.index, count, None if tags is None else tags.weights)
+    _, instructions = host._engine.remote_put(queue.index, count, weights)
     host._apply(instructions)
 
 
@@ -249,7 +268,7 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 
 
 HANDLERS: dict[str, Callable[..., None]] = {
-    "put": _on_put, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
+    "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,

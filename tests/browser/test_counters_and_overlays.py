@@ -63,6 +63,41 @@ def test_counters_lie_below_the_lanes(jupyterlab: Any, tmp_path: Path, theme: st
     assert not errors
 
 
+def test_a_dense_curve_is_drawn_by_columns_of_pixels(jupyterlab: Any, tmp_path: Path) -> None:
+    """A path through every extreme takes the browser longer than a frame; and every column shows how high and low it goes there."""
+    made, recorder = sample(), Recorder()
+    for i in range(40_000):
+        at = made.timeline.start_ns + i * made.timeline.elapsed_ns // 40_000
+        recorder.counter("square %", at, 100.0 * (i % 2))
+        recorder.counter("half %", at, 50.0)
+    made.timeline.extend(recorder.drain())
+    page = jupyterlab.open_file(timeline_html(made.timeline, tmp_path / "dense.html", "Dense"), theme="light")
+    page.add_init_script("""(() => {
+        const line = CanvasRenderingContext2D.prototype.lineTo, draw = CanvasRenderingContext2D.prototype.drawImage;
+        window.corners = 0;
+        CanvasRenderingContext2D.prototype.lineTo = function (...at) { window.corners++; return line.apply(this, at); };
+        window.bars = null;
+        CanvasRenderingContext2D.prototype.drawImage = function (from, ...rest) {
+            if (rest.length === 8 && rest[3] > 1) window.bars = from;
+            return draw.call(this, from, ...rest);
+        };
+    })()""")
+    page.reload()
+    page.wait_for_function("() => document.getElementById('timeline')?.dataset.counters == 6 && window.bars", timeout=15_000)
+    frames = int(shown(page, "frames"))
+    assert page.evaluate("() => window.corners") < frames * 2_000  # those of the four other curves
+    alpha = page.evaluate("""() => {
+        const { width, height } = window.bars, data = window.bars.getContext("2d").getImageData(0, 0, width, height).data, middle = Math.floor(width / 2);
+        return Array.from({ length: height }, (_, y) => data[4 * (y * width + middle) + 3]);
+    }""")
+    square, half = alpha[: len(alpha) // 2], alpha[len(alpha) // 2 :]
+    assert sum(a == 255 for a in square) >= len(square) - 3  # from the top to the bottom
+    line = [i for i, a in enumerate(half) if a > 60]
+    assert 1 <= len(line) <= 3 and abs(line[0] - len(half) / 2) < 3
+    assert not any(half[: line[0] - 1]) and all(0 < a < 60 for a in half[line[-1] + 1 :])  # nothing above it, its area below
+    page.screenshot(path=str(ARTIFACTS / "timeline-dense-counters.png"))
+
+
 def test_both_lanes_of_an_overlay_are_named(jupyterlab: Any, tmp_path: Path) -> None:
     made, other = sample(), sample(5)
     path = timeline_html(made.timeline, tmp_path / "over.html", "Over", over=other.timeline, labels=("chunk 4", "chunk 32"))

@@ -19,12 +19,12 @@ SIZES = (0, 10, 3_000, 20_000, 300_000)  # also more than a rank takes in at onc
 class Host:
     """Hears from several others; notes which thread heard what."""
 
-    def __init__(self, peers: int) -> None:
+    def __init__(self, peers: int, has_core: bool = False) -> None:
         self.heard: dict[str, list[int]] = defaultdict(list)
         self.by: list[int] = []
         self.broken: list[str] = []
         self.changed = threading.Condition()
-        self.lookout = Lookout(lambda: False)
+        self.lookout = Lookout(lambda: has_core)
         self.listener = Listener("me", self._on_message, self._on_broken, lambda host, error: self.broken.append(repr(error)), lookout=self.lookout)
         self.links = [Link(self.listener.address, f"peer{i}") for i in range(peers)]
 
@@ -87,6 +87,25 @@ def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
     assert host.by.count(rank.ident or 0) > 10  # how many is up to the kernel
 
 
+def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwards_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.runtime.lookout.AWAKE_NS", 10**12)  # however late the next message comes
+    host = Host(1, has_core=True)
+    rank = Rank(host, lambda: len(host.heard["a"]) == 300)
+    rank.start()
+    for i in range(300):
+        host.links[0].send(("a", i))
+        host.wait_for(lambda i=i: len(host.heard["a"]) > i)
+    rank.join(30)
+    assert host.heard["a"] == list(range(300))
+    first = host.by.index(rank.ident or 0)  # from now on the connection is hushed
+    others = len(host.by) - first - host.by.count(rank.ident or 0)
+    assert first < 250 and others <= 2  # whoever had been woken before that
+    host.links[0].send(("a", 300))  # nobody listens now
+    host.wait_for(lambda: host.heard["a"][-1] == 300)
+    assert host.by[-1] != rank.ident
+    host.close()
+
+
 def test_nobody_needs_to_listen(host: Host) -> None:
     for i in range(50):
         host.links[i % 3].send((f"a{i % 3}", i))
@@ -128,8 +147,9 @@ def test_the_beginning_of_a_frame_holds_nobody_up(host: Host) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_everything_is_heard_once_and_in_order_whoever_hears_it(seed: int) -> None:
-    host, rng, total = Host(3), random.Random(seed), 120
+@pytest.mark.parametrize("awake", [False, True])
+def test_everything_is_heard_once_and_in_order_whoever_hears_it(seed: int, awake: bool) -> None:
+    host, rng, total = Host(3, awake), random.Random(seed), 120
     sent = [[rng.choice(SIZES) for _ in range(total)] for _ in host.links]
 
     def all_heard() -> bool:

@@ -105,12 +105,13 @@ def test_leaving_twice_and_coming_without_having_left_are_harmless():
 def test_any_sizes_and_types_survive_any_number_of_switches(shapes, switches):
     module = nn.ParameterList([nn.Parameter(torch.randn(n).to(kind)) for n, kind in shapes])
     before = [p.detach().clone() for p in module]
-    residence = Residence([module], "cpu")
+    residence, there = Residence([module], "cpu"), [p.data_ptr() for p in module]
     held = []
     for _ in range(switches):
         residence.leave()
         held.append(sorted(block.data_ptr() for block in residence._held))
         residence.come_back()
+        assert [p.data_ptr() for p in module] == there  # a core's memory is kept, and nobody gets another's place
     assert all(torch.equal(a, b) for a, b in zip(before, module, strict=True))
     assert all(addresses == held[0] for addresses in held)  # host memory is kept for the next time
     assert residence.nbytes == sum(p.numel() * p.element_size() for p in module)

@@ -1,39 +1,98 @@
 // Quantities over time as curves below the lanes.
-import { FONT, duration, figures } from "./base.js";
+import { FONT, duration, figures, rgb } from "./base.js";
 import { RULER } from "./rows.js";
 
-export function paintCounters(view, g) {
-  const c = view.colours;
+const DENSE = 0.25, LINE = 1.25, AREA = 36; // samples a column of pixels; px; alpha of 255
+
+/** `columns` of pixels for the plot: a curve with many samples in each is drawn by them, any other as a path. */
+export function paintCounters(view, g, columns) {
+  const curves = [];
   for (const row of view.rows) {
     if (row.kind !== "counter" || row.y > view.height || row.y + row.h < RULER) continue;
     const { series } = row, shift = view.shift(row.layer), first = Math.max(0, series.upto(view.from - shift) - 1), last = Math.min(series.times.length, series.upto(view.to - shift) + 1);
-    const [low, high] = series.extent(first, last), y = (v) => row.y + row.h - 1.5 - ((v - low) / (high - low)) * (row.h - 3), x = (i) => view.x(series.times[i] + shift);
-    g.fillStyle = c.grid;
-    g.fillRect(view.gutter, row.y + row.h - 1, view.plot, 1);
-    if (first >= last) continue;
+    const [low, high] = series.extent(first, last), height = row.h - 3;
+    curves.push({ row, series, shift, first, last, high, colour: row.layer ? view.colours.muted : view.colours.accent, level: (v) => 1.5 + height - ((v - low) / (high - low)) * height });
+  }
+  for (const { row } of curves) { g.fillStyle = view.colours.grid; g.fillRect(view.gutter, row.y + row.h - 1, view.plot, 1); }
+  paintDense(view, g, columns, curves.filter((c) => c.last - c.first > DENSE * columns));
+  for (const curve of curves) {
+    if (curve.first >= curve.last) continue;
+    const { row } = curve;
     g.save();
     g.beginPath(); g.rect(view.gutter, row.y, view.plot, row.h); g.clip();
-    const colour = row.layer ? c.muted : c.accent, step = Math.max(1, Math.floor((last - first) / (4 * view.plot)));
-    g.beginPath();
-    let drawn = 0;
-    for (let i = first; i < last; i += step) {
-      let least = i, most = i;
-      for (let j = i; j < Math.min(last, i + step); j++) { if (series.values[j] < series.values[least]) least = j; if (series.values[j] > series.values[most]) most = j; }
-      for (const k of least < most ? [least, most] : least > most ? [most, least] : [least]) {
-        if (!Number.isFinite(series.values[k])) continue;
-        if (drawn++) g.lineTo(x(k), y(series.values[k])); else g.moveTo(x(k), y(series.values[k]));
-      }
-    }
-    g.strokeStyle = colour;
-    g.lineWidth = 1.25;
-    g.lineJoin = "round";
-    g.stroke();
-    g.lineTo(x(last - 1), row.y + row.h); g.lineTo(x(first), row.y + row.h); g.closePath();
-    g.globalAlpha = 0.14; g.fillStyle = colour; g.fill(); g.globalAlpha = 1;
-    g.font = `9.5px ${FONT}`; g.textAlign = "left"; g.textBaseline = "top"; g.fillStyle = c.muted;
-    g.fillText(figures(high), view.gutter + 3, row.y + 1);
+    if (curve.last - curve.first <= DENSE * columns) paintPath(view, g, curve);
+    const text = figures(curve.high);
+    g.font = `9.5px ${FONT}`; g.textAlign = "left"; g.textBaseline = "top";
+    g.fillStyle = view.colours.bg; g.globalAlpha = 0.8; g.fillRect(view.gutter, row.y, g.measureText(text).width + 6, 12); g.globalAlpha = 1; // legible on any curve
+    g.fillStyle = view.colours.muted;
+    g.fillText(text, view.gutter + 3, row.y + 1);
     g.restore();
   }
+}
+
+function paintPath(view, g, { row, series, shift, first, last, colour, level }) {
+  const x = (i) => view.x(series.times[i] + shift);
+  g.beginPath();
+  let drawn = 0;
+  for (let i = first; i < last; i++) {
+    if (!Number.isFinite(series.values[i])) continue;
+    if (drawn++) g.lineTo(x(i), row.y + level(series.values[i])); else g.moveTo(x(i), row.y + level(series.values[i]));
+  }
+  g.strokeStyle = g.fillStyle = colour;
+  g.lineWidth = LINE;
+  g.lineJoin = "round";
+  g.stroke();
+  g.lineTo(x(last - 1), row.y + row.h); g.lineTo(x(first), row.y + row.h); g.closePath();
+  g.globalAlpha = AREA / 255; g.fill(); g.globalAlpha = 1;
+}
+
+/** In every column of pixels a bar from the lowest to the highest value there: a path with so many corners takes longer than a frame. */
+function paintDense(view, g, columns, curves) {
+  if (!curves.length) return;
+  const ratio = columns / view.plot, heights = curves.map(({ row }) => Math.round(row.h * ratio)), all = heights.reduce((a, b) => a + b, 0);
+  const canvas = (view.bars ||= document.createElement("canvas"));
+  if (canvas.width !== columns || canvas.height < all) { canvas.width = columns; canvas.height = all; view.barImage = null; }
+  const context = canvas.getContext("2d", { willReadFrequently: true });
+  view.barImage ||= context.createImageData(columns, canvas.height);
+  const pixels = new Uint32Array(view.barImage.data.buffer);
+  pixels.fill(0, 0, all * columns);
+  let at = 0;
+  curves.forEach((curve, n) => { fillBars(curve, view, columns, ratio, heights[n], pixels, at * columns); at += heights[n]; });
+  context.putImageData(view.barImage, 0, 0, 0, 0, columns, all);
+  at = 0;
+  curves.forEach(({ row }, n) => { g.drawImage(canvas, 0, at, columns, heights[n], view.gutter, row.y, view.plot, row.h); at += heights[n]; });
+}
+
+function fillBars(curve, view, columns, ratio, height, pixels, at) {
+  const [red, green, blue] = rgb(curve.colour), ink = (blue << 16) | (green << 8) | red, half = (LINE * ratio) / 2;
+  const { top, bottom } = reach(curve, view, columns);
+  for (let c = 0; c < columns; c++) {
+    if (top[c] > bottom[c]) continue;
+    const from = Math.max(0, top[c] * ratio - half), to = Math.min(height, bottom[c] * ratio + half);
+    for (let y = Math.floor(from); y < height; y++) {
+      const covered = Math.min(to, y + 1) - Math.max(from, y), alpha = covered > 0 ? Math.max(AREA, Math.round(255 * covered)) : AREA;
+      pixels[at + y * columns + c] = ((alpha << 24) | ink) >>> 0;
+    }
+  }
+}
+
+/** From where to where the curve goes in each column, px from the top of its row; top > bottom where there is none. */
+function reach({ series, shift, first, last, level }, view, columns) {
+  const top = new Float64Array(columns).fill(Infinity), bottom = new Float64Array(columns).fill(-Infinity), { times, values } = series;
+  const scale = columns / (view.to - view.from), origin = view.from - shift;
+  const see = (c, y) => { if (c >= 0 && c < columns) { if (y < top[c]) top[c] = y; if (y > bottom[c]) bottom[c] = y; } };
+  let x0 = NaN, y0 = NaN;
+  for (let i = first; i < last; i++) {
+    if (!Number.isFinite(values[i])) continue;
+    const x = (times[i] - origin) * scale, y = level(values[i]), c = Math.floor(x);
+    for (let edge = Math.max(0, Math.floor(x0) + 1); edge <= Math.min(c, columns); edge++) { // where it goes from one column to the next
+      const between = y0 + ((y - y0) * (edge - x0)) / (x - x0);
+      see(edge - 1, between); see(edge, between);
+    }
+    see(c, y);
+    x0 = x; y0 = y;
+  }
+  return { top, bottom };
 }
 
 /** Lines of the tooltip of a counter at a time. */

@@ -1,9 +1,9 @@
 // One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
-import { BUSY, FONT, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
+import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
 import { latest } from "./counters.js";
 import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf } from "./links.js";
-import { KIND_COLOUR, RULER, paintOf, stripsOf } from "./rows.js";
+import { KIND_COLOUR, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
 const MOST_ARROWS = 240, MOST_NAMED = 2000;
 
@@ -63,11 +63,14 @@ function paintLaneNames(view, g, row, strip, y, least) {
     const run = c.kind[i] === RUN || c.kind[i] === LABEL;
     const text = fitted(view, g, run ? store.name(c.name[i]) : `${KINDS[c.kind[i]]} ${store.name(c.channel[i])}`, x1 - x0 - 8);
     if (!text) return;
-    const by = KIND_COLOUR[KINDS[c.kind[i]]];
-    g.fillStyle = run ? inkOn(full) : view.colourBy === "kind" && by ? inkOn(view.colours.causes[by]) : view.colours.muted;
+    const ground = groundOf(view, KINDS[c.kind[i]]);
+    g.fillStyle = run ? inkOn(full) : ground ? inkOn(ground) : view.colours.muted;
     g.fillText(text, x0 + 4, y);
   });
 }
+
+/** The colour under the name of a wait or a switch; nothing where it is faint. */
+function groundOf(view, kind) { return view.colours.causes[view.colourBy === "kind" ? KIND_COLOUR[kind] : SOLID.has(kind) && KIND_CAUSE[kind]]; }
 
 /**
  * Calls `visit(i, start, end)` for what is wide enough for a name: spans, and neighbours of the same kind and name without a visible gap,
@@ -160,17 +163,16 @@ export function paintRuler(view, g) {
 /** A line where each iteration begins, its number where there is room for it. */
 export function paintMarks(view, g) {
   const bottom = Math.min(view.height, view.content - view.scroll), c = view.colours;
-  let lastLine = -3;
+  const lines = [];
   for (const mark of view.store.marks) {
     if (mark.end < view.from || mark.start > view.to) continue;
     const x = Math.round(view.x(mark.start));
-    if (x < view.gutter || x - lastLine < 3) continue;
-    g.fillStyle = c.muted;
-    g.globalAlpha = 0.55;
-    g.fillRect(x, RULER, 1, bottom - RULER);
-    g.globalAlpha = 1;
-    lastLine = x;
+    if (x >= view.gutter && !(x - lines[lines.length - 1] < 3)) lines.push(x);
   }
+  g.fillStyle = c.muted;
+  g.globalAlpha = lines.length > view.plot / 12 ? 0.2 : 0.55; // so many lines would be all that one sees
+  for (const x of lines) g.fillRect(x, RULER, 1, bottom - RULER);
+  g.globalAlpha = 1;
 }
 
 /** Below the times: which iteration is where. */

@@ -89,6 +89,8 @@ export function stripsOf(row) {
   return out;
 }
 
+/** Kinds of spans in which the device is used for something else: they are as strong as work. */
+export const SOLID = new Set(["onload", "offload", "transfer", "setup"]);
 const painted = new Map();
 
 /**
@@ -121,6 +123,5 @@ function categoryColour(c, by, strip, workerColour, k) {
   if (!kind || k === LABEL) return [c.muted, 0.3];
   if (by === "kind") { const name = KIND_COLOUR[kind] || "off"; return [name === "busy" ? c.busy : c.causes[name], 1]; }
   if (k === RUN) return [workerColour, 1];
-  const solid = ["onload", "offload", "transfer", "setup"].includes(kind);
-  return [c.causes[KIND_CAUSE[kind]] || c.muted, solid ? 0.85 : 0.24];
+  return [c.causes[KIND_CAUSE[kind]] || c.muted, SOLID.has(kind) ? 0.85 : 0.24];
 }

@@ -259,12 +259,13 @@ export class TimelineView {
     this.measureShifts();
     g.fillStyle = c.bg;
     g.fillRect(0, 0, this.width, this.height);
-    paintStrips(this, g, Math.max(1, Math.round(this.plot * (window.devicePixelRatio || 1))));
+    const columns = Math.max(1, Math.round(this.plot * (window.devicePixelRatio || 1)));
+    paintStrips(this, g, columns);
     g.save();
     g.beginPath(); g.rect(0, RULER, this.width, this.height - RULER); g.clip();
     paintMarks(this, g);
     paintNames(this, g);
-    paintCounters(this, g);
+    paintCounters(this, g, columns);
     paintArrows(this, g);
     paintPicked(this, g);
     paintGutter(this, g);
