@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.placement import Placement, Seat
@@ -14,6 +14,8 @@ from rlinf_lab.planning.search.trees import TEMPORAL, meeting
 from rlinf_lab.planning.tables import APART
 from rlinf_lab.planning.turns import Turns, priorities
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
+
+AHEAD = 2  # batches of a rank that a channel holds: one that is taken, and one that is made meanwhile
 
 
 def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence[str], name: str) -> ExecutionPlan:
@@ -30,11 +32,30 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, chunks, {}, sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working,
+        name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working,
         priorities(placement, graph),
     )  # fmt: skip
     plan.validate(graph)
     return plan
+
+
+def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]) -> dict[str, int]:
+    """Of channels that hold less than the plan's consumers take: a batch for each of their ranks, and as much again while they work on it.
+
+    A smaller bound would cut every batch to what it holds, and what a batch always takes would be paid so much oftener.
+    """
+    found: dict[str, int] = {}
+    declared, seats = {c.name: c.capacity for c in graph.channels}, placement.seats
+    taking_turns = {e.channel for e in graph.edges if e.channel in chunks and set(seats[e.producer].devices) & set(seats[e.consumer].devices)}
+    for edge in graph.edges:
+        bound, chunk = declared[edge.channel], chunks.get(edge.channel)
+        if bound is None or chunk is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
+            continue
+        items = math.ceil(_items(placement, edge) / edge.group)
+        room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk else items
+        if room > max(bound, found.get(edge.channel, 0)):
+            found[edge.channel] = room
+    return found
 
 
 def _turns(placement: Placement) -> Turns:

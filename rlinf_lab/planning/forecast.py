@@ -39,28 +39,30 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
 
-DETAIL = 1024  # bundles of items at most, unless the plan's chunks ask for more
-MOST_DETAIL = 2048  # where they shall be whole items
+DETAIL = 1024  # see `forecast`
+MOST_DETAIL = 2048  # where bundles shall be whole items
 ATOMS = 512  # points of a generator's stream
 MOVED = 16  # parts in which what the consumer wants whole is moved
 METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 
 def forecast(
-    placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()
+    placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = (),
+    detail: int = DETAIL,
 ) -> Timeline:
     """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to. With staleness
     they overlap.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
-    ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own.
+    ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own. ``detail``: bundles of items at most,
+    unless the plan's chunks ask for more.
     """
     whole("iterations", iterations, 1, MOST_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
     if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
         raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], from and to in seconds.")
-    return _Forecast(placement, devices, noise, seed).run(iterations, outages)
+    return _Forecast(placement, devices, noise, seed, detail).run(iterations, outages)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -124,7 +126,7 @@ def _answers(profile: Profile, edge: EdgeProfile) -> bool:
 
 
 class _Forecast:
-    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int) -> None:
+    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.problem = self.setting.problem(placement.arrangement)
         self.edges = (*self.profile.edges, *gates(self.profile))
@@ -132,7 +134,7 @@ class _Forecast:
         self.noise, self.random = noise, np.random.default_rng(seed)
         self.streams: dict[tuple[str, int], Stream] = {}
         self.by_rank = frozenset(name for name in by_rank(placement) if not self._streams(name))
-        self.items = self._bundles()
+        self.items = self._bundles(detail)
         self.taken: dict[tuple[str, str, int], int] = {}
         self.links = Links.of(self.profile, self._moving(), self.items)
 
@@ -185,7 +187,7 @@ class _Forecast:
                 total += message.busy_s + (message.latency_s if edge.consumer == name else 0.0)
         return total
 
-    def _bundles(self) -> int:
+    def _bundles(self, detail: int) -> int:
         """Of an iteration, as many as divide by the plan's chunks. Where ranks take batches by themselves a bundle is no part of two items, if that is possible
         without many more."""
         seats, items = self.placement.seats.values(), self.profile.items
@@ -193,7 +195,7 @@ class _Forecast:
         if self.by_rank and (both := math.lcm(step, math.ceil(items))) <= MOST_DETAIL and items == math.ceil(items):
             step = both
         ranks = max([1, *(s.ranks * (s.chunks if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
-        return step * math.ceil(max(DETAIL, ranks) / step)
+        return step * math.ceil(max(detail, ranks) / step)
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _streams(self, name: str) -> bool:

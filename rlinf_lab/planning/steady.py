@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlinf_lab.planning.forecast import forecast
+from rlinf_lab.planning.forecast import DETAIL, forecast
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -22,14 +22,14 @@ MOST_SPANS = 100_000  # of a forecast that is made longer: some tenths of a seco
 ALIKE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 
-def steady(placement: Placement, devices: Sequence[str] = ()) -> Timeline:
-    """A forecast of as many iterations as it takes to settle."""
+def steady(placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL) -> Timeline:
+    """A forecast of as many iterations as it takes to settle. ``detail``: of `forecast`."""
     staleness = placement.setting.staleness
     iterations = needed(staleness)
-    timeline = forecast(placement, iterations, devices)
+    timeline = forecast(placement, iterations, devices, detail=detail)
     while staleness and iterations < LONGEST and 2 * len(timeline.spans) <= MOST_SPANS and _period(timeline, staleness) is None:
         iterations = min(2 * iterations, LONGEST)
-        timeline = forecast(placement, iterations, devices)
+        timeline = forecast(placement, iterations, devices, detail=detail)
     return timeline
 
 
