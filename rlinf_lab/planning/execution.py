@@ -32,8 +32,8 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
     turns = _turns(placement)
     plan = ExecutionPlan(
-        name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory, placement.setting.staleness, turns.working,
-        priorities(placement, graph),
+        name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory,
+        placement.setting.staleness, turns.working, priorities(placement, graph),
     )  # fmt: skip
     plan.validate(graph)
     return plan

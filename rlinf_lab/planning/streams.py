@@ -125,25 +125,38 @@ class _Follower:
 
     def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
         unit = leaf.worker
-        arrived, weights = self._arrivals(unit)
         if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
-            return self._generate(leaf, arrived, ready)
+            return self._generate(leaf, self._arrivals(unit, 0, self.atoms)[0], ready)
         size = self.atoms >> leaf.grain
         seconds = self._seconds(leaf)
         calls = (stop - first) // size
+        turns = self._in_turn(unit)
+        if calls == 1 == len(turns):  # as it is for each of many turns
+            arrived, weights = self._arrivals(unit, first, stop, turns[0][0])
+            start, part = max(float(arrived.max()), ready), turns[0][1] * (1.0 if weights is None else float(weights.sum()) / size)
+            return self._called(unit, first, stop, start, start + seconds * part)
         each, there = [], []
-        for producer, part in self._in_turn(unit):
-            if producer is not None:
-                arrived, weights = self._arrivals(unit, producer)
-            each.append(seconds * part * weights[first:stop].reshape(calls, size).mean(axis=1))
-            there.append(arrived[first:stop].reshape(calls, size).max(axis=1))
+        for producer, part in turns:
+            arrived, weights = self._arrivals(unit, first, stop, producer)
+            each.append(seconds * part * (np.ones(calls) if weights is None else weights.reshape(calls, size).sum(axis=1) / size))
+            there.append(arrived.reshape(calls, size).max(axis=1))
         # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
         taken = np.concatenate(each)
         total = np.cumsum(taken)
         ends = total + np.maximum.accumulate(np.maximum(np.concatenate(there), ready) - (total - taken))
-        self.left.setdefault(unit, np.full(self.atoms, np.inf))[first:stop] = np.repeat(ends[-calls:], size)
+        self._left(unit)[first:stop] = np.repeat(ends[-calls:], size)
         self.calls.setdefault(unit, []).append((ends - taken, ends))
         return float(ends[-1])
+
+    def _left(self, unit: int) -> np.ndarray:
+        if unit not in self.left:
+            self.left[unit] = np.full(self.atoms, np.inf)
+        return self.left[unit]
+
+    def _called(self, unit: int, first: int, stop: int, start: float, end: float) -> float:
+        self._left(unit)[first:stop] = end
+        self.calls.setdefault(unit, []).append((np.array([start]), np.array([end])))
+        return end
 
     def _in_turn(self, unit: int) -> list[tuple[str | None, float]]:
         """(producer, part of the seconds) of the inputs that a unit takes one after the other; one entry for all where it takes a batch of each at a time."""
@@ -158,27 +171,28 @@ class _Follower:
         return self.each[leaf.worker]
 
     # --- streams ---------------------------------------------------------------------------------------------
-    def _arrivals(self, unit: int, of: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """When each atom is there for a unit, of all producers or ``of`` one, and its weight (mean 1)."""
-        arrived, weights = np.zeros(self.atoms), np.ones(self.atoms)
+    def _arrivals(self, unit: int, first: int, stop: int, of: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """When atoms ``first`` to ``stop`` are there for a unit, of all producers or ``of`` one, and their weights (of all atoms: mean 1; None: each 1)."""
+        arrived, weights = np.zeros(stop - first), None
         for edge in self.setting.profile.edges:
             producer = self.setting.home[edge.producer]
             if self.setting.home[edge.consumer] != unit or producer == unit or of not in (None, edge.producer):
                 continue
-            there = self.left[producer]
-            source = self._generator(producer)
+            left, source = self.left[producer], self._generator(producer)
+            # No finer than the edge allows: all that come together with these.
+            size = max(1, self.atoms >> self.setting.edges[producer, unit]) if source is None else 1
+            lo, hi = (0, self.atoms) if self.setting.whole(edge) else (first // size * size, -(-stop // size) * size)
+            there = left[lo:hi]
             if source is None:
-                # No finer than the edge allows.
-                size = max(1, self.atoms >> self.setting.edges[producer, unit])
-                there = np.repeat(there.reshape(-1, size).max(axis=1), size)
+                there = np.repeat(there.reshape(-1, size).max(axis=1), size) if size > 1 else there
             else:
                 stream = self._stream(self.leaves[source], edge.group)
                 assert stream is not None
                 # A group is complete when its last member is, wherever on the way it is asked for.
-                there = np.maximum(there, self.begun[source] + stream.times)
+                there = np.maximum(there, self.begun[source] + stream.times[lo:hi])
                 if self.setting.profile.weights == "tokens":
-                    weights = stream.weights
-            arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there)
+                    weights = stream.weights[first:stop]
+            arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there[first - lo : stop - lo])
         return arrived, weights
 
     def _generator(self, unit: int) -> int | None:
