@@ -51,7 +51,7 @@ def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]
         bound, chunk = declared[edge.channel], chunks.get(edge.channel)
         if bound is None or chunk is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
             continue
-        items = math.ceil(_items(placement, edge) / edge.group)
+        items = math.ceil(items_between(placement, edge) / edge.group)
         room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk else items
         if room > max(bound, found.get(edge.channel, 0)):
             found[edge.channel] = room

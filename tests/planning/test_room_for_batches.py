@@ -22,7 +22,7 @@ class Sink(lab.Worker):
             self.compute(1.0 + 0.01 * len(batch))
 
 
-def case(items: int, capacity: int | None | str, ranks: int = 1) -> tuple[lab.Workflow, Profile]:
+def case(items: int, capacity: int | str | None, ranks: int = 1) -> tuple[lab.Workflow, Profile]:
     """Each of the sink's batches takes a second, and its items little."""
     flow = lab.Workflow("two")
     samples = flow.channel("samples") if capacity == "default" else flow.channel("samples", capacity=capacity)
@@ -42,7 +42,7 @@ def case(items: int, capacity: int | None | str, ranks: int = 1) -> tuple[lab.Wo
 
 
 @pytest.mark.parametrize(("items", "capacity", "ranks"), [(16, 2, 1), (16, 8, 1), (512, "default", 1), (64, 4, 2), (16, None, 1)])
-def test_a_run_takes_what_its_plan_says_whatever_a_channel_may_hold(items: int, capacity: int | None | str, ranks: int) -> None:
+def test_a_run_takes_what_its_plan_says_whatever_a_channel_may_hold(items: int, capacity: int | str | None, ranks: int) -> None:
     flow, profile = case(items, capacity, ranks)
     for plan in lab.plan(flow, [f"cpu:{i}" for i in range(ranks + 1)], profile):
         seconds = float(run(flow, plan, 3).timeline.iterations()["seconds"].iloc[-1])
