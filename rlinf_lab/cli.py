@@ -14,7 +14,7 @@ import tyro
 
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import RlinfLabError, UnknownNameError
-from rlinf_lab.planning_commands import PlanCommand, SimulateCommand
+from rlinf_lab.planning_commands import PlanCommand, SimulateCommand, in_flags
 
 if TYPE_CHECKING:
     from rlinf_lab.timeline import Timeline
@@ -69,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             return command.run(write_timeline)
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
-        print(f"rlinf-lab: {error}", file=sys.stderr)
+        print(f"rlinf-lab: {in_flags(str(error)) if isinstance(command, PlanCommand) else error}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # whoever reads the output has seen enough (`| head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is flushed at the end goes there

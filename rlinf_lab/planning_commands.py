@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,10 +87,35 @@ def counts(text: str) -> int | Mapping[str, int]:
     try:
         if "=" not in text:
             return int(text)
-        pairs = [part.split("=") for part in text.split(",")]
-        return {kind.strip(): int(count) for kind, count in pairs}
+        pairs = [(kind.strip(), int(count)) for kind, count in (part.split("=") for part in text.split(","))]
     except ValueError as error:
         raise ConfigError(f"--devices is {text!r}; give a number such as 64, or a number of each kind such as h100=32,a100=16.") from error
+    found = dict(pairs)
+    for kind in found:
+        if len(given := [n for name, n in pairs if name == kind]) > 1:
+            together = ",".join(f"{name}={sum(given) if name == kind else n}" for name, n in found.items())
+            raise ConfigError(f"--devices names {kind!r} more than once: {' and '.join(map(str, given))}. Next: --devices {together}, if that is all.")
+    return found
+
+
+def in_flags(said: str) -> str:
+    """What an error says of keywords of `plan`, in the words of the command line: ``memory_gib=90`` is ``--memory-gib 90``."""
+    said = _KEYWORD.sub(lambda found: f"{_flag(found[1])} {_plain(found[2])}", said)
+    said = re.sub(r"^devices\['([^']*)'\] is", r"--devices: \1 is", said)
+    return re.sub(rf"(^(?=(?:{_NAMES}) is )|(?<=It stands in )(?=devices\.))({_NAMES})", lambda found: _flag(found[2]), said)
+
+
+_NAMES = "memory_gib|modes|devices|chunks|staleness|rule|iterations|noise|seed"
+_KEYWORD = re.compile(rf"\b(?:(?<=device_))?({_NAMES})=(\([^)]*\)|\{{[^}}]*\}}|[\w+-]+(?:\.\d+)?)")
+
+
+def _flag(keyword: str) -> str:
+    return "--" + keyword.replace("_", "-")
+
+
+def _plain(value: str) -> str:
+    """``('temporal', 'spatial')`` as ``temporal,spatial``; ``{'H': 4}`` as ``H=4``."""
+    return re.sub(r"['(){} ]", "", value).replace(":", "=").rstrip(",")
 
 
 def simulation(chosen: Planned, timeline: Timeline) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.planning.reading import nearest
 
 MOST_DEVICES = 8192
 MOST_STALENESS = 64  # iterations
@@ -38,7 +39,8 @@ def number(what: str, value: Any, low: float = 0.0, high: float = math.inf, abov
     except OverflowError:  # a whole number beyond all floats
         found = math.inf
     if not math.isfinite(found) or not low <= found <= high or (above and found == low):
-        raise PlanError(f"{what} is {shown(value)}; give a number, {limits}.")
+        near = f" Next: {nearest(found, {'above' if above else 'low': low, 'high': high})}." if math.isfinite(found) else ""
+        raise PlanError(f"{what} is {shown(value)}; give a number, {limits}.{near}")
     return found
 
 

@@ -52,7 +52,7 @@ def read(cls: type, data: Any, where: str) -> Any:
             values[name] = _value(hints[name], data[name], f"{where}.{name}")
         elif f.default is dataclasses.MISSING:
             unit = f" [{f.metadata['unit']}]" if f.metadata.get("unit") else ""
-            raise ConfigError(f"{where}.{name} is missing: {f.metadata.get('doc', '')}{unit}.")
+            raise ConfigError(f"{where}.{name} is missing: {f.metadata.get('doc', '')}{unit}.{_next(hints[name], f.metadata, f'{name!r}: ')}")
     return cls(**values)
 
 
@@ -173,9 +173,22 @@ def _bounded(value: Any, where: str, bounds: Mapping[str, Any]) -> None:
         limits.append(f"at most {bounds['high']:g}{unit}")
     if limits:
         number = f"{value:g}" if isinstance(value, float) else shown(value)
-        raise ConfigError(f"{where} is {number}{unit}; it must be {limits[0]}.")
+        raise ConfigError(f"{where} is {number}{unit}; it must be {limits[0]}. Next: {nearest(value, bounds)}.")
     if bounds.get("choices") and value not in bounds["choices"]:
         raise UnknownNameError.of("value", value, bounds["choices"], f"It stands in {where}.")
+
+
+def nearest(value: float, bounds: Mapping[str, Any]) -> str:
+    """A number within the bounds of a field: without a sign that was not meant, or the bound."""
+    low, above, high = bounds.get("low"), bounds.get("above"), bounds.get("high")
+    least = low if low is not None else above + 1 if above is not None else -math.inf
+    good = [n for n in (-value, least) if n >= least and (high is None or n <= high)]
+    return f"{high if high is not None and value > high else good[0]:.12g}"
+
+
+def _next(kind: Any, bounds: Mapping[str, Any], before: str) -> str:
+    """A sentence with a value that a field may have; nothing for what is no number."""
+    return f" Next: {before}{nearest(-1, bounds)}." if kind in (int, float) else ""
 
 
 @functools.cache

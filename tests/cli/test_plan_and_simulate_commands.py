@@ -105,3 +105,40 @@ def test_an_error_names_what_cannot_be_shown(tmp_path: Path, monkeypatch: pytest
     assert main(["simulate", "--profile", named(tmp_path, "é"), "--devices", "4", "--plan", "ä"]) == 2
     sys.stderr.flush()
     assert r"'\xe4'" in said.getvalue().decode("ascii")
+
+
+def kinds(folder: Path, **fields: object) -> str:
+    """A profile of two kinds of devices, with other values of its fields."""
+    samples = [{"devices": 1, "items": 64, "seconds": 8}]
+    worker = {"samples": samples, "memory": {"resident_gib": 30}, "offloadable": False}
+    there = [{"name": "h100", "memory_gib": 50}, {"name": "a100", "memory_gib": 50, "speed": 0.5}]
+    profile = {"items": 64, "workers": {"a": worker, "b": worker}, "edges": [{"producer": "a", "consumer": "b"}], "kinds": there, **fields}
+    (folder / "kinds.json").write_text(json.dumps({name: value for name, value in profile.items() if value is not None}))
+    return str(folder / "kinds.json")
+
+
+@pytest.mark.parametrize("arguments, says", [
+    (["--devices", "h100=4,a100=1,h100=2"], "--devices names 'h100' more than once: 4 and 2. Next: --devices h100=6,a100=1"),
+    (["--devices", "h100=1"], "Next: --memory-gib 60, or --devices h100=2."),
+    (["--devices", "h100=2", "--modes", "temporal"], "Next: --modes temporal,spatial,hybrid, or --memory-gib 60"),
+    (["--devices", "h100=2,a100=-1"], "--devices: a100 is -1; "),
+    (["--devices", "h100=2,b100=1"], "It stands in --devices."),
+    (["--devices", "h100=2", "--memory-gib", "-4"], "--memory-gib is -4.0; give a number, above 0, at most 1e+09. Next: 4."),
+    (["--devices", "h100=2", "--chunks", "0"], "--chunks is 0; "),
+])  # fmt: skip
+def test_refusals_speak_of_flags(arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "--profile", kinds(tmp_path), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert says in said and "memory_gib" not in said and "modes=" not in said
+
+
+@pytest.mark.parametrize("fields, says", [
+    ({"items": None}, "profile.items is missing: items of one iteration. Next: 'items': 1."),
+    ({"items": -5}, "profile.items is -5; it must be at least 1. Next: 5."),
+    ({"workers": {"a": {"samples": [{"devices": 1, "seconds": 3}]}}}, "is missing: items of the measured call, over all its devices. Next: 'items': 1."),
+    ({"workers": {"a": {"samples": [{"devices": 1, "items": 4, "seconds": -3}]}}}, "samples[0].seconds is -3 s; it must be at least 0 s. Next: 3."),
+    ({"workers": {"a": {"samples": [{"devices": 1, "items": 0, "seconds": 3}]}}}, "samples[0].items is 0; it must be above 0. Next: 1."),
+])  # fmt: skip
+def test_a_field_that_cannot_be_names_a_value_that_can(fields: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["plan", "--profile", kinds(tmp_path, **fields), "--devices", "h100=2"]) == 2
+    assert says in capsys.readouterr().err
