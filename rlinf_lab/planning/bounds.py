@@ -29,10 +29,11 @@ def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
     """The largest of three bounds. ``known``: seconds of a plan; only device counts that could beat it count as work."""
     busy = [busy_seconds(setting, unit) for unit in range(len(setting.units))]
     work = sum(_device_seconds(setting, unit, known) for unit in range(len(setting.units)))
-    slowest = max(range(len(busy)), key=lambda i: busy[i].min())
+    steady = [float(np.minimum(rows, _of_ranks(setting, unit)).min()) for unit, rows in enumerate(busy)]
+    slowest = max(range(len(busy)), key=steady.__getitem__)
     found = [
         Bound(work / setting.totals[-1], f"all workers together need {work:.4g} device seconds"),
-        Bound(float(busy[slowest].min()), f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
+        Bound(steady[slowest], f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
         _chain(setting, busy),
     ]
     best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.overlap else tail(setting.profile)
@@ -47,7 +48,7 @@ def _device_seconds(setting: Setting, unit: int, known: float) -> float:
 
 
 def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
-    busy, occupied = _least(setting, unit, name), _occupied(setting, unit, name)
+    busy, occupied = np.minimum(_least(setting, unit, name), _of_ranks(setting, unit, at_once=False)), _occupied(setting, unit, name)
     # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which a simulation rounds.
     quick = np.isfinite(busy) & (busy <= max(known * ROUNDED, busy.min()))
     return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
@@ -58,6 +59,33 @@ def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
     company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
     ways = [(k, g) for k in sorted({1, *setting.cell(unit).sub_batches} if cell else {1}) for g in range(setting.granularities)]
     return np.asarray(np.min([k * 2**g * setting.tables.member(name, k, g, company) for k, g in ways], axis=0))
+
+
+def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
+    """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each, for iterations overlap: five items of two
+    ranks are two and a half. inf: no rank can have another share.
+
+    With m calls of an iteration, of any size, R ranks take m / R of them each, and the largest call lies within the 1 + staleness iterations that are under way
+    (``at_once``: which matters to who waits for them, not to the work). Between whole items a model is a line.
+    """
+    found, names = np.full(setting.shape, np.inf), setting.units[unit].members
+    worker = setting.profile.workers[names[0]]
+    if len(names) > 1 or not setting.overlap or worker.kind == "generation" or worker.resource == "host":
+        return found.ravel()
+    group, items, under_way = setting.profile.unit(names[0]), setting.profile.items, 1 + setting.overlap
+    for axis, kind in enumerate(setting.kinds):
+        devices = np.arange(1, setting.counts[axis] + 1)
+        ranks, model = np.maximum(devices // worker.ranks.devices_per_rank, 1), setting.models[names[0], kind]
+        ways = []
+        for calls in (np.maximum(ranks // under_way, 1), -(-ranks // under_way), ranks) if at_once else (np.ones_like(ranks), ranks):
+            of_all = items * ranks / calls
+            whole = group * ranks * np.maximum(np.floor(of_all / group / ranks), 1)
+            low, high = model.seconds(devices, whole), model.seconds(devices, whole + group * ranks)
+            seconds = np.maximum(low + (of_all - whole) / (group * ranks) * (high - low), 0.0)
+            ways.append(seconds * np.maximum(calls / ranks, 1 / under_way if at_once else 0.0))
+        only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+        found[only] = worker.calls * np.min(ways, axis=0)
+    return np.where(np.isfinite(busy_seconds(setting, unit)), found.ravel(), np.inf)
 
 
 def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from rlinf_lab.planning.costs import CellModel, CostModel, GenerationModel, fit
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile, Sample
 from rlinf_lab.planning.search.problem import Counts
+from rlinf_lab.planning.whole_calls import Calls
 
 CHUNKS = 64  # the finest granularity looked at unless told otherwise
 
@@ -103,8 +104,8 @@ class Budget:
     @cached_property
     def finest_call(self) -> tuple[int, ...]:
         """By unit, the finest granularity of its calls: who is fed by groups gets whole ones, however fine the chunks in which its consumers take what it
-        makes. The first that is as fine as the groups are: six groups come in six calls, which are nearer to eight chunks than to four of a group and a half,
-        which would be two. Not who generates: its calls are no chunks."""
+        makes. The first that is as fine as the groups are: six groups come in six calls where eight chunks are asked for, and in three
+        of two groups where four are (`calls`). Not who generates: its calls are no chunks."""
         found = [0 if i in self.handed_all else self.granularities - 1 for i in range(len(self.units))]
         for e in self.profile.edges:
             unit = self.home[e.consumer]
@@ -116,6 +117,16 @@ class Budget:
         """Whether each chunk is a call of its own."""
         names = self.units[unit].members
         return len(names) > 1 or self.profile.workers[names[0]].kind != "generation"
+
+    @cached_property
+    def in_whole_calls(self) -> frozenset[str]:
+        """Workers whose calls a run makes of whole items, or groups, that a channel hands them: who is fed, and no member of a cell, which goes on in steps."""
+        fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
+        return frozenset(n for n in fed if len(self.units[self.home[n]].members) == 1 and self._has_calls(self.home[n]))
+
+    def calls(self, worker: str, chunks: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
+        """What a run makes of so many chunks of a worker."""
+        return Calls.of(self.profile.items, chunks, ranks, self.profile.unit(worker))
 
     def fewest_items(self, worker: str) -> float:
         """Of one call, over all ranks: with the finest chunks that it may have."""

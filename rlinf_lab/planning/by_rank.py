@@ -6,10 +6,12 @@ whom a worker shares devices have the same ones, its ranks begin together, and a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.execution import chunk_between, items_between
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.profile import EdgeProfile
@@ -33,16 +35,19 @@ def begins_unevenly(placement: Placement, seat: Seat) -> bool:
 def bundles_of_a_rank(placement: Placement, edge: EdgeProfile, bundles: int) -> int:
     """Of ``bundles`` in an iteration, how many a rank of the consumer takes at a time in a run of the plan; 0: its share of everything."""
     chunk = chunk_between(placement, edge)
-    return min(bundles, max(1, round(bundles * chunk * edge.group / items_between(placement, edge)))) if chunk else 0
+    return min(bundles, max(1, math.ceil(bundles * chunk * edge.group / items_between(placement, edge) - ROUNDING))) if chunk else 0
 
 
-def seconds_of_a_rank(placement: Placement, name: str, chunk_s: float) -> Callable[[float], float]:
-    """Seconds that one rank takes for so many items, when all ranks together take ``chunk_s`` for one of the plan's chunks."""
+def seconds_of_a_rank(placement: Placement, name: str, chunk_s: float, ranks: int | None = None) -> Callable[[float], float]:
+    """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take ``chunk_s`` for one of the plan's chunks."""
     setting, seat = placement.setting, placement.seats[name]
-    model, on = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)])
-    chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0])
+    model, on, times = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)]), seat.ranks if ranks is None else ranks
+    if name in setting.in_whole_calls:
+        chunk = float(placement.calls(seat).seconds(model, on)[0]) / seat.chunks
+    else:
+        chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0])
 
     def seconds(items: float) -> float:
-        return chunk_s * float(model.seconds(on, items * seat.ranks)[0]) / chunk if chunk else 0.0
+        return chunk_s * float(model.seconds(on, items * times)[0]) / chunk if chunk else 0.0
 
     return seconds

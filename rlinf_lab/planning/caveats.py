@@ -29,6 +29,8 @@ def caveats(placement: Placement) -> tuple[str, ...]:
                 f"{name} computes before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and once more when it "
                 f"is: plans are simulated so, but looked for as if it came once. Next: read the inbox first, and compute then"
             )
+        if seat.ranks > 1 and name in simulated and (said := _one_by_one(placement, seat)):
+            found.append(f"{name}: {said}")
         if seat.ranks > 1 and alone and name not in simulated and setting.profile.workers[name].kind != "generation":  # whose ranks stream in the forecast too
             found += [f"{name}: {said}" for said in (_uneven(placement, name, seat), _staggered(placement, seat)) if said]
     return tuple(found)
@@ -40,9 +42,20 @@ def _on_its_devices(placement: Placement, seat: Seat) -> list[str]:
 
 
 def _uneven(placement: Placement, name: str, seat: Seat) -> str:
-    """Chunks that do not divide by the ranks: in each the rank with most items decides, in all of them together it need not."""
-    items, ranks, unit = placement.setting.profile.items, np.array([seat.ranks]), placement.setting.profile.unit(name)
-    together, alone = (float(n * of_a_rank(items / n, ranks, unit)[0]) for n in (seat.chunks, 1))
+    """Items that do not divide by the ranks: in each batch the rank with most items decides, in all of them together, or in all iterations, it need not."""
+    setting, ranks = placement.setting, np.array([seat.ranks])
+    items, unit = setting.profile.items, setting.profile.unit(name)
+    alone = float(of_a_rank(items, ranks, unit)[0])
+    if name in setting.in_whole_calls:  # whose calls are as in a run: only iterations that overlap are not
+        less = 1 - items / seat.ranks / alone
+        if not setting.overlap or less < WORTH:
+            return ""
+        what = f"{items / unit:.3g} groups" if unit > 1 else f"{items:.4g} items"
+        return (
+            f"{what} of an iteration do not divide by {seat.ranks} ranks, and each iteration is counted with the rank that has most; where iterations overlap "
+            f"another one may have most in the next, and the worker needs up to {100 * less:.0f} % less"
+        )
+    together = float(seat.chunks * of_a_rank(items / seat.chunks, ranks, unit)[0])
     less = 1 - alone / together
     if less < WORTH:
         return ""
@@ -50,6 +63,22 @@ def _uneven(placement: Placement, name: str, seat: Seat) -> str:
         f"chunks of {items / seat.chunks:.3g} items do not divide by {seat.ranks} ranks, which are counted as going on together, chunk by chunk; ranks that "
         f"take items by themselves may need up to {100 * less:.0f} % less"
     )
+
+
+def _one_by_one(placement: Placement, seat: Seat) -> str:
+    """Ranks that take turns with a source, and begin with what it hands over while it goes on."""
+    setting, devices = placement.setting, set(seat.devices)
+    fed = {setting.home[e.consumer] for e in setting.profile.edges}
+    calls = placement.number_of_calls(seat) * seat.ranks
+    for name in (e.producer for e in setting.profile.edges if e.consumer == seat.worker and setting.home[e.producer] not in fed):
+        source = placement.seats[name]
+        if source.chunks < calls and devices & set(source.devices) and devices - set(source.devices):
+            how = "everything at once" if source.chunks == 1 else f"{source.chunks} parts"
+            return (
+                f"its ranks begin with what {name} hands over, which is counted as {how}; "
+                f"where it puts items one by one, ranks on other devices begin earlier, in another order"
+            )
+    return ""
 
 
 def _staggered(placement: Placement, seat: Seat) -> str:

@@ -121,6 +121,10 @@ class Window:
         parts = own["items"] * ranks / everything[self._at(own)]
         return np.split(parts, np.searchsorted(self._at(own), np.arange(1, len(self.warm))))
 
+    def channel_of(self, worker: str) -> str:
+        """The channel that tells its batches."""
+        return self.timeline.names[self._gets(worker)[1]]
+
     def _spans(self, worker: str) -> np.ndarray:
         """What a worker computed and took."""
         own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]

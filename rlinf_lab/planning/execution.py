@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
@@ -88,8 +89,8 @@ def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[t
     if (node.kind == TEMPORAL and node.grain == 0 and consumer.chunks == 1) or placement.setting.begins_with_all(edge.consumer):
         at_once = consumer.ranks == 1 or (not placement.setting.begins_with_all(edge.consumer) and _would_interrupt(placement, consumer))
         return 0 if at_once else max(1, math.ceil(items / consumer.ranks))
-    chunk = items / consumer.chunks / consumer.ranks
-    return max(1, math.ceil(chunk) if edge.group == 1 else math.floor(chunk))  # groups are large: rather more batches than larger ones
+    part = float(placement.calls(consumer).full) / placement.setting.profile.items if edge.consumer in placement.setting.in_whole_calls else 1 / consumer.chunks
+    return max(1, math.ceil(items * part / consumer.ranks - ROUNDING))
 
 
 def _would_interrupt(placement: Placement, consumer: Seat) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -20,6 +20,7 @@ from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.by_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank
 from rlinf_lab.planning.costs import Stream
+from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.execution import ranks_of
@@ -188,14 +189,27 @@ class _Forecast:
         return total
 
     def _bundles(self, detail: int) -> int:
-        """Of an iteration, as many as divide by the plan's chunks. Where ranks take batches by themselves a bundle is no part of two items, if that is possible
-        without many more."""
-        seats, items = self.placement.seats.values(), self.profile.items
-        step = max(s.chunks for s in seats)
-        if self.by_rank and (both := math.lcm(step, math.ceil(items))) <= MOST_DETAIL and items == math.ceil(items):
-            step = both
+        """Of an iteration, as many as divide by the plan's chunks. A bundle is no part of two items, or at least of two calls, if that is possible without many
+        more."""
+        seats, whole = self.placement.seats.values(), self.setting.in_whole_calls
+        step = max([1, *(s.chunks for s in seats if s.worker not in whole)])
+        for parts in self._whole_parts(detail):
+            if (both := math.lcm(step, parts)) <= MOST_DETAIL:
+                step = both
+                break
+        else:
+            step = max(s.chunks for s in seats)
         ranks = max([1, *(s.ranks * (s.chunks if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
         return step * math.ceil(max(detail, ranks) / step)
+
+    def _whole_parts(self, detail: int) -> Iterator[int]:
+        """Into how many equal parts the items come that are no part of two items, and then none of two calls."""
+        items = self.profile.items
+        if items == math.ceil(items):
+            if self.by_rank or items <= detail:
+                yield int(items)
+            seats = [s for s in self.placement.seats.values() if s.worker in self.setting.in_whole_calls]
+            yield int(items) // math.gcd(int(items), *(int(self.placement.calls(s).full) // (s.ranks if s.worker in self.by_rank else 1) for s in seats))
 
     # --- the plan ----------------------------------------------------------------------------------------------
     def _streams(self, name: str) -> bool:
@@ -251,7 +265,14 @@ class _Forecast:
             return bundles_of_a_rank(self.placement, edge, self.items)
         if node.kind == TEMPORAL and node.grain == 0:
             return 0
-        return self.items // self.placement.seats[edge.consumer].chunks
+        seat = self.placement.seats[edge.consumer]
+        if edge.consumer not in self.setting.in_whole_calls:
+            return self.items // seat.chunks
+        return self._bundles_of_a_call(seat)
+
+    def _bundles_of_a_call(self, seat: Seat) -> int:
+        """Over all ranks."""
+        return min(self.items, math.ceil(float(self.placement.calls(seat).full) * self.items / self.profile.items - ROUNDING))
 
     def _switches(self) -> dict[str, tuple[int, int]]:
         return {n: (_ns(w.onload_s), _ns(w.offload_s)) for n, w in self.profile.workers.items() if not self.placement.seats[n].stays}
@@ -303,13 +324,14 @@ class _Forecast:
         inputs, outputs = self._edges(name)
         code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
         seconds = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
-        nominal = self.items // seat.chunks
         whole = [e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0]
         streamed = [c for c in inputs if c not in whole]
         turns = self._inputs_in_turn(name, inputs)
         above = _generator_above(self.profile, name)
         source = above if above is not None and above != name and self._streams(above) else None
-        each = self._of_a_rank(name, seconds) if name in self.by_rank else lambda n: seconds * n / nominal
+        made = self._as_taken(name, seat) if not inputs else []
+        in_calls = not made and name in self.by_rank | self.setting.in_whole_calls
+        each = self._of_a_call(name, seconds) if in_calls else lambda n: seconds * n * seat.chunks / self.items
 
         def work(iteration: int, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
             yield run(self._noisy(each(n) * part * self._weight(name, source, iteration, n, of)))
@@ -328,7 +350,7 @@ class _Forecast:
 
         def script(turn: Turn) -> Script:
             if not inputs:
-                for part in _divided(turn.share(self.items), seat.chunks):
+                for part in made or _divided(turn.share(self.items), seat.chunks):
                     yield from work(turn.iteration, part)
                 return
             n = 0
@@ -345,9 +367,19 @@ class _Forecast:
 
         return in_turn if turns else script
 
-    def _of_a_rank(self, name: str, chunk_s: float) -> Callable[[int], float]:
-        """Seconds that a rank takes for so many bundles."""
-        seconds = seconds_of_a_rank(self.placement, name, chunk_s)
+    def _as_taken(self, name: str, seat: Seat) -> list[int]:
+        """Bundles of the parts in which a source with one rank hands over its items, where its chunks are no whole calls of who takes them: then the first of
+        these has what it needs with the first part, as in a run. Its seconds are in proportion."""
+        takers = [self.placement.seats[e.consumer] for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
+        sizes = [self._bundles_of_a_call(t) for t in takers if t.chunks == seat.chunks]
+        size = max(sizes, default=0)
+        if seat.ranks > 1 or size * seat.chunks <= self.items:
+            return []
+        return [min(size, self.items - first) for first in range(0, self.items, size)]
+
+    def _of_a_call(self, name: str, chunk_s: float) -> Callable[[int], float]:
+        """Seconds that a rank, or a gang, takes for so many bundles."""
+        seconds = seconds_of_a_rank(self.placement, name, chunk_s, None if name in self.by_rank else 1)
         return lru_cache(maxsize=None)(lambda n: seconds(n / self.items * self.profile.items))
 
     def _in_cell(self, name: str, seat: Seat) -> Callable[[Turn], Script]:

@@ -19,11 +19,12 @@ from rlinf_lab.planning.search.trees import SPATIAL, Leaf, Tree, company, leaf_o
 from rlinf_lab.planning.seating import order_of, starts
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.tables import APART, Company
+from rlinf_lab.planning.whole_calls import Calls
 
 
 @dataclass(frozen=True)
 class Seat:
-    """One worker: ``devices`` by their number (kind after kind), ``chunks`` calls an iteration, in ``sub_batches`` inside a cell."""
+    """One worker: ``devices`` by their number (kind after kind); a run makes `Placement.number_of_calls` of the ``chunks``; ``sub_batches`` inside a cell."""
 
     worker: str
     devices: range
@@ -135,8 +136,18 @@ class Placement:
         ends = list(accumulate(self.setting.counts))
         return self.setting.kinds[int(np.searchsorted(ends, seat.devices.start, side="right")) if seat.devices else 0]
 
+    def calls(self, seat: Seat) -> Calls:
+        """What a run makes of the chunks of a worker that it hands whole items or groups."""
+        return self.setting.calls(seat.worker, seat.chunks, seat.ranks)
+
+    def number_of_calls(self, seat: Seat) -> int:
+        """Of an iteration, in a run."""
+        return int(self.calls(seat).number) if seat.worker in self.setting.in_whole_calls else seat.chunks
+
     def at_once(self, seat: Seat) -> float:
         """Items of one call, over all its ranks. A generator's requests are all there from the start, however finely its responses leave."""
+        if seat.worker in self.setting.in_whole_calls:
+            return float(self.calls(seat).parts()[0])
         worker = self.setting.profile.workers[seat.worker]
         return self.setting.profile.items / seat.sub_batches / (1 if worker.kind == "generation" else seat.chunks)
 

@@ -74,9 +74,10 @@ class Planned:
     @property
     def placement(self) -> Mapping[str, dict[str, Any]]:
         """For each worker: devices, ranks, chunks of an iteration, sub_batches, and whether it stays on its devices."""
+        there = self.candidate.placement
         return {
-            name: {"devices": len(s.devices), "ranks": s.ranks, "chunks": s.chunks, "sub_batches": s.sub_batches, "stays": s.stays}
-            for name, s in self.candidate.placement.seats.items()
+            name: {"devices": len(s.devices), "ranks": s.ranks, "chunks": there.number_of_calls(s), "sub_batches": s.sub_batches, "stays": s.stays}
+            for name, s in there.seats.items()
         }  # fmt: skip
 
     @property

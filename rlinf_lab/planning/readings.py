@@ -18,6 +18,7 @@ from rlinf_lab.planning.profile import Profile, Sample
 
 SIZES = 1.25  # the largest batch over the smallest, from which on sizes tell
 SURE = 0.1  # standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
+MORE = 1.5  # times as many batches as the plan's, from which on that is said
 MATTERS = 0.02  # of a worker's seconds: a fixed part below it makes no difference
 
 
@@ -56,7 +57,7 @@ def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) 
     found = _Batches.of(candidate, worker)
     if found is None:
         return planned
-    parts, whole = window.taken(worker), found.seconds(np.full(found.count, 1 / found.count))
+    parts, whole = window.taken(worker), found.seconds(found.planned)
     if not whole or not all(len(p) for p in parts):
         return planned
     expected = [planned * found.seconds(p) / whole for p in parts]
@@ -65,13 +66,49 @@ def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) 
 
 
 @dataclass(frozen=True)
+class MoreBatches:
+    """A worker got many more batches than its plan says, and so took longer although it is no slower. ``got`` and ``planned`` in an iteration, of the rank that
+    computed most; ``seconds``: by which it takes longer for that."""
+
+    worker: str
+    channel: str
+    got: float
+    planned: int
+    seconds: float
+
+    @classmethod
+    def of(cls, candidate: Candidate, window: Window, worker: str, planned: float) -> MoreBatches | None:
+        """None where the batches are about as many, or cost no more."""
+        found, parts = _Batches.of(candidate, worker), window.taken(worker)
+        if found is None or not all(len(p) for p in parts):
+            return None
+        got = float(np.mean([len(p) for p in parts]))
+        more = float(np.mean(as_taken(candidate, window, worker, planned))) - planned
+        if got <= MORE * found.count or more <= MATTERS * planned:
+            return None
+        return cls(worker, window.channel_of(worker), got, found.count, more)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.worker} got {self.got:.3g} batches of {self.channel!r} an iteration instead of {self.planned}, which takes {self.seconds:.4g} s more (each "
+            f"batch takes time besides its items; the seconds expected of it are for the batches that came). Next: more room in the channel "
+            f"(flow.channel({self.channel!r}, capacity=None)), and get() without a number."
+        )
+
+
+@dataclass(frozen=True)
 class _Batches:
-    """What batches take of a worker that is no member of a cell, where its model tells a batch's seconds from those of its items. ``count`` in the plan."""
+    """What batches take of a worker that is no member of a cell, where its model tells a batch's seconds from those of its items. ``planned``: which parts
+    of all items those of the plan are."""
 
     model: BatchModel
     devices: int
     items: int
-    count: int
+    planned: np.ndarray
+
+    @property
+    def count(self) -> int:
+        return len(self.planned)
 
     @classmethod
     def of(cls, candidate: Candidate, name: str) -> _Batches | None:
@@ -79,7 +116,10 @@ class _Batches:
         seat, worker = placement.seats[name], setting.profile.workers[name]
         model = setting.models[name, placement.kind(seat)]
         alone = len(setting.units[setting.home[name]].members) == 1 and worker.calls == 1 and not worker.in_turn
-        return cls(model, len(seat.devices), setting.profile.items, seat.chunks) if alone and isinstance(model, BatchModel) else None
+        if not alone or not isinstance(model, BatchModel):
+            return None
+        items, whole = setting.profile.items, name in setting.in_whole_calls
+        return cls(model, len(seat.devices), items, placement.calls(seat).parts() / items if whole else np.full(seat.chunks, 1 / seat.chunks))
 
     def seconds(self, parts: np.ndarray) -> float:
         """Of batches of these parts of all items."""
@@ -87,7 +127,7 @@ class _Batches:
 
     def always(self, planned: float) -> float:
         """Seconds of a batch that do not depend on its items, where the plan's batches take ``planned`` together."""
-        whole = self.seconds(np.full(self.count, 1 / self.count))
+        whole = self.seconds(self.planned)
         return self.model.always(self.devices) * (planned / whole if whole else 1.0)
 
 

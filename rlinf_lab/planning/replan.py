@@ -10,7 +10,7 @@ that was not simulated.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import listing
-from rlinf_lab.planning.readings import Readings, as_taken
+from rlinf_lab.planning.readings import MoreBatches, Readings, as_taken
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.trials import MOMENTS, Trial, Trials
 from rlinf_lab.timeline.span import SpanKind
@@ -141,7 +141,8 @@ def replan(
     followed = tuple(c.seconds for c in present)
     seconds = (followed if now is None else now.seconds)[0]
     elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
-    unknown = (_unaccounted(elapsed),) if elapsed.sustained else ()
+    more = [m for w in profile.workers if (m := MoreBatches.of(plan.candidate, seen, w, expected[w])) is not None]
+    unknown = tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
         unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, unknown, now is not None)
@@ -215,9 +216,18 @@ def _unreached(what: str, moments: int) -> str:
     return f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., moments={10 * moments})."
 
 
-def _unaccounted(elapsed: Drift) -> str:
+def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:
+    """``more``: batches of an iteration than planned, which the plan's seconds are without."""
+    off = f"an iteration takes {elapsed.measured:.4g} s, and its workers account for {elapsed.expected:.4g} s"
+    if elapsed.measured < elapsed.expected:
+        return f"{off}: they may overlap more than the plan says. Next: the notes of the plan, and run.timeline.bubbles(by=['cause', 'waiting_for'])."
+    known = elapsed.expected + sum(m.seconds for m in more)
+    if more:
+        off += f" with the batches of the plan; with those that came they take up to {known:.4g} s"
+    if elapsed.measured <= known:
+        return f"{off}, some of it at the same time."
     return (
-        f"an iteration takes {elapsed.measured:.4g} s, and its workers account for {elapsed.expected:.4g} s: the rest (waits for values, the loop itself, "
+        f"{off}: the rest (waits for values, the loop itself, "
         f"messages) is not in the profile. Next: run.timeline.bubbles(by=['cause', 'waiting_for']), and lab.profile_from_run(flow, plan, run.timeline).notes."
     )
 

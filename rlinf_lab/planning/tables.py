@@ -12,7 +12,8 @@ import numpy as np
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.cells import Apart, apart
-from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.costs import CostModel, GenerationModel
+from rlinf_lab.planning.costs.base import NOBODY
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.profile import WorkerProfile
 from rlinf_lab.planning.search.problem import members
@@ -167,7 +168,8 @@ class Tables:
         items = setting.profile.items / 2.0 ** grains[:, None] / sub_batches
         if worker.resource == "host":
             # On processors of its own: as fast on no device as on any.
-            seconds = worker.calls * setting.models[name, setting.kinds[0]].seconds(np.array([0]), items)
+            model, none = setting.models[name, setting.kinds[0]], np.array([0])
+            seconds = worker.calls * self._of_a_chunk(name, model, none, grains, items)
             return np.repeat(seconds, int(np.prod(setting.shape)), axis=1)
         row = np.full((len(grains), *setting.shape), np.inf)
         for axis, kind in enumerate(setting.kinds):
@@ -194,9 +196,18 @@ class Tables:
             seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
         else:
             beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(name, company)]
-            seconds = np.max([model.seconds(n, at_once, b) for b in beside], axis=0)
+            seconds = np.max([self._of_a_chunk(name, model, n, grains, at_once, b) for b in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
+
+    def _of_a_chunk(
+        self, name: str, model: CostModel, devices: np.ndarray, grains: np.ndarray, items: np.ndarray, beside: frozenset[str] = NOBODY
+    ) -> np.ndarray:
+        """Seconds of one chunk of so many items, shape (grains, devices): the mean of those of the calls that a run makes of all chunks."""
+        if name not in self.setting.in_whole_calls:
+            return model.seconds(devices, items, beside)
+        chunks, ranks = 2.0 ** grains[:, None], np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1)
+        return self.setting.calls(name, chunks, ranks).seconds(model, devices, beside) / chunks
 
     # --- streams ---------------------------------------------------------------------------------------------
     def _rates(self) -> tuple[float, ...]:

@@ -81,7 +81,7 @@ def test_nothing_else_wins_within_a_range(seed: int, worker: str) -> None:
 
 def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the profile's value and at four times of it the choice is the best; between them a rival is, by a little more than is overlooked."""
-    plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
+    plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
     asked = _Asked(plans, "shape", 0.0)
 
     def look(setting: Setting) -> _Look:
@@ -94,7 +94,7 @@ def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another composition of the same seats. Near the profile's value it is looked as closely as ever, farther away less, and that is said."""
-    plans = plan(chain(a=FLAT, b=STEEP), 12, simulate=False)
+    plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
     asked, looks = _Asked(plans, "shape", 0.0), list[float]()
     asked.others.clear()
 

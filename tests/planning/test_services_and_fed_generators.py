@@ -62,7 +62,7 @@ def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(see
         assert work[1].starts[0] >= work[0].ends[-1] * (1 - 1e-9)
         begun, ended = timeline.query("worker == 'b'")["start_ns"].min(), timeline.query("worker == 'a'")["end_ns"].max()
         assert begun >= ended - 1
-        assert made.simulated is None or made.simulated == pytest.approx(made.candidate.seconds, rel=0.03)
+        assert made.simulated is None or made.simulated == pytest.approx(made.candidate.seconds, rel=0.04)
         ranks = made.placement["b"]["ranks"]
         assert made.execution.chunks["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
 

@@ -105,15 +105,15 @@ def test_batches_of_two_sizes_tell_what_has_changed() -> None:
     for fixed, item in ((0.004, 0.03), (0.05, 0.007), (0.02, 0.02)):
         flow = two_stages(fixed, item, 50)
         best = lab.plan(flow, DEVICES[:2], believed(50), chunks=16)["spatial"]
-        assert best.placement["learner"]["chunks"] == 16
+        assert best.placement["learner"]["chunks"] == 13
         found = lab.replan(run(flow, best), best)
         assert learner_costs(found.profile) == (pytest.approx(fixed, rel=0.02), pytest.approx(item, rel=0.02)) and not found.notes
 
 
 def test_batches_of_one_size_leave_two_readings() -> None:
     """Coarser chunks would help much if batches had become slower. It is the items, so they help little: what is promised is what comes."""
-    flow = two_stages(0.004, 0.03, 48)
-    best = lab.plan(flow, DEVICES[:2], believed())["spatial"]
+    flow = two_stages(0.004, 0.03, 64)
+    best = lab.plan(flow, DEVICES[:2], believed(64))["spatial"]
     found = lab.replan(run(flow, best), best)
     assert found.proposal is not None and found.proposal.seconds < 0.95 * found.then
     really = float(run(flow, found.proposal).timeline.iterations()["seconds"].iloc[-1])

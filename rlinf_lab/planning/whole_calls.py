@@ -1,0 +1,37 @@
+"""In how many calls a run works on the items of an iteration: of whole items, or of whole groups, for each rank.
+
+The search halves chunks, so it asks for 2^g of them. Of 56 groups 32 chunks would be of a group and three quarters; a run makes them of two groups, and so
+28 calls. Every call costs its fixed seconds, so it is the calls that are made which count, not those that were asked for.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from rlinf_lab.planning.costs import CostModel
+from rlinf_lab.planning.costs.base import NOBODY, ROUNDING
+
+
+class Calls(NamedTuple):
+    """``number`` of calls of an iteration. Each is of ``full`` items over all ranks, but the last, which is of the ``rest``."""
+
+    number: np.ndarray
+    full: np.ndarray
+    rest: np.ndarray
+
+    @classmethod
+    def of(cls, items: float, chunks: float | np.ndarray, ranks: int | np.ndarray, unit: int = 1) -> Calls:
+        """``items`` of an iteration, which shall flow in so many ``chunks``, in groups of ``unit``: a rank is given as many as make no more chunks."""
+        full = unit * ranks * np.ceil(items / unit / chunks / ranks - ROUNDING)
+        number = np.maximum(1.0, np.ceil(items / full - ROUNDING))
+        return cls(np.asarray(number), np.asarray(full), np.asarray(items - (number - 1) * full))
+
+    def seconds(self, model: CostModel, devices: np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
+        """Of all of them together."""
+        return np.asarray((self.number - 1) * model.seconds(devices, self.full, beside) + model.seconds(devices, self.rest, beside))
+
+    def parts(self) -> np.ndarray:
+        """Of one entry: of how many items each call is."""
+        return np.append(np.full(int(self.number) - 1, float(self.full)), float(self.rest))
