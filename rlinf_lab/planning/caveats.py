@@ -3,6 +3,8 @@ And where the search knows less than the simulation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from rlinf_lab.planning.by_rank import by_rank
@@ -17,17 +19,21 @@ def caveats(placement: Placement) -> tuple[str, ...]:
     found, simulated = [], by_rank(placement)
     for name, seat in placement.seats.items():
         setting = placement.setting
-        alone = len(setting.units[setting.home[name]].members) == 1
+        unit = setting.units[setting.home[name]].members
+        alone = len(unit) == 1
         if setting.profile.workers[name].in_turn:
             order = " and then ".join(producer for producer, _ in setting.profile.workers[name].in_turn)
             found.append(
                 f"{name} takes all of {order}: plans are simulated so, but looked for as if it took a batch of each at a time; where one of those it waits for "
                 f"takes turns with another, a run may be faster than said"
             )
-        if setting.profile.workers[name].starts_on_device and not seat.stays and (others := _on_its_devices(placement, seat)):
+        fed = any(e.consumer == name and e.producer not in unit for e in setting.profile.edges)  # who begins a cycle waits for nobody's items
+        if setting.profile.workers[name].starts_on_device and fed and not seat.stays and (others := _on_its_devices(placement, seat, unit)):
+            # In a cycle somebody has to put before it reads, so only who is in none is told to read first.
+            advice = ". Next: read the inbox first, and compute then" if alone else ""
             found.append(
-                f"{name} computes before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and once more when it "
-                f"is: plans are simulated so, but looked for as if it came once. Next: read the inbox first, and compute then"
+                f"{name} computes, or may compute, before its first get, so it takes its devices from {' and '.join(others)} before its input is there, and "
+                f"once more when it is: plans are simulated so, but looked for as if it came once{advice}"
             )
         if seat.ranks > 1 and name in simulated and (said := _one_by_one(placement, seat)):
             found.append(f"{name}: {said}")
@@ -36,9 +42,9 @@ def caveats(placement: Placement) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _on_its_devices(placement: Placement, seat: Seat) -> list[str]:
-    """Others that use some of the devices of a worker."""
-    return [n for n, other in placement.seats.items() if n != seat.worker and set(other.devices) & set(seat.devices)]
+def _on_its_devices(placement: Placement, seat: Seat, unit: Sequence[str]) -> list[str]:
+    """Others, outside its cell, that use some of the devices of a worker."""
+    return [n for n, other in placement.seats.items() if n not in unit and set(other.devices) & set(seat.devices)]
 
 
 def _uneven(placement: Placement, name: str, seat: Seat) -> str:

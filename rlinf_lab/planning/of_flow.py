@@ -8,32 +8,47 @@ from typing import NamedTuple
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.profile import EdgeProfile, Profile
-from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, Call, WorkflowGraph
 
 ROUNDING = 1e-9
 
 
 class Split(NamedTuple):
-    """A worker that is fed by ``source``, items (or groups) each of which makes less than a group of what it puts into ``target``: on several ranks each
-    would have a part of a group, and all of a group are put by one rank."""
+    """A worker that takes items of ``source`` (``taken``: in groups of so many) and puts them into ``target`` in groups of ``group``, all of one by one rank.
+
+    ``sure``: several ranks would each have a part of a group, for they take batches as they come, and one item in makes one out. Else nobody knows but the
+    run. ``declared``: whether the profile says how many items come and go. ``shares``: so many groups are handed out at once, in equal shares; 0 where
+    items come in batches.
+    """
 
     worker: str
     source: str
     target: str
+    taken: int
     group: int
+    sure: bool
+    declared: bool
+    shares: int = 0
 
     def __str__(self) -> str:
+        if not self.sure:
+            return (
+                f"{self.worker!r} puts groups of {self.group} into {self.target!r}, from several ranks: whether what each gets of {self.source!r} is whole "
+                f"groups is in its code, and a run ends with an error that names the group where it is not"
+                + (f" (the number of ranks divides the {self.shares} groups, so that equal shares can be whole)" if self.shares else "")
+            )
+        taken = "items" if self.taken == 1 else f"groups of {self.taken}"
         return (
-            f"{self.worker!r} has one rank: it takes items of {self.source!r} one by one and puts groups of {self.group} into {self.target!r}, of which "
-            f"several ranks would each have a part"
+            f"{self.worker!r} has one rank: it takes {taken} of {self.source!r} in batches as they come and puts as many items into {self.target!r}, in groups "
+            f"of {self.group}, of which several ranks would each have a part"
         )
 
     @property
     def advice(self) -> str:
-        return (
-            f"declare channel {self.source!r} with group={self.group}, or, where one item of it makes a whole group, say in the profile how many pass there "
-            f"('items' of its edge)"
-        )
+        if not self.sure:
+            return f"nothing, where the items of a group come together; else let {self.worker!r} have one rank"
+        counts = "" if self.declared else ", or, where one item of it makes a whole group, say in the profile how many pass there ('items' of its edge)"
+        return f"declare channel {self.source!r} with group={self.group}{counts}"
 
 
 def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
@@ -43,6 +58,9 @@ def of_flow(profile: Profile, graph: WorkflowGraph) -> Profile:
         if early != worker.starts_on_device:
             profile = profile.with_worker(name, starts_on_device=early)
     for split in splits(profile, graph):
+        if not split.sure:
+            profile = _in_equal_shares(profile, split)
+            continue
         worker = profile.workers[split.worker]
         one = worker.ranks.devices_per_rank
         if worker.resource == "host":
@@ -60,26 +78,55 @@ def begins_at_once(graph: WorkflowGraph, worker: str) -> bool:
 
 
 def splits(profile: Profile, graph: WorkflowGraph) -> list[Split]:
-    """The first of each worker. What the loop itself feeds is not counted in a profile, so nothing is known of it."""
+    """The first of each worker, those that are sure before others."""
     found: dict[str, Split] = {}
-    for split in _splits(profile, graph):
+    for split in sorted(_splits(profile, graph), key=lambda s: not s.sure):
         found.setdefault(split.worker, split)
     return list(found.values())
 
 
 def _splits(profile: Profile, graph: WorkflowGraph) -> Iterator[Split]:
+    """What the loop itself feeds, and what comes from a worker's own cell, is not counted in a profile: with it nothing is sure."""
     known = {(e.producer, e.consumer): e for e in profile.edges}
     for step in graph.program:
         for target in step.call.writes:
             group = graph.channel(target).group
-            if group == 1:
+            fed = {c: _feeders(graph, c, step.worker) for c in step.call.reads}
+            counted = {c: feeders for c, feeders in fed.items() if feeders}
+            if group == 1 or not counted:
                 continue
-            passing = max((_items(profile, known.get((step.worker, c))) for c in graph.consumers(target)), default=0.0)
-            fed = [c for c in step.call.reads if _feeders(graph, c, step.worker)]
-            makes = {c: passing / sum(_items(profile, known.get((p, step.worker))) for p in _feeders(graph, c, step.worker)) for c in fed}
-            whole = [c for c in fed if _is_whole(makes[c] * graph.channel(c).group / group)]
-            if fed and not whole:
-                yield Split(step.worker, fed[0], target, group)
+            out = [known.get((step.worker, c)) for c in graph.consumers(target)]
+            passing = max((_items(profile, e) for e in out), default=0.0)
+            into = {c: [known.get((p, step.worker)) for p in feeders] for c, feeders in counted.items()}
+            makes = {c: passing / sum(_items(profile, e) for e in edges) for c, edges in into.items()}
+            if any(_has_whole(graph, c, group, makes[c]) for c in counted):
+                continue
+            sure = len(counted) == len(fed) and all(_is_one_by_one(graph, step.call, c, group, makes[c]) for c in counted)
+            source = next(iter(counted))
+            declared = any(e is not None and e.items is not None for e in (*out, *into[source]))
+            shares = round(passing / group) if len(fed) == 1 and graph.channel(source).whole and _is_whole(passing / group) else 0
+            yield Split(step.worker, source, target, graph.channel(source).group, group, sure, declared, shares)
+
+
+def _in_equal_shares(profile: Profile, split: Split) -> Profile:
+    """The profile with a number of ranks of which each has a share of whole groups, where it says nothing of that number."""
+    worker = profile.workers[split.worker]
+    free = worker.devices is None and not worker.ranks.counts and not worker.ranks.divides
+    if not split.shares or not free:
+        return profile
+    return profile.with_worker(split.worker, ranks=dataclasses.replace(worker.ranks, divides=split.shares))
+
+
+def _has_whole(graph: WorkflowGraph, channel: str, group: int, makes: float) -> bool:
+    """Whether what a rank gets at once is, or makes, whole groups: a key, groups (of which some may be dropped), an item that makes so many."""
+    spec = graph.channel(channel)
+    return spec.keyed or spec.group % group == 0 or _is_whole(makes * spec.group / group)
+
+
+def _is_one_by_one(graph: WorkflowGraph, call: Call, channel: str, group: int, makes: float) -> bool:
+    """Whether a worker takes batches as they come (not everything, nor as many as it asks for) and puts one item for each. Other counts leave it open: where
+    an item makes a group, and most of the groups are dropped, less than a group comes of each."""
+    return channel in call.batched and not graph.channel(channel).whole and abs(makes - 1) <= ROUNDING
 
 
 def _feeders(graph: WorkflowGraph, channel: str, worker: str) -> list[str]:

@@ -84,7 +84,8 @@ class Planned:
     def notes(self) -> tuple[str, ...]:
         """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only."""
         placement = self.candidate.placement
-        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in splits(placement.setting.profile, self.graph)))
+        told = [s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1]
+        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in told))
 
     @cached_property
     def timeline(self) -> Timeline:

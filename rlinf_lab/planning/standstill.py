@@ -1,13 +1,14 @@
 """Calls that would wait for each other for ever, found from the program alone, before anything runs.
 
 What is certain is followed, call by call: a call begins when those before it of the same worker have ended, when the values that it is given are there, and
-when the loop has got past the `wait()`s in front of it. It puts when it has begun, or, where its first line reads (`Call.starts_on_device` is False), when
-something is there that it reads. It ends when for each channel that it reads somebody puts, or nobody writes it at all; of a channel that is declared
-whole, when all who write it have ended. What no order of events can end stands still, and the calls that hold each other up form a ring.
+when the loop has got past the `wait()`s in front of it. It puts when something is there of each channel that it surely gets something of before
+(`Call.awaits_first`), and ends when that is so for each channel that it surely gets something of at all (`Call.awaits`): somebody puts, or nobody writes
+it; of a channel that is declared whole, all who write it have ended. What no order of events can end stands still, and the calls that hold each other up
+form a ring.
 
-What stays open: how many items a worker asks for (`get(n)`, `take(key=...)`) and puts is in its code. That is seen when the program is simulated with the
-counts of a profile or a run, and otherwise while it runs: both name the ring in their `DeadlockError`. Bounds of channels hold nobody up for good: when nothing
-else can move, they give way (`Engine.relieve`).
+What stays open: what a method does where its code leaves a doubt (branches, decorators, whatever it calls with an outbox), and how many items a worker asks
+for (`get(n)`, `take(key=...)`) and puts. That is seen when the program is simulated with the counts of a profile or a run, and otherwise while it runs: both
+name the ring in their `DeadlockError`. Bounds of channels hold nobody up for good: when nothing else can move, they give way (`Engine.relieve`).
 """
 
 from __future__ import annotations
@@ -84,8 +85,7 @@ class _Program:
         for i, step in enumerate(self._steps):
             if next(self._holds_back(i), None) is None:
                 self._begun.add(i)
-            at_once = step.call.starts_on_device or not step.call.reads
-            if i in self._begun and (at_once or any(self._lacks(i, c) is None for c in step.call.reads)):
+            if i in self._begun and all(self._lacks(i, c) is None for c in step.call.awaits_first):
                 self._puts.add(i)
             if i in self._begun and next(self._keeps(i), None) is None:
                 self._ended.add(i)
@@ -110,7 +110,7 @@ class _Program:
 
     def _keeps(self, i: int) -> Iterator[tuple[int, str]]:
         """Why it has begun and does not end."""
-        for channel in self._steps[i].call.reads:
+        for channel in self._steps[i].call.awaits:
             if (lack := self._lacks(i, channel)) is not None:
                 yield lack
 

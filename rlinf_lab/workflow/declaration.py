@@ -10,6 +10,7 @@ from typing import Any
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
 from rlinf_lab.workflow.beginning import computes_first
+from rlinf_lab.workflow.sure_reads import Reads, sure_reads
 from rlinf_lab.workflow.worker import Context, FunctionWorker, Worker
 
 
@@ -18,7 +19,8 @@ class Declaration:
 
     def __init__(self, name: str, cls: type[Worker], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.name, self.cls, self.args, self.kwargs = name, cls, args, kwargs
-        self._starts: dict[str, bool] = {}  # reading source code takes a millisecond, a call must not
+        self._starts: dict[str, bool] = {}  # reading source code takes milliseconds, a call must not
+        self._reads: dict[str, Reads] = {}
 
     @property
     def class_name(self) -> str:
@@ -71,10 +73,16 @@ class Declaration:
         return f"Declaration({self.name!r}: {self.class_name}({text if len(text) <= 60 else text[:57] + '...'}))"
 
     def starts_on_device(self, method: str) -> bool:
-        """Whether the method computes before it first reads from an inbox."""
+        """Whether the method computes, or may compute, before it first reads from an inbox."""
         if method not in self._starts:
-            self._starts[method] = computes_first(self.function(method))
+            self._starts[method] = computes_first(self.function(method), self.cls)
         return self._starts[method]
+
+    def sure_reads(self, method: str) -> Reads:
+        """The inboxes that the method reads whatever happens."""
+        if method not in self._reads:
+            self._reads[method] = sure_reads(self.function(method), self.cls)
+        return self._reads[method]
 
 
 @functools.lru_cache(1024)

@@ -17,13 +17,20 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call site of the loop: a method with the channels it reads and writes."""
+    """One call site of the loop: a method with the channels it reads and writes.
+
+    ``starts_on_device``: it computes, or may compute, before its first get. ``awaits``: channels that it gets something of, whatever happens, before it
+    ends; ``awaits_first``: before it puts anything; ``batched``: that it reads in the plan's batches only. What is not certain is in none of them.
+    """
 
     method: str
     signature: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     starts_on_device: bool
+    awaits: tuple[str, ...] = ()
+    awaits_first: tuple[str, ...] = ()
+    batched: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)

@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import RlinfLabError, WorkflowError
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, RefArg, bind
+from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, RefArg, bind
 from rlinf_lab.workflow.channel import Channel, ChannelSpec
+from rlinf_lab.workflow.declaration import signature_of
 from rlinf_lab.workflow.graph import DRIVER, Call, LoopStep, Node, Step, ValueEdge, WorkflowGraph
 from rlinf_lab.workflow.handles import Handle, LoopPart
 from rlinf_lab.workflow.isolation import isolated
@@ -300,5 +301,9 @@ def _sources(spec: CallSpec) -> list[RefArg]:
 
 
 def _site(flow: Workflow, spec: CallSpec) -> Call:
-    text = flow.declaration(spec.worker).signature(spec.method)
-    return Call(spec.method, text, tuple(spec.channels(READ)), tuple(spec.channels(WRITE)), spec.starts_on_device)
+    declaration = flow.declaration(spec.worker)
+    given = signature_of(declaration.function(spec.method)).bind(None, *spec.args, **spec.kwargs).arguments
+    sure = declaration.sure_reads(spec.method)
+    known = [tuple(a.channel for name, a in given.items() if name in names and isinstance(a, ChannelArg)) for names in (sure.all, sure.first, sure.batched)]
+    ends = tuple(spec.channels(READ)), tuple(spec.channels(WRITE))
+    return Call(spec.method, declaration.signature(spec.method), *ends, spec.starts_on_device, *known)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import pytest
 from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.timeline.span import SpanKind
 
 ITEMS, SWITCH, EACH = 8, 3.0, 1.0
 
@@ -113,6 +117,74 @@ def test_the_workflow_tells_and_not_the_profile() -> None:
         planned = lab.plan(chain(prepares), 1, profile).best
         workers = planned.candidate.placement.setting.profile.workers
         assert {n: w.starts_on_device for n, w in workers.items()} == {"a": False, "b": prepares, "c": prepares}
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_who_begins_a_cycle_is_not_told_to_read_first(fed: bool) -> None:
+    """It would stand still. Where nobody else feeds it, it takes its devices once, for its items come when it is there."""
+    one = believed().to_dict()["workers"]["a"]
+    workers = dict.fromkeys("abcd", one) | {n: {**one, "memory": {"resident_gib": 30.0}, "starts_on_device": n == "a"} for n in "ab"}
+    edges = [{"producer": p, "consumer": c} for p, c in ("ab", "ba", "ac", *(["da"] if fed else []))]
+    profile = Profile.from_dict({"items": ITEMS, "workers": workers if fed else {n: workers[n] for n in "abc"}, "edges": edges, "device_memory_gib": 80.0})
+    notes = [note for note in lab.plan(profile, 1).best.notes if "before its first get" in note]
+    assert len(notes) == fed
+    assert all("Next" not in note and "from c and d before" in note for note in notes)
+
+
+def warmed(method: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(method)
+    def inner(self: Any, *given: Any) -> None:
+        self.model()
+        method(self, *given)
+
+    return inner
+
+
+class Warms(Stage):
+    """Computes where that is not seen: in a property, in a decorator. ``seen``: whether it was on its device."""
+
+    seen: ClassVar[list[bool]] = []
+    here = True
+
+    def onload(self) -> None:
+        self.here = True
+
+    def offload(self) -> None:
+        self.here = False
+
+    def model(self) -> None:
+        self.seen.append(self.here)
+        self.compute(EACH)
+
+    hidden = property(model)
+
+    @warmed
+    def decorated(self, inbox: lab.Inbox) -> None:
+        inbox.get_all()
+
+    def asks(self, inbox: lab.Inbox) -> None:
+        model = self.hidden
+        inbox.get_all()
+        assert model is None
+
+
+@pytest.mark.parametrize("method", ["decorated", "asks"])
+def test_who_computes_unseen_does_so_on_its_device(method: str) -> None:
+    flow = lab.Workflow(method)
+    x = flow.channel("x", capacity=None)
+    a, b = flow.worker(Warms, name="a"), flow.worker(Warms, name="b")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.make(x)
+        getattr(b, method)(x)
+
+    Warms.seen.clear()
+    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"], memory={"a": 2, "b": 2}, device_memory=3)
+    spans = run(flow, plan, 3).timeline
+    assert Warms.seen == [True] * 3
+    runs = sorted((s["start"], s["end"]) for s in spans.spans if s["kind"] == SpanKind.RUN)
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(runs))
 
 
 def test_a_profile_of_a_run_knows_it() -> None:

@@ -35,6 +35,38 @@ class Stage(lab.Worker):
                 self.compute(1.0)
                 out.put(item, key=item // GROUP)
 
+    def filters(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        """Groups in, groups out; of 8 groups each 4th is dropped."""
+        for batch in inbox:
+            for group in batch:
+                self.compute(1.0 * GROUP)
+                if group[0] // GROUP % 4:
+                    self.hands_on(group, out)
+
+    def whole(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        self.hands_on(inbox.get_all(), out, 1.0)
+
+    def fours(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        while batch := inbox.get(GROUP):
+            self.hands_on(batch, out, 1.0)
+
+    def keyed(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        for key in range(self.rank, ITEMS // GROUP, self.ranks):
+            self.hands_on(inbox.get(GROUP, key=key), out, 1.0)
+
+    def samples(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
+        """Groups for prompts, some dropped: less than a group comes of each prompt."""
+        for batch in inbox:
+            for prompt in batch:
+                self.compute(1.0 * GROUP)
+                if prompt % 4:
+                    self.hands_on([prompt * GROUP + i for i in range(GROUP)], out)
+
+    def hands_on(self, items: list[int], out: lab.Outbox, each: float = 0.0) -> None:
+        self.compute(each * len(items))
+        for item in items:
+            out.put(item, key=item // GROUP)
+
     def trains(self, inbox: lab.Inbox) -> int:
         count = 0
         for batch in inbox:
@@ -77,11 +109,62 @@ DEVICES = [f"cpu:{i}" for i in range(4)]
 def test_plans_of_the_search_run(flow: lab.Workflow, costs: Profile, several: bool) -> None:
     plans = lab.plan(flow, DEVICES, costs, chunks=8)
     assert any(p.placement["b"]["ranks"] > 1 for p in plans) == several
-    said = "'b' has one rank: it takes items of 'x' one by one and puts groups of 4 into 'y'"
+    said = "'b' has one rank: it takes items of 'x' in batches as they come and puts as many items into 'y', in groups of 4"
     for planned in plans:
         assert any(said in note and "group=4" in note and "Next: " in note for note in planned.notes) != several
         assert run(flow, planned, 2).wait()[-1] == ITEMS
     assert (said in repr(plans)) != several
+
+
+def handed(method: str) -> tuple[lab.Workflow, Profile]:
+    """What puts whole groups from any number of ranks, or may; the profile says what comes and goes."""
+    flow = lab.Workflow(method)
+    group, count = (GROUP if method == "filters" else 1), (ITEMS // GROUP if method == "samples" else ITEMS)
+    x = flow.channel("x", capacity=None, group=group, whole=method == "whole", keyed=method == "keyed")
+    y = flow.channel("y", capacity=None, group=GROUP)
+    a, b, c = (flow.worker(Stage, name=n) for n in "abc")
+
+    @flow.iteration
+    def iteration() -> Any:
+        a.prompts(x, count, GROUP if group > 1 or method == "keyed" else 1)
+        getattr(b, method)(x, y)
+        return c.trains(y)
+
+    known = profile(group, count).to_dict()
+    known["edges"][0]["whole"] = method == "whole"
+    if method in ("filters", "samples"):
+        known["edges"][1]["items"] = 3 * ITEMS / 4
+    return flow, Profile.from_dict(known)
+
+
+@pytest.mark.parametrize("method", ["filters", "whole", "fours", "keyed", "samples"])
+def test_who_may_hand_on_whole_groups_has_any_number_of_ranks(method: str) -> None:
+    flow, costs = handed(method)
+    best = lab.plan(flow, DEVICES, costs, chunks=8).best
+    assert best.placement["b"]["ranks"] == len(DEVICES)
+    assert run(flow, best, 2).wait()[-1] == ITEMS * (3 if method in ("filters", "samples") else 4) // 4
+    notes = [note for note in best.notes if "groups of 4" in note]
+    assert len(notes) == (method in ("whole", "fours", "samples"))
+    assert all("'b' puts groups of 4 into 'y', from several ranks" in note and "is in its code" in note for note in notes)
+    pinned = lab.plan(flow, DEVICES, costs.with_worker("b", devices=2), chunks=8).best  # nobody is refused
+    assert pinned.placement["b"]["ranks"] == 2
+
+
+def test_shares_of_everything_are_whole_groups() -> None:
+    """Eight groups are not the shares of three ranks."""
+    flow, costs = handed("whole")
+    plans = lab.plan(flow, DEVICES[:3], costs)
+    assert {p.placement["b"]["ranks"] for p in plans} <= {1, 2}
+    assert any("divides the 8 groups" in note for p in plans for note in p.notes)
+    assert all(run(flow, p, 1).wait()[-1] == ITEMS for p in plans)
+
+
+def test_the_advice_asks_for_nothing_that_is_there() -> None:
+    for costs, more in ((profile(), True), (profile(passing=ITEMS), False)):
+        (note,) = [n for n in lab.plan(made("rewards"), DEVICES, costs).best.notes if "has one rank" in n]
+        assert ("say in the profile" in note) == more and "declare channel 'x' with group=4" in note
+    (note,) = [n for n in lab.plan(made("rewards", 2), DEVICES, profile(2)).best.notes if "has one rank" in n]
+    assert "it takes groups of 2 of 'x'" in note
 
 
 def test_a_worker_that_must_have_several_ranks_is_refused_by_name() -> None:

@@ -138,7 +138,8 @@ def program(rng: random.Random) -> WorkflowGraph:
     steps = []
     for i in range(count):
         after = tuple(j for j in range(i) if rng.random() < 0.15)
-        steps.append(Step(rng.choice(workers), Call(f"m{i}", "()", reads[i], tuple(writes[i]), rng.random() < 0.4), after))
+        early = rng.random() < 0.4
+        steps.append(Step(rng.choice(workers), Call(f"m{i}", "()", reads[i], tuple(writes[i]), early, reads[i], () if early else reads[i]), after))
     nodes = tuple(Node(w, "W", tuple(s.call for s in steps if s.worker == w)) for w in workers)
     specs = tuple(ChannelSpec(c, whole=rng.random() < 0.25) for c in channels)
     return WorkflowGraph("random", nodes, specs, (), tuple(steps))

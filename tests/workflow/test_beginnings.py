@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
+import functools
+import inspect
+import itertools
+import logging
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +19,18 @@ import torch
 
 import rlinf_lab as lab
 from rlinf_lab.workflow.beginning import computes_first
+
+KEYS = 8
+LOG = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass
+class Config:
+    size: int = 4
+
+    @property
+    def model(self) -> Any:
+        raise AssertionError("computes")
 
 
 class Reads(lab.Worker):
@@ -93,6 +111,74 @@ class Reads(lab.Worker):
             inbox.get(3)
         self.work()
 
+    def under_a_span(self, inbox: lab.Inbox) -> int:
+        with self.span("rollout"):
+            return sum(len(batch) for batch in inbox)
+
+    def counts_and_tells(self, inbox: lab.Inbox, mode: str = "x") -> None:
+        self.calls += 1
+        print("call", self.calls)
+        LOG.info("rank %d", self.rank)
+        self.log(calls=1)
+        if mode == "y" or isinstance(mode, int) or self.iteration > self.calls:
+            raise ValueError(f"mode {mode!r} of {len(mode)}")
+        count = 4 if mode is None else len(mode)
+        while not self.cancelled and (batch := inbox.get(count)):
+            self.work(batch)
+
+    def through_builtins(self, inbox: lab.Inbox) -> None:
+        for _ in map(len, inbox):
+            self.work()
+
+    def beside_numbers(self, inbox: lab.Inbox) -> None:
+        for _ in zip(itertools.count(), range(8), itertools.islice(inbox, 3), strict=False):
+            self.work()
+
+    def by_its_keys(self, inbox: lab.Inbox) -> None:
+        later = functools.partial(self.work, 1)
+        for key in (0, 1):
+            later(inbox.get(key=key))
+
+    def by_its_share_of_keys(self, inbox: lab.Inbox) -> None:
+        for key in range(self.rank, KEYS // 2, self.ranks):
+            self.work(inbox.get(key=key))
+
+    def exchanged(self, inbox: lab.Inbox) -> list[Any]:
+        return [item for part in self.exchange(inbox.get_all()) for item in part]
+
+    def compared(self, inbox: lab.Inbox) -> None:
+        while len(inbox.get()) + 1 != 0:
+            self.work([*inbox])
+
+    def __init__(self, config: Config, extra: int) -> None:
+        self.config, self.extra = config, extra
+        self.own = Config(8)
+
+    def as_configured(self, inbox: lab.Inbox, config: Config | None = None) -> None:
+        size = config.size if config is not None else self.own.size
+        inbox.get(self.config.size)
+        self.work(size)
+
+    @torch.no_grad()
+    def without_gradients(self, inbox: lab.Inbox) -> None:
+        for batch in inbox:
+            self.work(batch)
+
+    def a_text_at_the_margin(self, inbox: lab.Inbox) -> None:
+        """A text
+that begins at the margin."""
+        for batch in inbox:
+            self.work(batch)
+
+
+def warms(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def inner(self: Any, *given: Any) -> Any:
+        self.work()
+        return method(self, *given)
+
+    return inner
+
 
 class Works(lab.Worker):
     """Something is done, or might be, before the first get; or there is none."""
@@ -154,6 +240,78 @@ class Works(lab.Worker):
             inbox.get()
         self.work()
 
+    @property
+    def model(self) -> Any:
+        return self.work()
+
+    @model.setter
+    def model(self, value: Any) -> None:
+        self.work(value)
+
+    @functools.cached_property
+    def table(self) -> Any:
+        return self.work()
+
+    @warms
+    def decorated(self, inbox: lab.Inbox) -> None:
+        inbox.get()
+
+    def a_property(self, inbox: lab.Inbox) -> None:
+        inbox.get(self.model)
+
+    def a_property_once(self, inbox: lab.Inbox) -> None:
+        inbox.get(self.table)
+
+    def a_setter(self, inbox: lab.Inbox) -> None:
+        self.model = 0
+        inbox.get()
+
+    def of_something_else(self, inbox: lab.Inbox) -> None:
+        inbox.get(self.policy.model)
+
+    def of_a_configuration(self, inbox: lab.Inbox, config: Config) -> None:
+        inbox.get(config.model)
+
+    def of_its_configuration(self, inbox: lab.Inbox) -> None:
+        inbox.get(self.config.model)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def handled(self, inbox: lab.Inbox) -> None:
+        try:
+            state = self.state
+            inbox.get(state)
+        except AttributeError:
+            self.work()
+        inbox.get()
+
+    def a_default(self, inbox: lab.Inbox) -> None:
+        def inner(x: Any = self.work()) -> Any:  # noqa: B008
+            return x
+
+        inbox.get(inner())
+
+    def called_before_its_arguments(self, inbox: lab.Inbox) -> None:
+        self.work().add(inbox.get())
+
+    def rebound(self, inbox: Any) -> None:
+        inbox = self.work(inbox)
+        inbox.get()
+
+    rebound.__annotations__["inbox"] = lab.Inbox
+
+    def a_stand_in(self, inbox: Any, later: lab.Inbox) -> None:
+        for inbox in (later,):
+            for _ in inbox:
+                self.work()
+
+    a_stand_in.__annotations__["inbox"] = lab.Inbox
+
+    def two_tensors(self, inbox: lab.Inbox) -> None:
+        if self.weights == self.others:
+            inbox.get()
+
     def a_put(self, inbox: lab.Inbox, out: lab.Outbox) -> None:
         out.put(0)
         inbox.get()
@@ -176,12 +334,27 @@ class Works(lab.Worker):
 
 @pytest.mark.parametrize("name", [n for n in vars(Reads) if not n.startswith("_")])
 def test_what_reads_first_needs_no_device_yet(name: str) -> None:
-    assert not computes_first(getattr(Reads, name))
+    assert not computes_first(getattr(Reads, name), Reads)
 
 
-@pytest.mark.parametrize("name", [n for n in vars(Works) if not n.startswith("_")])
+@pytest.mark.parametrize("name", [n for n, f in vars(Works).items() if inspect.isfunction(f) and not n.startswith("_")])
 def test_what_might_compute_first_gets_its_device(name: str) -> None:
-    assert computes_first(getattr(Works, name))
+    assert computes_first(inspect.getattr_static(Works, name), Works)
+
+
+def test_a_subclass_may_make_a_property_of_an_attribute() -> None:
+    """What its parent only looks up; and who asks for all attributes, or puts another function in the place of a method, may do anything."""
+    computes = property(lambda self: self.work())
+    assert not computes_first(Reads.with_containers, Reads)
+    assert computes_first(Reads.with_containers, type("Computes", (Reads,), {"limit": computes}))
+    assert computes_first(Reads.with_containers, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
+    assert not computes_first(Reads.at_once, type("Asks", (Reads,), {"__getattr__": lambda self, name: self.work()}))
+    assert computes_first(Reads.at_once, Compiles)
+
+
+class Compiles(Reads):
+    def setup(self) -> None:
+        self.at_once = warms(self.at_once)  # type: ignore[method-assign]
 
 
 def test_without_a_source_the_answer_is_the_safe_one() -> None:
