@@ -97,9 +97,7 @@ def _attributes(cls: type) -> Mapping[str, type]:
     given, scope = _hinted(constructor), constructor.__globals__
     for node in ast.walk(definition):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target, value = node.targets[0], node.value
-            together = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts)
-            for t, v in zip(target.elts, value.elts, strict=True) if together else [(target, value)]:  # type: ignore[attr-defined]
+            for t, v in _assigned(node.targets[0], node.value):
                 made = scope.get(v.func.id) if isinstance(v, ast.Call) and isinstance(v.func, ast.Name) else None
                 kind = given.get(v.id) if isinstance(v, ast.Name) else made
                 if isinstance(t, ast.Attribute) and isinstance(kind, type):
@@ -153,13 +151,22 @@ def method_of(function: Callable[..., Any], cls: type | None) -> Method | None:
     )
 
 
+def _assigned(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """What gets what; of ``a, b = x, y`` one by one."""
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        return list(zip(target.elts, value.elts, strict=True))
+    return [(target, value)]
+
+
 def _definition(code: types.CodeType) -> ast.FunctionDef | None:
     try:
         text = inspect.getsource(code)
-        body = ast.parse("if True:\n" + text).body[0].body if text[:1].isspace() else ast.parse(text).body  # type: ignore[attr-defined]
+        found = ast.parse(f"if True:\n{text}" if text[:1].isspace() else text).body[0]  # a text may have lines further left than its first: no dedent
     except (OSError, TypeError, SyntaxError, IndexError):
         return None
-    return body[0] if isinstance(body[0], ast.FunctionDef) and body[0].name == code.co_name else None
+    if isinstance(found, ast.If):
+        found = found.body[0]
+    return found if isinstance(found, ast.FunctionDef) and found.name == code.co_name else None
 
 
 def _is_what_runs(definition: ast.FunctionDef, code: types.CodeType) -> bool:

@@ -76,27 +76,27 @@ def host() -> Iterator[Host]:
     made.close()
 
 
-def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
-    rank = Rank(host, lambda: len(host.heard["a"]) == 300)
+def listening_to_all_of(host: Host, count: int) -> Rank:
+    """A rank while so many messages were said, each when the one before was heard; it has ended."""
+    rank = Rank(host, lambda: len(host.heard["a"]) == count)
     rank.start()
-    for i in range(300):
+    for i in range(count):
         host.links[0].send(("a", i))
         host.wait_for(lambda i=i: len(host.heard["a"]) > i)
     rank.join(30)
-    assert not rank.is_alive() and host.heard["a"] == list(range(300))
+    assert not rank.is_alive() and host.heard["a"] == list(range(count))
+    return rank
+
+
+def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
+    rank = listening_to_all_of(host, 300)
     assert host.by.count(rank.ident or 0) > 10  # how many is up to the kernel
 
 
 def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwards_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlinf_lab.runtime.lookout.AWAKE_NS", 10**12)  # however late the next message comes
     host = Host(1, has_core=True)
-    rank = Rank(host, lambda: len(host.heard["a"]) == 300)
-    rank.start()
-    for i in range(300):
-        host.links[0].send(("a", i))
-        host.wait_for(lambda i=i: len(host.heard["a"]) > i)
-    rank.join(30)
-    assert host.heard["a"] == list(range(300))
+    rank = listening_to_all_of(host, 300)
     first = host.by.index(rank.ident or 0)  # from now on the connection is hushed
     others = len(host.by) - first - host.by.count(rank.ident or 0)
     assert first < 250 and others <= 2  # whoever had been woken before that

@@ -354,7 +354,7 @@ def test_a_subclass_may_make_a_property_of_an_attribute() -> None:
 
 class Compiles(Reads):
     def setup(self) -> None:
-        self.at_once = warms(self.at_once)  # type: ignore[method-assign]
+        self.at_once = warms(self.at_once)
 
 
 def test_without_a_source_the_answer_is_the_safe_one() -> None:

@@ -107,7 +107,7 @@ class PutsFirst:
 
     class Default(Base):
         def step(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
-            def helper(x: Any = actions.put(0)) -> Any:  # type: ignore[func-returns-value] # noqa: B008
+            def helper(x: Any = actions.put(0)) -> Any:  # noqa: B008
                 return x
 
             obs.get(1)
@@ -233,7 +233,7 @@ class PutsFirst:
 
     class Replaced(Base):
         def setup(self) -> None:
-            self.step = lambda obs, actions: self.begin(actions).merge(obs.get(1))  # type: ignore[method-assign]
+            self.step = lambda obs, actions: self.begin(actions).merge(obs.get(1))
 
         def step(self, obs: lab.Inbox, actions: lab.Outbox) -> None:
             obs.get(1)
