@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, UnknownNameError
 from rlinf_lab.planning.device import Device
@@ -17,38 +17,57 @@ from rlinf_lab.runtime.servant import Task
 JOIN_SECONDS = 60
 ANSWER_SECONDS = 20.0  # for a question that takes milliseconds
 ASKED = 2
+ALIVE = 0  # GcsNodeInfo.state in Ray's protocol
 T = TypeVar("T")
 _LOCK = threading.Lock()
 _SEEN: dict[str, list[str]] = {}  # cluster: ids of its nodes, in the order of their numbers
 
 
-def nodes() -> dict[int, dict[str, Any]]:
-    """What Ray says of each living node, by number. A number is never used again."""
-    ray = load_ray()
+class Node(NamedTuple):
+    """``id``: Ray's, as hexadecimal digits. ``resources``: what Ray counts there, by Ray's names."""
 
-    context = ray.get_runtime_context()
-    living = {node["NodeID"]: node for node in answer_of_ray(ray.nodes) if node["Alive"]}
+    id: str
+    address: str
+    resources: Mapping[str, float]
+
+
+def nodes() -> dict[int, Node]:
+    """The living nodes, by number. A number is never used again."""
+    context = load_ray().get_runtime_context()
+    said = answer_of_ray(lambda ray, seconds: ray.get_all_node_info(timeout=seconds))
+    living = {key.hex(): Node(key.hex(), node.node_manager_address, dict(node.resources_total)) for key, node in said.items() if node.state == ALIVE}
     with _LOCK:
         seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
-        seen += sorted(set(living) - set(seen), key=lambda n: (living[n]["NodeManagerAddress"], n))
+        seen += sorted(set(living) - set(seen), key=lambda n: (living[n].address, n))
         return {number: living[name] for number, name in enumerate(seen) if name in living}
 
 
-def answer_of_ray(question: Callable[[], T]) -> T:
-    """What Ray's control service says; `ExecutorError` when it says nothing.
+def free_resources() -> dict[str, Mapping[str, float]]:
+    """What nobody has reserved, by the id of the node."""
+    said = answer_of_ray(lambda ray, seconds: ray.get_all_resource_usage(timeout=seconds))
+    return {of_node.node_id.hex(): dict(of_node.resources_available) for of_node in said.resource_usage_data.batch}
 
-    Ray itself waits for ever, inside C++ where no interrupt reaches it. An answer can get lost on a busy machine (seen: one that came with the next
-    sign of life on the connection, minutes later), so it is asked again.
+
+def answer_of_ray(question: Callable[[Any, float], T]) -> T:
+    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError` when it says nothing.
+
+    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its own: a thread that is left in one
+    ends the whole process a minute after that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on
+    the connection, minutes later), so it is asked again.
     """
+    ray = load_ray()
+    client, said = ray._private.worker.global_worker.gcs_client, ""
     for _ in range(ASKED):
-        task = Task(question)
-        threading.Thread(target=task.perform, name="question to ray", daemon=True).start()
-        if task.is_done_within(ANSWER_SECONDS):
+        task = Task(lambda: question(client, ANSWER_SECONDS))
+        threading.Thread(target=task.perform, name="question to ray", daemon=True).start()  # aside: an interrupt is heard meanwhile
+        try:
             return task.result()
-    address = load_ray().get_runtime_context().gcs_address
+        except ray.exceptions.RpcError as error:
+            said = str(error)
+    address = ray.get_runtime_context().gcs_address
     raise ExecutorError(
-        f"The Ray at {address!r} did not answer {ASKED} times within {ANSWER_SECONDS:g} s: its control service (gcs_server) is stopped, or its node is "
-        f"overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a private one, and the next run starts another."
+        f"The Ray at {address!r} did not answer {ASKED} times within {ANSWER_SECONDS:g} s ({said}): its control service (gcs_server) is stopped, or its node "
+        f"is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a private one, and the next run starts another."
     )
 
 
@@ -75,9 +94,8 @@ def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
     found = [Device.parse(name) for name in here]
     for number, node in nodes().items():
         if number:
-            resources = node["Resources"]
-            found += [Device(number, "cuda", i) for i in range(int(resources.get("GPU", 0)))]
-            found += [Device(number, "cpu", i) for i in range(int(resources.get("CPU", 0)))]
+            found += [Device(number, "cuda", i) for i in range(int(node.resources.get("GPU", 0)))]
+            found += [Device(number, "cpu", i) for i in range(int(node.resources.get("CPU", 0)))]
     best = kind or ("cuda" if any(d.kind == "cuda" for d in found) else "cpu")
     return [str(d) for d in found if d.kind == best]
 
@@ -104,13 +122,13 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         _refuse_too_few_gpus(number, found[number], devices)
         if number and not emulate:
             _refuse_missing_cores(number, found[number], devices)
-    return {number: found[number]["NodeID"] for number in wanted}
+    return {number: found[number].id for number in wanted}
 
 
-def _refuse_too_few_gpus(number: int, node: dict[str, Any], devices: Sequence[str]) -> None:
+def _refuse_too_few_gpus(number: int, node: Node, devices: Sequence[str]) -> None:
     """Ray would let the actors wait for ever."""
     asked = [str(d) for d in map(Device.parse, devices) if (d.node, d.kind) == (number, "cuda")]
-    there = node["Resources"].get("GPU", 0)
+    there = node.resources.get("GPU", 0)
     if len(asked) > there:
         raise PlanError(
             f"The plan uses {len(asked)} GPUs ({', '.join(asked)}), and this Ray has {there:g} on that node. "
@@ -118,8 +136,8 @@ def _refuse_too_few_gpus(number: int, node: dict[str, Any], devices: Sequence[st
         )
 
 
-def _refuse_missing_cores(number: int, node: dict[str, Any], devices: Sequence[str]) -> None:
-    there = int(node["Resources"].get("CPU", 0))
+def _refuse_missing_cores(number: int, node: Node, devices: Sequence[str]) -> None:
+    there = int(node.resources.get("CPU", 0))
     lacking = [str(d) for d in map(Device.parse, devices) if (d.node, d.kind) == (number, "cpu") and d.index >= there]
     if lacking:
         raise PlanError(

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlinf_lab.errors import Cancelled, ExecutorError
 from rlinf_lab.planning.device import Device
-from rlinf_lab.runtime.cluster import answer_of_ray, nodes
+from rlinf_lab.runtime.cluster import free_resources, nodes
 from rlinf_lab.runtime.ray_library import load_ray
 
 SECONDS = 5.0  # a run that has just ended may not have given everything back yet
@@ -41,7 +41,7 @@ class Reservation:
             of_node = wanted.setdefault(device.node, {})
             of_node[kind] = of_node.get(kind, 0.0) + 1.0
         for number, of_node in wanted.items():
-            of_node["CPU"] = 0.0 if emulate else min(of_node.get("CPU", 0.0), there[number]["Resources"].get("CPU", 0.0))
+            of_node["CPU"] = 0.0 if emulate else min(of_node.get("CPU", 0.0), there[number].resources.get("CPU", 0.0))
         return cls({n: {k: v for k, v in of_node.items() if v} or SOMETHING for n, of_node in wanted.items()}, ids)
 
     def wait(self, stopped: Callable[[], bool], seconds: float = SECONDS) -> None:
@@ -74,11 +74,11 @@ class Reservation:
 
     def _lacking(self) -> list[str]:
         """Of each node that has too little free: what is wanted and what there is. Of all nodes when they have had too little for a moment only."""
-        free, there = answer_of_ray(load_ray()._private.state.available_resources_per_node), nodes()
+        free, there = free_resources(), nodes()
         rows, short = [], []
         for number in self._order:
             now = free.get(self._ids[number], {})
-            name = f"node {number} ({there[number]['NodeManagerAddress']})" if number in there else f"node {number} (gone)"
+            name = f"node {number} ({there[number].address})" if number in there else f"node {number} (gone)"
             parts = [f"{v:g} {k} wanted, {now.get(k, 0):g} free" for k, v in self.wanted[number].items()]
             rows.append(f"{name}: {', '.join(parts)}")
             short.append(any(now.get(k, 0) < v for k, v in self.wanted[number].items()))

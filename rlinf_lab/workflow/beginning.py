@@ -29,6 +29,7 @@ _FREE = {
     "functools": {"partial"},
     "itertools": {"count"},
     "logging": {"critical", "debug", "error", "info", "warning"},
+    "ray.experimental.tqdm_ray": {"safe_print"},  # which Ray puts in the place of `print`
 }
 _FREE_OF_LITERALS = {
     "builtins": {"bool", "bytearray", "bytes", "dict", "float", "frozenset", "int", "list", "object", "set", "str", "tuple"},

@@ -12,7 +12,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import devices as module
 from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.cluster import _refuse_missing_cores
+from rlinf_lab.runtime.cluster import Node, _refuse_missing_cores
 from rlinf_lab.runtime.devices import Gpus
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.ray_executor import RayExecutor
@@ -67,7 +67,7 @@ def test_gpus_that_do_not_exist_are_refused_whatever_is_meant(flow: Workflow) ->
 
 
 def test_cores_of_another_node_are_those_that_ray_counts() -> None:
-    node = {"Resources": {"CPU": 3.0}}
+    node = Node("", "", {"CPU": 3.0})
     _refuse_missing_cores(1, node, ["cpu:7", "node1/cpu:2", "node2/cpu:9", "node1/cuda:5"])
     with pytest.raises(PlanError, match=r"The plan uses node1/cpu:3, node1/cpu:4, and Ray counts 3 CPUs on that node\. Next: .*address='auto'"):
         _refuse_missing_cores(1, node, ["node1/cpu:3", "node1/cpu:2", "node1/cpu:4"])

@@ -15,6 +15,7 @@ import pytest
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.cluster import Node
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.observer import device_loads
@@ -81,7 +82,7 @@ assert [g["strategy"] for g in groups.values()] == ["STRICT_SPREAD"] and {g["sta
 class Other:
     pass
 
-late = nodes()[2]["NodeID"]
+late = nodes()[2].id
 pinned = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(late, soft=False)
 greedy = ray.remote(Other).options(num_cpus=2, scheduling_strategy=pinned).remote()
 ray.get(greedy.__ray_ready__.remote())
@@ -126,7 +127,7 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
 )
 def test_what_is_reserved_of_each_node(monkeypatch: pytest.MonkeyPatch, emulate: bool, wanted: dict) -> None:
     there = {0: {"CPU": 4.0, "GPU": 1.0}, 1: {"CPU": 1.0}, 2: {"memory": 1e9}}
-    monkeypatch.setattr("rlinf_lab.runtime.reservation.nodes", lambda: {n: {"Resources": r} for n, r in there.items()})
+    monkeypatch.setattr("rlinf_lab.runtime.reservation.nodes", lambda: {n: Node("", "", r) for n, r in there.items()})
     devices = ["cpu:0", "cpu:1", "cuda:0", "node1/cpu:0", "node1/cpu:1", "node2/cpu:0"]
     made = Reservation.of(devices, {0: "a", 1: "b", 2: "c"}, emulate=emulate)
     assert made.wanted == wanted

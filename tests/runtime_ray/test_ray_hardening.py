@@ -369,7 +369,6 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> N
     said = run_script(
         tmp_path,
         """
-        import os, signal
         import psutil
         from rlinf_lab.errors import ExecutorError
         from rlinf_lab.runtime import cluster
@@ -379,15 +378,48 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> N
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         cluster.ANSWER_SECONDS = 0.5
         service.suspend()
-        try:
-            cluster.nodes()
-        except ExecutorError as error:
-            print(error)
+        for question in (cluster.nodes, cluster.free_resources):
+            try:
+                question()
+            except ExecutorError as error:
+                print(error)
         service.resume()
         cluster.ANSWER_SECONDS = 20.0
         print(len(cluster.nodes()))
         shutdown()
         """,
     )
-    assert said[0] == "1" and said[2] == "1"
-    assert "did not answer 2 times within 0.5 s" in said[1] and "ray status --address=" in said[1]
+    assert said[0] == said[3] == "1"
+    assert all("did not answer 2 times within 0.5 s" in line and "ray status --address=" in line for line in said[1:3])
+
+
+@pytest.mark.slow
+def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: Path) -> None:
+    """Ray ends a process in which something still asks a service that is gone, by default after a minute."""
+    said = run_script(
+        tmp_path,
+        """
+        import os, time
+        import psutil
+        os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "8"
+        from rlinf_lab.errors import ExecutorError
+        from rlinf_lab.runtime import cluster
+        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
+        ensure_ray(None)
+        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
+        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, 0.5
+        service.suspend()
+        try:
+            cluster.nodes()
+        except ExecutorError as error:
+            print(error)
+        service.kill()
+        shutdown()
+        time.sleep(9)
+        cluster.ANSWER_SECONDS = before
+        ensure_ray(None)
+        print(len(cluster.nodes()))
+        shutdown()
+        """,
+    )
+    assert "did not answer 2 times" in said[0] and said[1] == "1"

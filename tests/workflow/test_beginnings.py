@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from ray.experimental import tqdm_ray
 
 import rlinf_lab as lab
 from rlinf_lab.workflow.beginning import computes_first
@@ -335,6 +336,11 @@ class Works(lab.Worker):
 @pytest.mark.parametrize("name", [n for n in vars(Reads) if not n.startswith("_")])
 def test_what_reads_first_needs_no_device_yet(name: str) -> None:
     assert not computes_first(getattr(Reads, name), Reads)
+
+
+def test_print_costs_nothing_where_ray_has_put_its_own_in_the_place_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.print", tqdm_ray.safe_print)
+    assert not computes_first(Reads.counts_and_tells, Reads)
 
 
 @pytest.mark.parametrize("name", [n for n, f in vars(Works).items() if inspect.isfunction(f) and not n.startswith("_")])
