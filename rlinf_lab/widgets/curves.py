@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +43,7 @@ def learning_curve(metrics: pd.DataFrame, title: str = "") -> Chart:
         axis.set_ylabel(label, color=INK)
         axis.set_facecolor("none")
         axis.tick_params(colors=INK)
-        axis.xaxis.set_major_formatter("{x:,.0f}")
+        axis.xaxis.set_major_formatter(EngFormatter())  # 40 k: whole numbers run into each other
         axis.spines[["top", "right"]].set_visible(False)
         axis.spines[["left", "bottom"]].set_color(INK)
         axis.grid(alpha=0.25)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,3 +53,18 @@ def test_it_is_stored_clean(path: Path) -> None:
     assert "parameters" in code[0].metadata.get("tags", [])
     assert "assert " in code[-1].source
     assert set(SMALL[path.stem]) <= {line.split(" =")[0] for line in code[0].source.splitlines()}
+
+
+def test_the_plans_of_40_are_foretold_exactly_at_the_size_that_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a size where all batches are alike nobody can know what other batches cost."""
+    code = [c.source for c in nbformat.read(REPOSITORY / "notebooks" / "40_any_plan.ipynb", as_version=4).cells if c.cell_type == "code"]
+    wanted = [code[0], *(c for c in code if any(mark in c for mark in ("rlinf_lab as lab", "class Simulator", "plans = {", "foretold = {")))]
+    file = tmp_path / "any_plan_as_stored.py"
+    file.write_text("\n\n".join(wanted))
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, file.stem, module)  # where the source of a class is looked for
+    spec.loader.exec_module(module)
+    assert len(module.plans) == 5
+    assert {n: t.elapsed_ns for n, t in module.foretold.items()} == {n: run.timeline.elapsed_ns for n, run in module.exact.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 import numpy as np
 import pandas as pd
@@ -36,3 +37,14 @@ def test_gaps_where_no_episode_ended_are_allowed() -> None:
     rows = metrics(["temporal"] * 5)
     rows.loc[1, ["success_rate", "return"]] = np.nan
     assert learning_curve(rows)._repr_png_()
+
+
+def test_the_numbers_of_steps_do_not_run_into_each_other() -> None:
+    rows = metrics(["temporal"] * 40)
+    rows["env_steps"] *= 1250  # to 40 million
+    for many in (rows, rows.assign(env_steps=rows["env_steps"] / 1000)):
+        chart = learning_curve(many)
+        chart.draw_without_rendering()
+        for axis in chart.axes:
+            labels = [label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()]
+            assert len(labels) >= 4 and all(a.x1 + 3 < b.x0 for a, b in itertools.pairwise(labels))
