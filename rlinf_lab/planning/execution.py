@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.costs.base import ROUNDING
@@ -41,22 +42,60 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
 
 
 def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]) -> dict[str, int]:
-    """Of channels that hold less than the plan's consumers take: a batch for each of their ranks, and as much again while they work on it.
+    """Of channels that hold less than the plan needs: a batch for each rank of the consumers, and as much again while they work on it; all items where a bound
+    would hold up more than the producer of that channel alone (`_Held`).
 
     A smaller bound would cut every batch to what it holds, and what a batch always takes would be paid so much oftener.
     """
     found: dict[str, int] = {}
-    declared, seats = {c.name: c.capacity for c in graph.channels}, placement.seats
+    declared, seats, held = {c.name: c.capacity for c in graph.channels}, placement.seats, _Held.of(placement, graph)
     taking_turns = {e.channel for e in graph.edges if e.channel in chunks and set(seats[e.producer].devices) & set(seats[e.consumer].devices)}
     for edge in graph.edges:
         bound, chunk = declared[edge.channel], chunks.get(edge.channel)
         if bound is None or chunk is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
             continue
         items = math.ceil(items_between(placement, edge) / edge.group)
-        room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk else items
+        room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk and not held.more_than_the_producer_of(edge) else items
         if room > max(bound, found.get(edge.channel, 0)):
             found[edge.channel] = room
     return found
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Whom a full channel keeps from going on. ``links``: (unit, unit, what goes from one to the other), channels and values."""
+
+    placement: Placement
+    links: frozenset[tuple[int, int, str]]
+
+    @classmethod
+    def of(cls, placement: Placement, graph: WorkflowGraph) -> _Held:
+        home = placement.setting.home
+        channels = {(home[e.producer], home[e.consumer], e.channel) for e in graph.edges if DRIVER not in (e.producer, e.consumer)}
+        values = {(home[e.producer], home[e.consumer], f"the value of {e.producer}") for e in placement.setting.profile.edges if e.value}
+        return cls(placement, frozenset(link for link in channels | values if link[0] != link[1]))
+
+    def more_than_the_producer_of(self, edge: Edge) -> bool:
+        """Whether a bound costs more than that a producer waits for a consumer which is slower: others are fed by it, or by who feeds it; its consumer waits
+        for somebody else, too, or for its turn, and is fed no faster then; or others have the producer's devices meanwhile."""
+        producer, consumer = (self.placement.setting.home[name] for name in (edge.producer, edge.consumer))
+        if producer == consumer:
+            return False
+        if self._shares(producer) or self._shares(consumer) or len({what for _, to, what in self.links if to == consumer}) > 1:
+            return True
+        return any(len({what for of, _, what in self.links if of == unit}) > 1 for unit in self._above(producer))
+
+    def _above(self, unit: int) -> set[int]:
+        """The unit, and all from which something comes to it."""
+        found = {unit}
+        while more := {of for of, to, _ in self.links if to in found} - found:
+            found |= more
+        return found
+
+    def _shares(self, unit: int) -> bool:
+        seats, names = self.placement.seats, self.placement.setting.units[unit].members
+        own = {d for name in names for d in seats[name].devices}
+        return any(own & set(seat.devices) for name, seat in seats.items() if name not in names)
 
 
 def _turns(placement: Placement) -> Turns:
