@@ -44,23 +44,24 @@ class Candidate:
         return self.streamed.seconds
 
 
-def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, staying: int = 0) -> list[Candidate]:
+def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, staying: int = 0, ceiling: float = np.inf) -> list[Candidate]:
     """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
 
     ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
-    are looked for with the one that is best for turns, and with ``staying`` (a mask), such as that of the plan before.
+    are looked for with the one that is best for turns, and with ``staying`` (a mask), such as that of the plan before; and only plans about as fast as
+    ``ceiling`` (seconds, as the search counts them), or faster.
     """
     found: dict[str, Candidate] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
     for arrangement in setting.arrangements():
         by_form.setdefault(arrangement.forms, []).append(arrangement)
     for arrangements in by_form.values():
-        for candidate in _quick(setting, arrangements, modes, staying) if quick else _exact(setting, arrangements, modes):
+        for candidate in _quick(setting, arrangements, modes, staying, ceiling) if quick else _exact(setting, arrangements, modes):
             shape = candidate.placement.shape
             if shape not in found or candidate.seconds < found[shape].seconds:
                 found[shape] = candidate
     if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
-        found = {c.placement.shape: c for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], modes, FEW)}
+        found = {c.placement.shape: c for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], modes, ceiling, FEW)}
     best = min((c.seconds for c in found.values()), default=0.0)
     better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in found.values()]
     return _distinct(sorted(better, key=lambda c: (c.seconds, c.placement.shape)))
@@ -86,20 +87,21 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
         yield from _best(setting, arrangements[:1] if only.kinds == (SPATIAL,) else arrangements, only)
 
 
-def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int) -> list[Candidate]:
+def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int, ceiling: float) -> list[Candidate]:
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
     some = [a for a in arrangements if a is in_turns[0] or a.staying == staying]
-    found = _best(setting, [*some, *(a for a in in_turns[1:2] if a not in some)], Only((TEMPORAL,)), guess) if TEMPORAL in modes else []
+    found = _best(setting, [*some, *(a for a in in_turns[1:2] if a not in some)], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
-        found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess)
+        if np.isinf(ceiling) or TEMPORAL not in modes:  # else the search for both finds the streams that are fast enough
+            found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, some, Only(modes), guess, min((c.searched for c in found), default=np.inf))
-    return found or _any(setting, in_turns, modes)
+            found += _best(setting, some, Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
+    return found or _any(setting, in_turns, modes, ceiling)
 
 
-def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], branches: int = 0) -> list[Candidate]:
+def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], ceiling: float, branches: int = 0) -> list[Candidate]:
     """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess, branches=branches))), [])
+    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess, ceiling, branches))), [])
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:

@@ -123,7 +123,8 @@ class _Batches:
 
     def seconds(self, parts: np.ndarray) -> float:
         """Of batches of these parts of all items."""
-        return sum(float(self.model.seconds(np.array([self.devices]), float(part * self.items))[0]) for part in parts)
+        sizes, count = np.unique(parts, return_counts=True)  # most are of one size
+        return sum(n * float(self.model.seconds(np.array([self.devices]), float(size * self.items))[0]) for size, n in zip(sizes, count.tolist(), strict=True))
 
     def always(self, planned: float) -> float:
         """Seconds of a batch that do not depend on its items, where the plan's batches take ``planned`` together."""

@@ -200,7 +200,7 @@ def _others(profiles: tuple[Profile, ...], present: Candidate) -> list[tuple[Can
     found: dict[object, tuple[Candidate, ...]] = {_places(present): ()}
     for i, profile in enumerate(profiles):
         again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
-        for candidate in candidates(again, quick=True, staying=staying):
+        for candidate in candidates(again, quick=True, staying=staying, ceiling=_under(profile, present).searched):
             if _places(candidate) not in found:
                 found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(profiles))
     return [some for some in found.values() if some]
