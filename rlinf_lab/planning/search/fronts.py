@@ -1,13 +1,16 @@
-"""Fronts: what a part of a plan can do, as points (devices, fill, period), none of them worse than another in all three.
+"""Fronts: what a part of a plan can do, as points (granularity, devices, fill, period), none of one granularity worse than another in all three.
 
 *Fill*: seconds from a chunk's arrival to its departure. *Period*: seconds between chunks that are fed without pause. One number is not enough: a part
 with the shorter fill wins where another part is the bottleneck, one with the shorter period where it is the bottleneck itself.
+
+The points of all granularities are in one front, so that numpy is asked once for all of them: most fronts have a dozen points for each.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import reduce
 
 import numpy as np
 
@@ -19,7 +22,11 @@ WORTH = 512  # fewer points are not compared
 
 @dataclass(frozen=True)
 class Front:
-    """Points in order of ``code`` (devices), then ``fill``. ``option`` numbers how a point was composed, of points ``left`` and ``right`` of the parts."""
+    """Points in order of ``code``, then ``fill``. ``code``: the flat index into an array of shape (granularities, codes of devices).
+
+    A point may be of chunks finer than its own, several of which pass as one: ``grain`` is the granularity in which it was composed. ``option`` numbers how
+    it was composed, of points ``left`` and ``right`` of the parts' fronts.
+    """
 
     code: np.ndarray
     fill: np.ndarray
@@ -27,18 +34,18 @@ class Front:
     option: np.ndarray
     left: np.ndarray
     right: np.ndarray
+    grain: np.ndarray
 
     def __len__(self) -> int:
         return len(self.code)
 
-    @cached_property
-    def falling(self) -> bool:
-        """Whether more devices always make it better: each point is as good as those on fewer."""
-        one_each = (self.code[1:] > self.code[:-1]).all()
-        return bool(one_each and (self.fill[1:] <= self.fill[:-1]).all() and (self.period[1:] <= self.period[:-1]).all())
-
-    def take(self, which: np.ndarray) -> Front:
+    def take(self, which: np.ndarray | slice) -> Front:
         return Front(*(a[which] for a in self._columns()))
+
+    def upto(self, g: int, codes: int) -> Front:
+        """Points of granularities up to ``g``, where each has so many ``codes`` of devices."""
+        end = int(self.code.searchsorted((g + 1) * codes))
+        return self if end == len(self.code) else self.take(slice(end))
 
     @classmethod
     def joined(cls, fronts: list[Front]) -> Front:
@@ -47,38 +54,53 @@ class Front:
         return cls(*(np.concatenate(c) for c in zip(*(f._columns() for f in fronts), strict=True))) if fronts else EMPTY
 
     @classmethod
-    def of(cls, code: np.ndarray, fill: np.ndarray, period: np.ndarray, option: int, left: np.ndarray, right: np.ndarray) -> Front:
-        return cls(code, fill, period, np.full(len(code), option), left, right)
+    def of(
+        cls, code: np.ndarray, fill: np.ndarray, period: np.ndarray, option: int, left: np.ndarray | int, right: np.ndarray | int, grain: np.ndarray | int = 0
+    ) -> Front:
+        """Numbers stand for all points."""
+        columns = (np.full(len(code), c) if isinstance(c, int) else c for c in (option, left, right, grain))
+        return cls(code, fill, period, *columns)
 
-    def least_fill(self, shape: Counts) -> np.ndarray:
-        """Shortest fill on at most so many devices, for each code, and inf where there is none."""
-        found = np.full(int(np.prod(shape)), np.inf)
-        np.minimum.at(found, self.code, self.fill)
+    def falling(self, granularities: int, codes: int) -> np.ndarray:
+        """By granularity: whether more devices always make it better, each point being as good as those on fewer."""
+        worse = (self.code[1:] == self.code[:-1]) | (self.fill[1:] > self.fill[:-1]) | (self.period[1:] > self.period[:-1])
+        g = self.code // codes
+        found = np.ones(granularities, bool)
+        found[g[1:][worse & (g[1:] == g[:-1])]] = False
+        return found
+
+    def least_fill(self, granularities: int, shape: Counts) -> np.ndarray:
+        """Shortest fill on at most so many devices, inf where there is none, of shape (granularities, codes)."""
+        found = np.full((granularities, math.prod(shape)), np.inf)
+        np.minimum.at(found.reshape(-1), self.code, self.fill)
         return within(found, shape)
 
-    def best_at(self, code: int, shape: Counts) -> int:
-        """The point with the shortest fill on at most these devices."""
+    def best_at(self, g: int, code: int, shape: Counts) -> int:
+        """The point of a granularity with the shortest fill on at most these devices."""
+        codes = math.prod(shape)
+        start, end = self.code.searchsorted([g * codes, (g + 1) * codes]).tolist()
+        devices, fill = self.code[start:end] - g * codes, self.fill[start:end]
         if len(shape) == 1:
-            fits = self.code <= code
+            fits = devices <= code
         else:
-            fits = np.all(np.array(np.unravel_index(self.code, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0)
-        return int(np.argmin(np.where(fits, self.fill, np.inf)))
+            fits = np.all(np.array(np.unravel_index(devices, shape)) <= np.array(np.unravel_index(code, shape))[:, None], axis=0)
+        return start + int(np.argmin(np.where(fits, fill, np.inf)))
 
     def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.code, self.fill, self.period, self.option, self.left, self.right
+        return self.code, self.fill, self.period, self.option, self.left, self.right, self.grain
 
 
-EMPTY = Front(*(np.empty(0, t) for t in (np.int64, float, float, np.int64, np.int64, np.int64)))
+EMPTY = Front(*(np.empty(0, t) for t in (np.int64, float, float, np.int64, np.int64, np.int64, np.int64)))
 
 
 def within(values: np.ndarray, shape: Counts) -> np.ndarray:
-    """Least value over all counts that are nowhere larger."""
+    """Least value over all counts that are nowhere larger; codes are the last axis."""
     if len(shape) == 1:
-        return np.minimum.accumulate(values)
-    grid = values.reshape(shape)
-    for axis in range(len(shape)):
+        return np.asarray(np.minimum.accumulate(values, axis=-1))
+    grid = values.reshape(*values.shape[:-1], *shape)
+    for axis in range(-len(shape), 0):
         grid = np.minimum.accumulate(grid, axis=axis)
-    return grid.ravel()
+    return grid.reshape(values.shape)
 
 
 def below(least: np.ndarray, shape: Counts) -> np.ndarray:
@@ -111,27 +133,37 @@ def lower(values: np.ndarray, shape: Counts) -> np.ndarray:
 
 def pareto(front: Front, shape: Counts) -> Front:
     """Without the points that another one is as good as in fill and period on the same devices, and most of those that one on fewer devices is."""
-    order = np.lexsort((front.period, front.fill, front.code))
-    code, count = front.code[order], len(order)
+    return front.take(undominated(front.code, front.fill, front.period, shape))
+
+
+def undominated(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: Counts) -> np.ndarray:
+    """The points that `pareto` keeps, in their order; of equal ones the first."""
+    order, count = np.lexsort((period, fill, code)), len(code)
+    if not count:
+        return order
     rank = np.empty(count, np.int64)
-    rank[np.argsort(front.period[order], kind="stable")] = np.arange(count)
+    rank[period[order].argsort(kind="stable")] = np.arange(count)
     # Running minimum of the period within each code: a later code's ranks all lie lower than those before it.
-    rank -= code * (count + 1)
+    rank -= code[order] * (count + 1)
     better = np.empty(count, bool)
     better[0] = True
     np.less(rank[1:], np.minimum.accumulate(rank)[:-1], out=better[1:])
-    kept = front.take(order[better])
-    return _cheapest(kept, shape) if len(kept) > WORTH else kept
+    kept = order[better]
+    if len(kept) <= WORTH:
+        return kept
+    codes = math.prod(shape)
+    parts = np.split(kept, code[kept].searchsorted(np.arange(1, int(code[kept[-1]]) // codes + 1) * codes))
+    return np.concatenate([p[_cheapest(code[p] % codes, fill[p], period[p], shape)] if len(p) > WORTH else p for p in parts])
 
 
-def _cheapest(front: Front, shape: Counts) -> Front:
-    """Drop points that are no better than one on fewer devices; fills are compared by bin, so that some escape."""
-    edges = np.quantile(front.fill, np.linspace(0, 1, BINS))
-    least = np.full((int(np.prod(shape)), BINS), np.inf)
-    np.minimum.at(least, (front.code, np.searchsorted(edges, front.fill)), front.period)  # fill <= edges[bin]
+def _cheapest(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: Counts) -> np.ndarray:
+    """Without points that are no better than one on fewer devices; fills are compared by bin, so that some escape."""
+    edges = np.quantile(fill, np.linspace(0, 1, BINS))
+    least = np.full((math.prod(shape), BINS), np.inf)
+    np.minimum.at(least, (code, np.searchsorted(edges, fill)), period)  # fill <= edges[bin]
     least = np.minimum.accumulate(least, axis=1).reshape(*shape, BINS)
     for axis in range(len(shape)):
         least = np.minimum.accumulate(least, axis=axis)
     fewer = below(least.reshape(-1, BINS), shape)
-    bins = np.searchsorted(edges, front.fill, side="right") - 1  # edges[bin] <= fill
-    return front.take(np.flatnonzero(fewer[front.code, np.maximum(bins, 0)] > front.period))
+    bins = np.searchsorted(edges, fill, side="right") - 1  # edges[bin] <= fill
+    return np.flatnonzero(fewer[code, np.maximum(bins, 0)] > period)

@@ -85,7 +85,7 @@ class Problem:
         """
         return np.asarray(np.maximum(period, fill / (1 + self.staleness)))
 
-    def at_least(self, g: int, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+    def at_least(self, g: int | np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Seconds between iterations of any plan in which 2^g chunks pass through a part with these numbers.
 
         With the smaller of the two as the period: below a temporal node the part starts afresh for every chunk, and ``period`` may exceed ``fill``.

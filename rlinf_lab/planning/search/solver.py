@@ -3,7 +3,7 @@
 For a set of leaves, a granularity and the leaves that stay on the same devices, the front of (devices, fill, period) is made from
 
 - a leaf: fill = period = seconds of a chunk;
-- the next finer granularity: two of its chunks, fill + period and 2 * period;
+- a finer granularity: 2^k of its chunks, fill + (2^k - 1) * period and 2^k * period;
 - a cut in time, on the same devices: fills add up with the switch between; the period adds the switch back;
 - a cut in space, on devices of their own: fills add up where an edge links the parts, the larger one counts where none does; periods: the larger one.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.search.fronts import EMPTY, Front, drops, lower, pareto
+from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, undominated
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
@@ -31,7 +31,8 @@ UNITS = 128  # of devices, evenly spaced, that are looked at where there are ver
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
-LEAF, LIFT = -1, -2
+ALL = 10_000  # pairs of points that are all looked at
+LEAF = -1
 BOTH = (TEMPORAL, SPATIAL)
 
 
@@ -50,6 +51,9 @@ class Only:
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
     unlike: Outline | None = None
+
+
+_Key = tuple[int, int, bool]  # of a front: leaves, those that stay on the same devices, whether of plans unlike the outline only
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,7 @@ def _code(problem: Problem, devices: Counts) -> int:
 
 
 class _Solver:
-    """Fronts by (set, context, whether of plans unlike the outline only), for all granularities at once."""
+    """Fronts by (set, context, whether of plans unlike the outline only), of all granularities."""
 
     def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
         """``aside``: leaves that take no turns, unless ``only`` asks for it."""
@@ -157,13 +161,15 @@ class _Solver:
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts(problem)
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._fronts: dict[tuple[int, int, bool], list[Front]] = {}
-        self._least: dict[tuple[int, int, bool, int], np.ndarray] = {}
+        self._fronts: dict[tuple[int, int, bool], Front] = {}
+        self._least: dict[tuple[int, int, bool], np.ndarray] = {}
+        self._falling: dict[tuple[int, int, bool], np.ndarray] = {}
         self._ways: dict[tuple[int, bool], list[_Way]] = {}
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
+        self._scale = 2.0 ** np.arange(problem.granularities)
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
 
@@ -180,43 +186,45 @@ class _Solver:
         for way in self._ways_of(everyone, self.unlike is not None):
             if self.last is not None and self.last != (way.kind, way.cut.before):
                 continue
-            best: tuple[float, int, int, int] | None = None
-            for g in range(self._finest(way) + 1):
-                check()
-                better = self._best_whole(way, g)
-                if better is not None and (best is None or better[0] < best[0]):
-                    best = (*better, g)
+            check()
+            best = self._best_in_turns(way) if way.kind == TEMPORAL else self._best_side_by_side(way)
             if best is not None and best[0] <= self.ceiling:
-                seconds, left, right, g = best
+                seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
 
     def _alone(self) -> list[Found]:
-        front = self._front(1, 0, self.unlike is not None)[0]
+        front = self._front(1, 0, self.unlike is not None).upto(0, self.problem.codes)
         if not len(front):
             return []
         seconds = self.problem.iteration(front.fill, front.period)
         best = int(np.argmin(seconds))
-        return [Found(float(seconds[best]), self._tree(1, 0, False, 0, best))]
+        return [Found(float(seconds[best]), self._tree(1, 0, False, best))]
 
-    def _best_whole(self, way: _Way, g: int) -> tuple[float, int, int] | None:
-        """(seconds, point before, point after) of the best way to compose everything like this."""
-        problem, chunks = self.problem, 2.0**g
-        before, after = self._parts(way, 0, g)
-        if not len(before) or not len(after):
+    def _best_in_turns(self, way: _Way) -> tuple[float, int, int, int] | None:
+        """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
+        before, after = self._least_fills(way, 0)
+        there, back = self._switches(way.cut)
+        fill = (before[:, -1] + after[:, -1] + there)[: self._finest(way) + 1]
+        possible = np.flatnonzero(np.isfinite(fill))
+        if not len(possible):
             return None
-        if way.kind == TEMPORAL:
-            first, second = int(np.argmin(before.fill)), int(np.argmin(after.fill))
-            there, back = self._switches(way.cut)
-            fill = before.fill[first] + after.fill[second] + there
-            return float(problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))), first, second
-        best: tuple[float, int, int] | None = None
-        for i, j in self._pairs(before, after, -1):
+        fill, chunks = fill[possible], self._scale[possible]
+        seconds = self.problem.iteration(fill + (chunks - 1) * (fill + back), chunks * (fill + back))
+        best = int(np.argmin(seconds))
+        g = int(possible[best])
+        return float(seconds[best]), g, *self._points_in_turns(way, 0, g, self.problem.most)
+
+    def _best_side_by_side(self, way: _Way) -> tuple[float, int, int, int] | None:
+        problem = self.problem
+        best: tuple[float, int, int, int] | None = None
+        for before, after, i, j, g in self._pairs(way, 0, -1):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
+            chunks = self._scale[g]
             seconds = problem.iteration(fill + (chunks - 1) * period, chunks * period)
             k = int(np.argmin(seconds))
-            if best is None or seconds[k] < best[0]:
-                best = float(seconds[k]), int(i[k]), int(j[k])
+            better = float(seconds[k]), int(g[k]), int(i[k]), int(j[k])
+            best = better if best is None or better[:2] < best[:2] else best
         return best
 
     # --- parts -------------------------------------------------------------------------------------------
@@ -235,126 +243,127 @@ class _Solver:
             self._ways[key] = found
         return self._ways[key]
 
-    def _front(self, leaves: int, context: int, unlike: bool) -> list[Front]:
-        """By granularity."""
+    def _front(self, leaves: int, context: int, unlike: bool) -> Front:
         key = (leaves, context, unlike)
         if key not in self._fronts:
             if leaves.bit_count() > 1:
                 self._fronts[key] = self._composite(leaves, context, unlike)
             elif unlike:
-                self._fronts[key] = [EMPTY] * self.problem.granularities
+                self._fronts[key] = EMPTY
             else:
                 self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
         return self._fronts[key]
 
-    def _leaf(self, leaves: int, context: int) -> list[Front]:
-        fills, periods = self._numbers(leaves.bit_length() - 1, context)
-        found = [EMPTY]
-        for g in reversed(range(self.problem.granularities)):
-            options = []
-            for number, (fill, period) in enumerate(zip(fills[:, g], periods[:, g], strict=True)):
-                code = np.union1d(drops(fill, self.problem.shape), drops(period, self.problem.shape))
-                options.append(Front.of(code, fill[code], period[code], LEAF, np.full(len(code), number), code))
-            made = Front.joined([o for o in [*options, _lifted(found[-1])] if len(o)])
-            made = made.take(self._useful(leaves, g, made.code, made.fill, made.period))
-            found.append(pareto(made, self.problem.shape) if len(made) else EMPTY)
-        return found[:0:-1]
+    def _leaf(self, leaves: int, context: int) -> Front:
+        options = []
+        for number, (fill, period) in enumerate(zip(*self._numbers(leaves.bit_length() - 1, context), strict=True)):
+            code = np.flatnonzero(lower(fill, self.problem.shape) | lower(period, self.problem.shape))
+            options.append(Front.of(code, fill.reshape(-1)[code], period.reshape(-1)[code], LEAF, number, 0, code // self.problem.codes))
+        return self._with_finer(leaves, options)
 
-    def _call(self, leaves: int, context: int) -> list[Front]:
+    def _call(self, leaves: int, context: int) -> Front:
         """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
-        rows = self._numbers(leaves.bit_length() - 1, context)[1][0]
-        scale = 2.0 ** np.arange(len(rows))[:, None]  # powers of two: nothing is rounded
+        rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]  # powers of two: nothing is rounded
         best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
-        at_once = rows <= best  # as good at once as in halves: then at once
-        kept = lower(best, self.problem.shape)
-        found: list[Front] = []
-        for g in reversed(range(len(rows))):
-            code = kept[g].nonzero()[0]
-            code = code[self._useful(leaves, g, code, best[g, code], best[g, code])]
-            left = np.asarray(np.searchsorted(found[-1].code if found else code, code))
-            found.append(Front(code, best[g, code], best[g, code], np.where(at_once[g, code], LEAF, LIFT), left, left))
-        return found[::-1]
+        at_once = np.where(rows <= best, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
+        grain = np.minimum.accumulate(at_once[::-1])[::-1]
+        code = np.flatnonzero(lower(best, self.problem.shape))
+        seconds = best.reshape(-1)[code]
+        useful = self._useful(leaves, code, seconds, seconds)
+        code, seconds = code[useful], seconds[useful]
+        return Front.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
 
-    def _composite(self, leaves: int, context: int, unlike: bool) -> list[Front]:
-        found = [EMPTY]
-        for g in reversed(range(self.problem.granularities)):
-            found.append(self._made(leaves, context, unlike, g, found[-1]))
-        return found[:0:-1]
-
-    def _made(self, leaves: int, context: int, unlike: bool, g: int, finer: Front) -> Front:
-        check()
+    def _composite(self, leaves: int, context: int, unlike: bool) -> Front:
         options = []
         for way in self._ways_of(leaves, unlike):
-            if g <= self._finest(way):
-                options += self._temporal(way, context, g) if way.kind == TEMPORAL else self._spatial(leaves, way, context, g)
-        if len(finer):
-            options.append(_lifted(finer))
-        options = [o for o in options if len(o)]  # coarse ones first: of equal points the first is kept
-        if not options:
-            return EMPTY
-        front = Front.joined(options)
-        front = front.take(self._useful(leaves, g, front.code, front.fill, front.period))
-        return pareto(front, self.problem.shape) if len(front) else EMPTY
+            check()
+            options += self._temporal(way, context) if way.kind == TEMPORAL else self._spatial(leaves, way, context)
+        return self._with_finer(leaves, options)
 
-    def _temporal(self, way: _Way, context: int, g: int) -> list[Front]:
-        if not all(map(len, self._parts(way, context, g))):
-            return []
-        before, after = self._contexts(way, context)
-        least = self._least_fill(way.cut.before, before, way.unlike[0], g) + self._least_fill(way.cut.after, after, way.unlike[1], g)
+    def _with_finer(self, leaves: int, options: list[Front]) -> Front:
+        """The useful ones of some points, and of these with the chunks of finer granularities passing as one. Of equal points the first and coarsest stays."""
+        made = self._best_of(leaves, Front.joined(options))
+        if not len(made) or self.problem.granularities == 1:
+            return made
+        copies = made.grain + 1
+        point = np.repeat(np.arange(len(made)), copies)
+        finer = np.arange(len(point)) - np.repeat(np.cumsum(copies) - copies, copies)
+        chunks, period = self._scale[finer], made.period[point]
+        code, fill = made.code[point] - finer * self.problem.codes, made.fill[point] + (chunks - 1) * period
+        return self._best_of(leaves, Front(code, fill, chunks * period, made.option[point], made.left[point], made.right[point], made.grain[point]))
+
+    def _best_of(self, leaves: int, front: Front) -> Front:
+        useful = self._useful(leaves, front.code, front.fill, front.period)
+        return front.take(useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)])
+
+    def _temporal(self, way: _Way, context: int) -> list[Front]:
+        before, after = self._least_fills(way, context)
+        least = (before + after)[: self._finest(way) + 1]
         there, back = self._switches(way.cut)
-        code = drops(least, self.problem.shape)
-        fill = least[code] + there
-        none = np.zeros(len(code), np.int64)
-        return [Front.of(code, fill, fill + back, self._option(way), none, none)]
+        code = np.flatnonzero(lower(least, self.problem.shape))
+        fill = least.reshape(-1)[code] + there
+        return [Front.of(code, fill, fill + back, self._option(way), 0, 0, code // self.problem.codes)]
 
-    def _spatial(self, leaves: int, way: _Way, context: int, g: int) -> list[Front]:
-        before, after = self._parts(way, context, g)
-        if not len(before) or not len(after):
-            return []
-        option, found = self._option(way), list[Front]()
-        for i, j in self._pairs(before, after, self._others(leaves)[0]):
+    def _spatial(self, leaves: int, way: _Way, context: int) -> list[Front]:
+        option, found, codes = self._option(way), list[Front](), self.problem.codes
+        for before, after, i, j, g in self._pairs(way, context, self._others(leaves)[0]):
             fill, period = _side_by_side(before, after, i, j, way.cut.linked)
-            code = before.code[i] + after.code[j]
-            made = Front.of(code, fill, period, option, i, j)
-            found.append(made.take(self._useful(leaves, g, code, fill, period)) if len(made) > MANY else made)  # few are looked at together, in `_made`
+            code = before.code[i] + after.code[j] - g * codes
+            made = Front.of(code, fill, period, option, i, j, g)
+            found.append(made.take(self._useful(leaves, code, fill, period)) if len(made) > MANY else made)  # few are looked at together
         return found
 
-    def _pairs(self, before: Front, after: Front, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Pairs of points that fit on the devices together, in blocks of index arrays: all that use at most ``limit`` devices; of those
-        that use more (and are only ever given all devices), all that may be the best."""
+    def _pairs(self, way: _Way, context: int, limit: int) -> Iterator[tuple[Front, Front, np.ndarray, np.ndarray, np.ndarray]]:
+        """Both parts, and pairs of points of one granularity that fit on the devices together, as index arrays in blocks, with their granularities: all that
+        use at most ``limit`` devices; of those that use more (and are only ever given all devices), all that may be the best."""
+        problem, finest = self.problem, self._finest(way)
+        keys = self._parts(way, context)
+        before, after = (self._front(*key).upto(finest, problem.codes) for key in keys)
         if not len(before) or not len(after):
             return
-        most = self.problem.most
-        if len(self.problem.devices) > 1:
-            yield from self._pairs_of_kinds(before, after)
-        elif after.falling or before.falling:
-            yield from _fitting(before, after, limit)
-            i, j = _largest(before, after, most)
-            if len(i):
-                yield i, j
+        g = before.code // problem.codes
+        if len(problem.devices) > 1:
+            pairs = self._pairs_of_kinds(before, after)
+        elif len(before) * len(after) <= ALL:
+            pairs = _fitting(before, after, problem.most, g * problem.codes)
         else:
-            yield from _fitting(before, after, most)
+            pairs = self._pairs_of_many(before, after, keys, g, limit)
+        for i, j in pairs:
+            check()
+            if len(i):
+                yield before, after, i, j, g[i]
+
+    def _pairs_of_many(self, before: Front, after: Front, keys: tuple[_Key, _Key], g: np.ndarray, limit: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Where more devices make a part better, it gets all that the other one leaves."""
+        codes, most = self.problem.codes, self.problem.most
+        one, other = (self._falls(key) for key in keys)
+        yield from _fitting(before, after, np.where((one | other)[g], limit, most), g * codes)
+        chosen = np.flatnonzero(other[g])
+        yield _largest(before, after, most, chosen, codes)
+        chosen = np.flatnonzero((one & ~other)[after.code // codes])
+        yield _largest(after, before, most, chosen, codes)[::-1]
 
     def _pairs_of_kinds(self, before: Front, after: Front) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        shape = self.problem.shape
-        a, b = np.array(np.unravel_index(before.code, shape)), np.array(np.unravel_index(after.code, shape))
+        shape, codes = self.problem.shape, self.problem.codes
+        a, b = (np.array(np.unravel_index(f.code % codes, shape)) for f in (before, after))
+        g, h = before.code // codes, after.code // codes
         most = np.array(self.problem.devices)[:, None, None]
         rows = max(1, BLOCK // len(after))
         for start in range(0, len(before), rows):
-            i, j = np.nonzero(np.all(a[:, start : start + rows, None] + b[:, None, :] <= most, axis=0))
-            if len(i):
-                yield i + start, j
+            some = slice(start, start + rows)
+            i, j = np.nonzero(np.all(a[:, some, None] + b[:, None, :] <= most, axis=0) & (g[some, None] == h))
+            yield i + start, j
 
     # --- what is worth keeping -----------------------------------------------------------------------------
-    def _useful(self, leaves: int, g: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+    def _useful(self, leaves: int, code: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Points that may be part of a plan as good as the best so far."""
         if self.ceiling == np.inf:
             return np.arange(len(code))
-        problem = self.problem
+        problem, g = self.problem, code // self.problem.codes
         limit, elsewhere = self._others(leaves)
-        working = 2.0**g * np.minimum(fill, period)
+        working = self._scale[g] * np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
-        devices = problem.totals[code]
+        devices = problem.totals[code - g * problem.codes]
         devices = np.where(devices <= limit, devices, problem.totals[-1])
         good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
         good &= problem.at_least(g, fill, period) <= self.ceiling
@@ -380,7 +389,7 @@ class _Solver:
     def _busy(self, leaf: int) -> np.ndarray:
         """Least seconds that a leaf holds its devices in an iteration, shape (granularities, codes)."""
         fill, period = self._numbers(leaf, 0)
-        return np.min(np.minimum(fill, period), axis=0) * 2.0 ** np.arange(self.problem.granularities)[:, None]
+        return np.min(np.minimum(fill, period), axis=0) * self._scale[:, None]
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
@@ -392,9 +401,10 @@ class _Solver:
     def _is_aside(self, cut: Cut) -> bool:
         return not cut.before & ~self._aside or not cut.after & ~self._aside
 
-    def _parts(self, way: _Way, context: int, g: int) -> tuple[Front, Front]:
+    def _parts(self, way: _Way, context: int) -> tuple[_Key, _Key]:
+        """Which fronts the parts have."""
         before, after = self._contexts(way, context)
-        return self._front(way.cut.before, before, way.unlike[0])[g], self._front(way.cut.after, after, way.unlike[1])[g]
+        return (way.cut.before, before, way.unlike[0]), (way.cut.after, after, way.unlike[1])
 
     def _contexts(self, way: _Way, context: int) -> tuple[int, int]:
         """Who stays on the devices of each part."""
@@ -407,11 +417,18 @@ class _Solver:
             self._seconds[cut] = self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
         return self._seconds[cut]
 
-    def _least_fill(self, leaves: int, context: int, unlike: bool, g: int) -> np.ndarray:
-        key = (leaves, context, unlike, g)
-        if key not in self._least:
-            self._least[key] = self._front(leaves, context, unlike)[g].least_fill(self.problem.shape)
-        return self._least[key]
+    def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of both parts, of shape (granularities, codes)."""
+        keys = self._parts(way, context)
+        for key in keys:
+            if key not in self._least:
+                self._least[key] = self._front(*key).least_fill(self.problem.granularities, self.problem.shape)
+        return self._least[keys[0]], self._least[keys[1]]
+
+    def _falls(self, key: _Key) -> np.ndarray:
+        if key not in self._falling:
+            self._falling[key] = self._front(*key).falling(self.problem.granularities, self.problem.codes)
+        return self._falling[key]
 
     def _numbers(self, leaf: int, context: int) -> tuple[np.ndarray, np.ndarray]:
         key = (leaf, context)
@@ -426,31 +443,24 @@ class _Solver:
         return self._option_numbers[way]
 
     # --- back to a plan --------------------------------------------------------------------------------------
-    def _tree(self, leaves: int, context: int, unlike: bool, g: int, point: int) -> Tree:
-        front = self._front(leaves, context, unlike)[g]
-        while front.option[point] == LIFT:
-            point, g = int(front.left[point]), g + 1
-            front = self._front(leaves, context, unlike)[g]
-        code, option = int(front.code[point]), int(front.option[point])
+    def _tree(self, leaves: int, context: int, unlike: bool, point: int) -> Tree:
+        front = self._front(leaves, context, unlike)
+        code, option, g = (int(column[point]) for column in (front.code, front.option, front.grain))
+        code, left, right = code % self.problem.codes, int(front.left[point]), int(front.right[point])
         if option == LEAF:
-            number = int(front.left[point]) if leaves & self.problem.once else 0
-            return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g, number)
+            return Leaf(leaves.bit_length() - 1, self.problem.counts(code), g, left)
         way = self._options[option]
-        left, right = int(front.left[point]), int(front.right[point])
         if way.kind == TEMPORAL:
-            left, right = (part.best_at(code, self.problem.shape) for part in self._parts(way, context, g))
+            left, right = self._points_in_turns(way, context, g, code)
         return self._composed(way, g, context, left, right, code)
 
+    def _points_in_turns(self, way: _Way, context: int, g: int, code: int) -> tuple[int, int]:
+        before, after = (self._front(*key).best_at(g, code, self.problem.shape) for key in self._parts(way, context))
+        return before, after
+
     def _composed(self, way: _Way, g: int, context: int, left: int, right: int, code: int) -> Composed:
-        (before, after), (one, other) = self._contexts(way, context), way.unlike
-        parts = self._tree(way.cut.before, before, one, g, left), self._tree(way.cut.after, after, other, g, right)
-        return Composed(way.kind, *parts, self.problem.counts(code), g)
-
-
-def _lifted(finer: Front) -> Front:
-    """Two chunks of the next finer granularity as one."""
-    point = np.arange(len(finer))
-    return Front.of(finer.code, finer.fill + finer.period, 2 * finer.period, LIFT, point, point)
+        before, after = self._parts(way, context)
+        return Composed(way.kind, self._tree(*before, left), self._tree(*after, right), self.problem.counts(code), g)
 
 
 def _side_by_side(before: Front, after: Front, i: np.ndarray, j: np.ndarray, linked: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -458,26 +468,24 @@ def _side_by_side(before: Front, after: Front, i: np.ndarray, j: np.ndarray, lin
     return a + b if linked else np.maximum(a, b), np.maximum(before.period[i], after.period[j])
 
 
+def _fitting(before: Front, after: Front, most: int | np.ndarray, first: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All pairs of one granularity on at most so many devices of one kind. ``first``: code of no devices in the granularity of each point before."""
+    start = after.code.searchsorted(first)
+    count = np.maximum(after.code.searchsorted(2 * first + most - before.code, side="right") - start, 0)
+    ends = np.cumsum(count)
+    at, points = 0, np.arange(len(before))
+    while at < len(before):
+        to = len(before) if ends[-1] <= BLOCK else max(at + 1, int(np.searchsorted(ends, (ends[at - 1] if at else 0) + BLOCK, side="right")))
+        some = count[at:to]
+        i = np.repeat(points[at:to], some)
+        yield i, np.arange(len(i)) + np.repeat(start[at:to] - np.cumsum(some) + some, some)
+        at = to
 
-def _fitting(before: Front, after: Front, most: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """All pairs on at most so many devices of one kind."""
-    fitting = np.searchsorted(after.code, most - before.code, side="right")
-    ends = np.cumsum(fitting)
-    start = 0
-    while start < len(before):
-        stop = max(start + 1, int(np.searchsorted(ends, (ends[start - 1] if start else 0) + BLOCK)))
-        count = fitting[start:stop]
-        i = np.repeat(np.arange(start, min(stop, len(before))), count)
-        if len(i):
-            yield i, np.arange(len(i)) - np.repeat(np.cumsum(count) - count, count)
-        start = stop
 
-
-def _largest(before: Front, after: Front, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """One pair for each point of one part, with all the devices that it leaves to the other, whose numbers fall with devices."""
-    if not after.falling:
-        j, i = _largest(after, before, most)
-        return i, j
-    j = np.searchsorted(after.code, most - before.code, side="right") - 1
-    i = np.flatnonzero(j >= 0)
-    return i, j[i]
+def _largest(one: Front, other: Front, most: int, chosen: np.ndarray, codes: int) -> tuple[np.ndarray, np.ndarray]:
+    """One pair for each of the ``chosen`` points of one part, with all the devices that it leaves to the other, whose numbers fall with devices."""
+    code = one.code[chosen]
+    first = code // codes * codes
+    j = other.code.searchsorted(2 * first + most - code, side="right") - 1
+    there = (j >= 0) & (other.code[j] >= first)
+    return chosen[there], j[there]
