@@ -72,11 +72,11 @@ export function make(spec, attributes = {}, ...children) {
 
 /** Nanoseconds for people: three figures and a unit. */
 export function duration(ns) {
-  const abs = Math.abs(ns);
+  const abs = Number(Math.abs(ns).toPrecision(3)); // 999.7 ms is a second
   if (abs < 1e3) return `${Math.round(ns)} ns`;
   if (abs < 1e6) return `${figures(ns / 1e3)} µs`;
   if (abs < 1e9) return `${figures(ns / 1e6)} ms`;
-  if (abs < 120e9) return `${figures(ns / 1e9)} s`;
+  if (Math.abs(ns) < 120e9) return `${figures(ns / 1e9)} s`;
   return clock(ns / 1e9);
 }
 
@@ -87,15 +87,17 @@ export function clock(seconds) {
   return s < 3600 ? `${Math.floor(s / 60)}:${two(s % 60)}` : `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)}:${two(s % 60)}`;
 }
 
-/** Three significant figures without an exponent where one can do without. */
+/** Three significant figures, with a letter for large numbers; an exponent only where nothing else is short. */
 export function figures(x) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
-  const abs = Math.abs(x), sign = x < 0 ? "−" : "";
+  const abs = Math.abs(x), sign = x < 0 ? "−" : "", rounded = Number(abs.toPrecision(3)); // 999.7 is a thousand
   if (abs === 0) return "0";
-  if (abs >= 1e6) return `${sign}${(abs / 1e6).toPrecision(3)} M`;
-  if (abs >= 1e4) return `${sign}${(abs / 1e3).toPrecision(3)} k`;
-  if (abs >= 1000) return sign + abs.toFixed(0);
-  return sign + (abs < 1e-3 ? abs.toExponential(1) : abs.toPrecision(3));
+  if (abs === Infinity) return `${sign}∞`;
+  if (rounded < 1e-3 || rounded >= 1e15) return sign + abs.toExponential(1).replace("e+", "e").replace("e-", "e−");
+  if (rounded < 1000) return sign + rounded.toPrecision(3);
+  if (rounded < 1e4) return sign + abs.toFixed(0);
+  const [unit, letter] = rounded >= 1e12 ? [1e12, "T"] : rounded >= 1e9 ? [1e9, "G"] : rounded >= 1e6 ? [1e6, "M"] : [1e3, "k"];
+  return `${sign}${(rounded / unit).toPrecision(3)} ${letter}`;
 }
 
 export function rgb(hex) {

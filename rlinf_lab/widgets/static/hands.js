@@ -11,7 +11,7 @@ export function listen(view) {
   c.addEventListener("pointerdown", (e) => onDown(view, e));
   c.addEventListener("pointermove", (e) => onMove(view, e));
   c.addEventListener("pointerup", (e) => onUp(view, e));
-  c.addEventListener("pointerleave", () => { view.tip.style.display = "none"; if (view.hovered) { view.hovered = null; view.redraw(); } });
+  c.addEventListener("pointerleave", () => unhover(view));
   c.addEventListener("dblclick", () => view.fit());
   c.addEventListener("keydown", (e) => onKey(view, e));
   let due = 0;
@@ -25,8 +25,15 @@ export function listen(view) {
 
 function scrolls(view) { return view.content > view.height; }
 
+/** Nothing is pointed at: the pointer left, or the picture moved away from under it. */
+function unhover(view) {
+  view.tip.style.display = "none";
+  if (view.hovered) { view.hovered = null; view.redraw(); }
+}
+
 function onWheel(view, e) {
   e.preventDefault();
+  unhover(view);
   const x = e.offsetX;
   if (x < view.gutter || x > view.width - 9 || e.shiftKey) { view.scroll += e.deltaY || e.deltaX; view.redraw(); return; }
   if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) view.pan((e.deltaX / view.plot) * (view.to - view.from));
@@ -123,5 +130,6 @@ function onKey(view, e) {
   if (!action) return;
   e.preventDefault();
   e.stopPropagation();
+  unhover(view);
   action();
 }

@@ -110,9 +110,11 @@ export function paintGutter(view, g) {
     if (row.y > view.height || row.y + row.h < RULER) continue;
     const mid = row.y + row.h / 2 + 0.5, head = row.kind !== "track";
     if (row.kind === "counter") {
-      const title = row.layer ? view.labels[row.layer] : row.title;
-      paintText(g, `11px ${FONT}`, row.layer ? c.muted : c.text, "left", view.cut(g, title, view.gutter - 66), 8, mid);
-      paintText(g, `11px ${FONT}`, c.muted, "right", latest(view, row), view.gutter - 8, mid);
+      const title = row.layer ? view.labels[row.layer] : row.title, value = latest(view, row);
+      g.font = `11px ${FONT}`;
+      const room = view.gutter - 8 - Math.max(52, g.measureText(value).width + 6) - 6; // the same for all values of a usual length: the title is cut once
+      paintText(g, `11px ${FONT}`, row.layer ? c.muted : c.text, "left", view.cut(g, title, room), 8, mid);
+      paintText(g, `11px ${FONT}`, c.muted, "right", value, view.gutter - 8, mid);
       continue;
     }
     if (head && !row.layer) {
@@ -150,7 +152,7 @@ export function paintRuler(view, g) {
     const x = view.x(t);
     g.fillStyle = c.line;
     g.fillRect(x, 2, 1, 13);
-    const text = rulerText(t, step);
+    const text = rulerText(t, step, view.to);
     g.font = `10.5px ${FONT}`;
     if (x + 3 + g.measureText(text).width <= view.gutter + view.plot) paintText(g, g.font, c.muted, "left", text, x + 3, 9);
   }
@@ -203,7 +205,7 @@ export function paintArrows(view, g) {
   view.arrowCount = pairs.length;
   const chosen = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer).flatMap((p) => arrowsOf(view.store, p.lane, p.i, true)).slice(0, 60);
   view.chosenCount = chosen.length;
-  for (const [put, get] of pairs) arrow(view, g, put, get, view.colours.muted, 0.55);
+  for (const [put, get] of pairs) arrow(view, g, put, get, view.colours.text, 0.6); // they cross lanes of any colour
   for (const [put, get] of chosen) arrow(view, g, put, get, view.colours.text, 1);
 }
 
@@ -283,8 +285,9 @@ function niceStep(rough) {
   return power * 10;
 }
 
-function rulerText(t, step) {
-  const [unit, name] = step >= 1e9 ? [1e9, "s"] : step >= 1e6 ? [step * 2e3 < t ? 1e9 : 1e6, step * 2e3 < t ? "s" : "ms"] : step >= 1e3 ? [1e6, "ms"] : [1e3, "µs"];
+/** A time of a ruler with ticks at every `step` up to `to`, all in one unit. */
+export function rulerText(t, step, to) {
+  const [unit, name] = step >= 1e9 || (to >= 2e9 && step >= 1e5) ? [1e9, "s"] : step >= 1e3 && to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   return `${(t / unit).toFixed(decimals)} ${name}`;
 }

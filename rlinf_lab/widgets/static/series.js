@@ -22,15 +22,17 @@ export class Series {
   /** [time, value] of the last sample at `time` or before, or null. */
   at(time) { const i = this.upto(time) - 1; return i < 0 ? null : [this.times[i], this.values[i]]; }
 
-  /** [lowest, highest] from and to these numbers; a share reaches from 0 to 100, what is never negative begins at 0. */
+  /**
+   * [lowest, highest] of a scale for these numbers, and whether one of them is none (NaN, infinite). A share reaches from 0 to 100, or as far as it
+   * goes beyond; what is never negative begins at 0, if that leaves something to be seen.
+   */
   extent(first, last) {
-    if (this.name.endsWith("%")) return [0, 100];
-    let low = Infinity, high = -Infinity;
-    for (let i = first; i < last; i++) { const v = this.values[i]; if (!Number.isFinite(v)) continue; if (v < low) low = v; if (v > high) high = v; }
-    if (!(low <= high)) return [0, 1];
-    if (low >= 0 && low < 0.7 * high) low = 0;
-    if (low === high && low === 0) return [0, 1];
-    return low === high ? [low - Math.abs(low), high + Math.abs(high)] : [low, high];
+    let low = Infinity, high = -Infinity, odd = false;
+    for (let i = first; i < last; i++) { const v = this.values[i]; if (!Number.isFinite(v)) { odd = true; continue; } if (v < low) low = v; if (v > high) high = v; }
+    if (this.name.endsWith("%")) return [Math.min(0, low), Math.max(100, high), odd];
+    if (!(low <= high) || (low === 0 && high === 0)) return [0, 1, odd];
+    if (low === high) return [Math.min(0, low), Math.max(0, high), odd];
+    return [low >= 0 && low < 0.7 * high ? 0 : low, high, odd];
   }
 }
 
