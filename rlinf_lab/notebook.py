@@ -130,7 +130,7 @@ class _Feeder:
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
         }  # fmt: skip
         load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
-        self._board.push(state, map(_finite, rows), run.timeline, load, picture, final, bubbles=False)
+        self._board.push(state, map(_plain, rows), run.timeline, load, picture, final, bubbles=False)
         if final:
             self._closed = True
             if self._handle is not None:
@@ -151,9 +151,11 @@ class _Feeder:
         return side_by_side(latest)
 
 
-def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what diverged: JSON has no infinity."""
-    return {k: v for k, v in row.items() if math.isfinite(v)}
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """What diverged as text: JSON has neither NaN nor infinity."""
+    from rlinf_lab.widgets.fallback import no_number
+
+    return {k: v if math.isfinite(v) else no_number(v) for k, v in row.items()}
 
 
 def utilisation(run: Run | ObservedSession) -> dict[str, float]:

@@ -21,23 +21,27 @@ _NAN = math.nan
 
 
 class _Column:
-    """Numbers of consecutive iterations, from the first that has one."""
+    """Numbers of consecutive iterations, from the first that has one. NaN is a number like any other: ``said`` tells where there is one."""
 
     def __init__(self, first: int) -> None:
-        self.first, self.values = first, array("d")
+        self.first, self.values, self.said = first, array("d"), bytearray()
 
     def set(self, row: int, value: float) -> None:
         if row < self.first:
             self.values = array("d", [_NAN] * (self.first - row)) + self.values
+            self.said = bytearray(self.first - row) + self.said
             self.first = row
         gap = row - self.first + 1 - len(self.values)
         if gap > 0:
             self.values.extend([_NAN] * gap)
+            self.said.extend(bytes(gap))
         self.values[row - self.first] = value
+        self.said[row - self.first] = True
 
-    def get(self, row: int) -> float:
+    def get(self, row: int) -> float | None:
+        """None where nothing was said."""
         at = row - self.first
-        return self.values[at] if 0 <= at < len(self.values) else _NAN
+        return self.values[at] if 0 <= at < len(self.values) and self.said[at] else None
 
     def upto(self, rows: int) -> np.ndarray:
         whole = np.full(rows, _NAN)
@@ -108,10 +112,10 @@ class MetricTable:
 
     def _row(self, iteration: int) -> dict[str, float] | None:
         seconds = self._seconds.get(iteration)
-        if math.isnan(seconds):
+        if seconds is None:
             return None
         found = ((self._labels[key], column.get(iteration)) for key, column in self._columns.items())
-        return {"iteration": iteration, "seconds": seconds, **{name: value for name, value in found if not math.isnan(value)}}
+        return {"iteration": iteration, "seconds": seconds, **{name: value for name, value in found if value is not None}}
 
     def frame(self) -> pd.DataFrame:
         """One row for each finished iteration."""

@@ -17,6 +17,9 @@ from rlinf_lab.timeline.svg import to_svg
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
 _IN_A_ROW = 3
 
+#: Metrics that are no numbers, as `no_number` writes them.
+DIVERGED = ("NaN", "∞", "−∞")
+
 
 class Still:
     """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``scene``: what the PNG shows; None: no PNG."""
@@ -76,11 +79,21 @@ def _head(config: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     return " · ".join(str(p) for p in parts if p)
 
 
+def no_number(value: float) -> str:
+    """ "NaN", "∞" or "−∞": how the page is told of a metric that diverged."""
+    return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+
+
 def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[float]]]:
-    """(name, values) of each metric that is plotted and has some; what is not finite is left out."""
-    found = [(key, [row[key] for row in metrics if isinstance(row.get(key), int | float)]) for key in _keys(config["charts"], metrics)]
-    finite = [(key, [float(value) for value in values if math.isfinite(value)]) for key, values in found]
-    return [(key, values) for key, values in finite if values]
+    """(name with what it has become if that is no number, values) of each metric that is plotted and has some; what is not finite is not drawn."""
+    found = []
+    for key in _keys(config["charts"], metrics):
+        said = [row[key] for row in metrics if isinstance(row.get(key), int | float) or row.get(key) in DIVERGED]
+        values = [float(value) for value in said if value not in DIVERGED and math.isfinite(value)]
+        if values:
+            last = said[-1] if said[-1] in DIVERGED else "" if math.isfinite(said[-1]) else no_number(said[-1])
+            found.append((f"{key} is {last}, was" if last else key, values))
+    return found
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:

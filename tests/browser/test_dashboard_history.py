@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.ma
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page()
-    page.add_script_tag(content=f"{module('base.js', 'history.js', 'charts.js')}\nwindow.parts = {{ Rows, Sums, axisEnd }};", type="module")
+    code = module("base.js", "history.js", "charts.js", "panels.js")
+    page.add_script_tag(content=f"{code}\nwindow.parts = {{ Rows, Sums, axisEnd, LineChart, headline, palette }};", type="module")
     page.wait_for_function("() => window.parts", timeout=10_000)
     yield page
     page.close()
@@ -52,6 +53,28 @@ def test_rows_that_come_in_any_order_and_again_make_the_curves_of_the_last_ones(
     for at, (x, _) in zip(looks, zip(found["seen"][::2], found["seen"][1::2], strict=True), strict=True):
         then = {row["iteration"]: row["x"] for row in said[: at + 1]}
         assert x == [[i, then[i]] for i in sorted(then)]
+
+
+def test_a_metric_that_diverged_is_not_shown_as_what_it_was(page: Any) -> None:
+    found = page.evaluate("""async () => {
+      const rows = new parts.Rows(), chart = new parts.LineChart("Loss");
+      [1, 0.5, "NaN", "NaN"].forEach((loss, iteration) => rows.put({ iteration, loss, always: iteration, never: "∞" }));
+      rows.put({ iteration: 4, always: 4 }); // an iteration that does not measure it
+      document.body.append(chart.node);
+      chart.colours = parts.palette("light");
+      Object.assign(chart.stage.style, { width: "300px", height: "100px" });
+      chart.set(rows.points("loss"), 0, rows.last.iteration, rows.latest("loss"));
+      const diverged = [chart.value.textContent, chart.value.dataset.odd];
+      rows.put({ iteration: 5, loss: 0.25 });
+      chart.set(rows.points("loss"), 0, rows.last.iteration);
+      return {
+        diverged, back: [chart.value.textContent, chart.value.dataset.odd], names: [...rows.names.keys()], points: rows.points("loss"),
+        tiles: parts.headline(["loss", "never", "always", "unknown"], rows, { last: null }).slice(0, 4),
+      };
+    }""")
+    assert found["diverged"] == ["NaN", "true"] and found["back"] == ["0.250", "false"]
+    assert found["names"] == ["iteration", "loss", "always", "never"] and found["points"] == [[0, 1], [1, 0.5], [5, 0.25]]
+    assert [tile[1] for tile in found["tiles"]] == ["0.250", "∞", "4.00", "–"]
 
 
 def test_sums_of_stretches(page: Any) -> None:

@@ -194,7 +194,7 @@ class Board:
     """Remembers what a dashboard is sent."""
 
     def __init__(self) -> None:
-        self.rows: dict[int, dict[str, float]] = {}
+        self.rows: dict[int, dict[str, Any]] = {}
         self.sent: list[int] = []
         self.pictures = 0
         self.ended = threading.Event()
@@ -209,6 +209,16 @@ class Board:
         self.pictures += picture is not None
         if final:
             self.ended.set()
+
+
+def test_the_dashboard_is_told_what_diverged() -> None:
+    flow, plan = made(lambda h, metrics: h["w"].say(metrics))
+    done = run(flow, plan, inputs=[{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}])
+    done.wait(30)
+    board = Board()
+    _Feeder(done, board, None)  # type: ignore[arg-type]
+    assert [board.rows[i]["loss"] for i in range(2)] == [0.5, "NaN"] and board.rows[1]["gain"] == "−∞"
+    assert "rare" in board.rows[0] and "rare" not in board.rows[1], "what was not measured did not diverge"
 
 
 def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,13 @@ def test_metrics_that_diverged_do_not_break_the_picture() -> None:
     assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
 
 
+def test_a_stored_picture_says_what_diverged_and_from_where() -> None:
+    board = Dashboard(charts=("loss", "return"))
+    board.push(metrics=[{"iteration": 0, "loss": 1.0, "return": 3.0}, {"iteration": 1, "loss": 0.5, "return": "∞"}, {"iteration": 2, "loss": "NaN"}])
+    html = board.still()._repr_html_()
+    assert "loss is NaN, was: 0.5 (0.5 to 1)" in html and "return is ∞, was: 3 (3 to 3)" in html
+
+
 @pytest.mark.parametrize("labels", [("a",), "ab", (), (1, 2)])
 def test_each_timeline_needs_a_label(labels: Any) -> None:
     with pytest.raises(ConfigError, match=r"TimelineView\(labels=.*Next: "):

@@ -50,10 +50,12 @@ export class LineChart {
     this.canvas.addEventListener("pointerleave", () => { this.cursor = null; this.draw(); });
   }
 
-  /** points: [[iteration, value], ...]; planned: how many iterations there will be (0: nobody knows). */
-  set(points, planned = 0) {
-    this.points = points;
-    this.planned = planned;
+  /**
+   * points: [[iteration, value], ...]; planned: how many iterations there will be (0: nobody knows); done: the last one there is, which need not have
+   * measured this; odd: what the value has become, if that is no number.
+   */
+  set(points, planned = 0, done = 0, odd = "") {
+    Object.assign(this, { points, planned, done, odd });
     this.draw();
   }
 
@@ -75,7 +77,7 @@ export class LineChart {
     const texts = ticks.map((tick) => (this.options.percent ? `${Math.round(tick * 100)} %` : tidy(tick, ticks)));
     const pad = { left: Math.max(38, 10 + Math.ceil(Math.max(...texts.map((text) => g.measureText(text).width)))), right: 8, top: 6, bottom: 16 };
     const w = width - pad.left - pad.right, h = height - pad.top - pad.bottom;
-    const lastX = axisEnd(points.length ? points[points.length - 1][0] : 0, this.planned);
+    const lastX = axisEnd(Math.max(this.done || 0, points.length ? points[points.length - 1][0] : 0), this.planned);
     const x = (i) => pad.left + (i / lastX) * w, y = (v) => pad.top + (1 - (v - low) / (high - low)) * h;
     g.textBaseline = "middle";
     g.textAlign = "right";
@@ -92,7 +94,8 @@ export class LineChart {
     for (const tick of axisTicks(0, lastX, Math.max(2, Math.floor(w / 46))).filter(Number.isInteger)) {
       g.fillText(String(tick), Math.min(x(tick), width - pad.right - 4), height - 4);
     }
-    if (!points.length) { this.value.textContent = "–"; return; }
+    this.value.dataset.odd = String(Boolean(this.odd));
+    if (!points.length) { this.value.textContent = this.odd || "–"; return; }
     const colour = c.workers[this.options.colour || 0];
     g.strokeStyle = colour;
     g.lineWidth = 1.75;
@@ -107,7 +110,7 @@ export class LineChart {
       g.lineWidth = 1;
       g.beginPath(); g.moveTo(Math.round(x(shown[0])) + 0.5, pad.top); g.lineTo(Math.round(x(shown[0])) + 0.5, pad.top + h); g.stroke();
       this.value.textContent = `${this.text(shown[1])} at ${shown[0]}`;
-    } else this.value.textContent = this.text(shown[1]);
+    } else this.value.textContent = this.odd || this.text(shown[1]);
     g.fillStyle = colour;
     g.beginPath(); g.arc(x(shown[0]), y(shown[1]), 2.6, 0, 2 * Math.PI); g.fill();
   }

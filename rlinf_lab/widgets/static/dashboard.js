@@ -3,7 +3,7 @@ import { CAUSES, applyTheme, connect, make, painter, themeMode, watchTheme } fro
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
-import { Rows, Sums } from "./history.js";
+import { DIVERGED, Rows, Sums } from "./history.js";
 import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
 import { Standstill } from "./standstill.js";
 
@@ -101,7 +101,10 @@ class DashboardView {
     this.header.set(state);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
-    for (const [key, chart] of this.charts) chart.set(run.metrics.points(key), state.iterations || 0);
+    for (const [key, chart] of this.charts) {
+      const latest = run.metrics.latest(key);
+      chart.set(run.metrics.points(key), state.iterations || 0, run.metrics.last?.iteration, DIVERGED.has(latest) ? latest : "");
+    }
     this.figures.set(headline(keys, run.metrics, run.bubbles));
     this.utilisation.draw(run.samples, this.colours);
     this.bubbles.draw(run.bubbles, this.colours);

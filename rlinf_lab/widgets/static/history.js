@@ -1,11 +1,14 @@
 // What the dashboard remembers of iterations, so that a redraw costs what is new and what is seen, not what there is.
 
+/** What the kernel writes for a number that is none (JSON has no such). */
+export const DIVERGED = new Set(["NaN", "∞", "−∞"]);
+
 /** Rows of metrics by iteration, and of each number the points of its curve. */
 export class Rows {
   constructor() {
     this.all = [];
     this.at = new Map(); // iteration: place of its row
-    this.names = new Map(); // of numbers: how many rows have one
+    this.names = new Map(); // of numbers, also diverged ones: how many rows have one
     this.curves = new Map(); // name: {points: [[iteration, value], ...], upto: how many rows are in}
   }
 
@@ -32,14 +35,23 @@ export class Rows {
 
   count(row, by) {
     for (const key in row) {
-      if (typeof row[key] !== "number") continue;
+      if (typeof row[key] !== "number" && !DIVERGED.has(row[key])) continue;
       const rows = (this.names.get(key) || 0) + by;
       if (rows) this.names.set(key, rows);
       else this.names.delete(key);
     }
   }
 
-  /** [[iteration, value], ...] of a number, where it was measured. */
+  /** What was said of a number the last time that it was measured: the number, or the text of one that diverged; undefined before that. */
+  latest(name) {
+    for (let i = this.all.length - 1; i >= 0; i--) {
+      const value = this.all[i][name];
+      if (Number.isFinite(value) || DIVERGED.has(value)) return value;
+    }
+    return undefined;
+  }
+
+  /** [[iteration, value], ...] of a number, where it was measured and is one. */
   points(name) {
     let curve = this.curves.get(name);
     if (!curve) this.curves.set(name, (curve = { points: [], upto: 0 }));

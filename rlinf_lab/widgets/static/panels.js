@@ -1,6 +1,7 @@
 // The parts of the dashboard beside charts and timeline: header, figures, utilisation, bubbles, picture.
 import { CAUSES, CAUSE_TEXT, clock, figures, make } from "./base.js";
 import { drawSpark, drawStacks } from "./charts.js";
+import { DIVERGED } from "./history.js";
 
 const LIVE = ["starting", "running", "idle", "paused", "stopping"];
 
@@ -57,6 +58,7 @@ export class Figures {
         this.node.append(make("div.kpi", { title: label }, make("span", {}, label), make("div", {}, tile.value, tile.note)));
       }
       tile.value.textContent = value;
+      tile.value.dataset.odd = String(DIVERGED.has(value));
       tile.note.textContent = note || "";
     }
   }
@@ -131,7 +133,8 @@ export function headline(keys, rows, bubbles) {
   const recent = rows.all.slice(-5);
   const mean = (name) => { const v = recent.map((m) => m[name]).filter(Number.isFinite); return v.length ? v.reduce((a, b) => a + b, 0) / v.length : NaN; };
   const tiles = keys.map((key) => {
-    const points = rows.points(key), value = points[points.length - 1]?.[1]; // not every iteration measures everything
+    const points = rows.points(key), value = rows.latest(key); // not every iteration measures everything
+    if (DIVERGED.has(value)) return [label(key), value, points.length ? `was ${figures(points[points.length - 1][1])}` : ""];
     return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, points)];
   });
   tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", "mean of last 5"]);
