@@ -8,6 +8,7 @@ import pickle
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -108,12 +109,16 @@ class DeviceHost:
     def start(self, declarations: bytes) -> BaseException | None:
         """Build the workers. Returns what went wrong instead of raising: what carries the answer might wrap it."""
         try:
-            self.host.start(pickle.loads(declarations), self._torch_device)
+            workers = pickle.loads(declarations)
         except ModuleNotFoundError as error:
             return WorkflowError(
                 f"A worker needs the module {error.name!r}, which host {self.name!r} cannot import. Next: install it on every node, or "
                 f"define the class in a notebook cell (it then travels by value)."
             )
+        except BaseException as error:  # a module may do anything when it is imported, and leave, too
+            return self._unmade(error)
+        try:
+            self.host.start(workers, self._torch_device)
         except BaseException as error:
             return error
         if self._sampler is not None:
@@ -121,6 +126,15 @@ class DeviceHost:
         self._pusher = threading.Thread(target=self._push, name="push", daemon=True)
         self._pusher.start()
         return None
+
+    def _unmade(self, error: BaseException) -> ExecutorError:
+        """The workers' classes and arguments cannot be had here."""
+        members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == self.name)
+        return ExecutorError(
+            f"Host {self.name!r} ({members}) could not read its workers: {type(error).__name__}: {said(error)}. Next: what a module does when it is run as a "
+            f"program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports the modules of its workers' classes.\n"
+            + "".join(traceback.format_exception(error))
+        )
 
     def stop(self) -> Ended:
         """End the workers; what is left of the recording is sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
@@ -177,6 +178,22 @@ def test_a_failure_in_setup_is_told_while_others_are_still_being_set_up(tmp_path
     flow.iteration(lambda: (slow.work(), bad.work()))
     with pytest.raises(WorkerError, match="'bad' rank 0 failed in setup.*told at once"):
         run(flow, ExecutionPlan.spatial(flow, DEVICES, {"slow": [0], "bad": [1]}), 1, "processes").wait(60)
+
+
+@pytest.mark.parametrize("does", ["sys.exit(2)", "[][0]"])
+def test_a_module_that_cannot_be_imported_there_is_told_by_host_and_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """An exit would otherwise end the driver, the kernel of a notebook say."""
+    name = "imported_" + ("leaves" if "exit" in does else "fails")
+    (tmp_path / f"{name}.py").write_text(
+        f"import os, sys\nfrom rlinf_lab.workflow.worker import Worker\nif os.getpid() != {os.getpid()}:\n    {does}\n"
+        f"class Made(Worker):\n    def work(self):\n        return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    flow = Workflow("imported")
+    made = flow.worker(importlib.import_module(name).Made, name="made")
+    flow.iteration(lambda: made.work())
+    with pytest.raises(ExecutorError, match=r"(?s)Host 'host0' \(made\[0\]\) could not read its workers: (SystemExit: 2|IndexError: .*)\. Next: .*" + name):
+        run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, "processes").wait(60)
 
 
 class Slippery:

@@ -105,16 +105,89 @@ def test_leaving_twice_and_coming_without_having_left_are_harmless():
 def test_any_sizes_and_types_survive_any_number_of_switches(shapes, switches):
     module = nn.ParameterList([nn.Parameter(torch.randn(n).to(kind)) for n, kind in shapes])
     before = [p.detach().clone() for p in module]
-    residence, there = Residence([module], "cpu"), [p.data_ptr() for p in module]
-    held = []
+    residence, held, there = Residence([module], "cpu"), [], []
     for _ in range(switches):
         residence.leave()
         held.append(sorted(block.data_ptr() for block in residence._held))
         residence.come_back()
-        assert [p.data_ptr() for p in module] == there  # a core's memory is kept, and nobody gets another's place
+        there.append([p.data_ptr() for p in module])
     assert all(torch.equal(a, b) for a, b in zip(before, module, strict=True))
+    assert all(addresses == there[0] for addresses in there)  # a core's memory is kept, and nobody gets another's place
     assert all(addresses == held[0] for addresses in held)  # host memory is kept for the next time
     assert residence.nbytes == sum(p.numel() * p.element_size() for p in module)
+
+
+def switched(*modules: nn.Module) -> None:
+    residence = Residence(modules, "cpu")
+    residence.leave()
+    residence.come_back()
+
+
+def test_what_a_tensor_lay_on_at_first_is_not_written():
+    """It may be a file that is mapped for reading: writing there ends the process."""
+    theirs, module = np.ones(8, np.float32), nn.Module()
+    module.register_buffer("constants", torch.from_numpy(theirs))
+    residence = Residence([module], "cpu")
+    for value in (2.0, 3.0):
+        residence.leave()
+        module.constants.fill_(value)
+        residence.come_back()
+        assert module.constants.tolist() == [value] * 8 and theirs.tolist() == [1.0] * 8
+
+
+def test_conjugates_and_negatives_stay_what_they_are():
+    z, module = torch.tensor([1 + 2j]), nn.Module()
+    module.register_buffer("conjugate", z.clone().conj())
+    module.register_buffer("negative", z.clone().conj().imag)
+    switched(module)
+    assert module.conjugate.tolist() == [1 - 2j] and module.negative.tolist() == [-2.0]
+
+
+def test_what_was_assigned_while_it_was_away_comes_back():
+    module = nn.Linear(2, 2)
+    residence = Residence([module], "cpu")
+    residence.leave()
+    module.weight.data = torch.full((2, 2), 7.0)
+    module.bias.data = module.weight.data[0]
+    residence.come_back()
+    assert module.weight.tolist() == [[7.0, 7.0]] * 2
+    with torch.no_grad():
+        module.weight[0, 0] = 5.0
+    assert module.bias[0] == 5.0  # they still share it
+
+
+def test_two_workers_with_one_module_see_what_each_other_has_learned():
+    module = nn.ParameterList([nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))])
+    one, other = Residence([module], "cpu"), Residence([module], "cpu")
+    rng = np.random.default_rng(0)
+    for turn in range(60):
+        residence = (one, other)[rng.integers(2)]
+        if rng.integers(2):
+            residence.come_back()
+        else:
+            residence.leave()
+        assert [p.tolist() for p in module] == [[float(turn)] * 4, [-float(turn)] * 4]
+        with torch.no_grad():
+            module[0].fill_(turn + 1)
+            module[1].fill_(-turn - 1)
+
+
+def test_sparse_and_quantized_tensors_travel_whole_and_lazy_ones_not_yet():
+    embedding, lazy, constants = nn.Embedding(10, 4, sparse=True), nn.LazyLinear(3), nn.Module()
+    embedding(torch.tensor([1])).sum().backward()
+    gradient = embedding.weight.grad
+    assert gradient is not None
+    before = gradient._values().data_ptr()
+    constants.register_buffer("rows", torch.eye(3).to_sparse_csr())
+    constants.register_buffer("small", torch._empty_affine_quantized([3], scale=0.5, zero_point=0, dtype=torch.quint8).fill_(1.0))
+    assert Residence([constants], "cpu").nbytes == 4 * 8 + 3 * 8 + 3 * 4 + 3
+    residence = Residence([embedding, lazy, constants], "cpu")
+    residence.leave()
+    assert embedding.weight.grad is gradient and gradient._values().data_ptr() != before
+    residence.come_back()
+    assert gradient.to_dense()[1].tolist() == [1.0] * 4 and torch.equal(constants.rows.to_dense(), torch.eye(3))
+    assert constants.small.dequantize().tolist() == [1.0] * 3 and lazy(torch.ones(1, 2)).shape == (1, 3)
+    torch.optim.SparseAdam(embedding.parameters()).step()
 
 
 @pytest.mark.gpu
