@@ -265,7 +265,12 @@ class Host(Scheduler):
         core = core_of(self.layout, process.worker, process.rank)
         while process.filled is None and (call := self._next_call(process)) is not None:
             with context.during(call), on_core(core):
-                self._perform(process, call)
+                try:
+                    self._perform(process, call)
+                except BaseException as error:  # of ours, not of the call: the rank is lost, and what waits for it must hear so
+                    self.report(wire.lost_rank(process, call, error))
+                    self.flush()
+                    return
         try:
             if process.instance is not None:
                 process.instance.close()

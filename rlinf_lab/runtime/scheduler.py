@@ -16,6 +16,7 @@ import heapq
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
@@ -59,6 +60,7 @@ class Scheduler:
         self._has_fillers = False
         self._filled_at = -1
         self._lookout: Lookout | None = None
+        self._said: deque[Iterable[tuple[int, int, int, int]]] = deque()  # by the engine; the first of it is being carried out
         self._held: list[Gate] | None = None  # of those who are being let go: opened a little later
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
@@ -300,10 +302,27 @@ class Scheduler:
 
     # --- the engine's instructions -------------------------------------------------------------------------
     def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
-        """Under the mutex. Nobody goes on before all of it is done: who is resumed and shall leave its device knows both when it looks."""
-        if self._held is None:
-            self._apply_together(instructions)
+        """Under the mutex: carry out what the engine said, in the order in which it said it. Asked within (the end of a call closes a channel), after what is
+        left of the one before: the engine has counted that already. Nobody goes on before all of it is done: who is resumed and shall leave its device
+        knows both when it looks."""
+        self._said.append(instructions)
+        if len(self._said) > 1:
             return
+        held: list[Gate] = []
+        outermost = self._held is None
+        if outermost:
+            self._held = held
+        try:
+            while self._said:
+                self._carry_on(self._said[0])
+                self._said.popleft()
+        finally:
+            self._said.clear()
+            if outermost:
+                self._held = None
+                self._open(held)
+
+    def _carry_on(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
         self._batch += 1
         batch = self._batch
         for do, index, a, b in instructions:
@@ -334,15 +353,6 @@ class Scheduler:
                 self._delayed()
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
-
-    def _apply_together(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
-        held: list[Gate] = []
-        self._held = held
-        try:
-            self._apply(instructions)
-        finally:
-            self._held = None
-            self._open(held)
 
     def _open(self, held: Iterable[Gate]) -> None:
         for gate in held:

@@ -278,6 +278,14 @@ HANDLERS: dict[str, Callable[..., None]] = {
 }  # fmt: skip
 
 
+def lost_rank(process: Process, call: CallSpec, error: BaseException) -> ExecutorError:
+    """Its thread ends by an error outside of what the user wrote."""
+    return ExecutorError(
+        f"{process.label} was lost in {call.method}() of iteration {call.iteration} by an error of the runtime: {type(error).__name__}: {error}. "
+        f"Next: run again; if it comes again, report it with this:\n{''.join(traceback.format_exception(error))}"
+    )
+
+
 def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
     """A message that does not unpickle, or that a handler failed on."""
     start = f"Host {here} could not understand a message of {peer}: {type(error).__name__}: {error}."
