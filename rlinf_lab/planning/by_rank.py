@@ -23,7 +23,16 @@ def by_rank(placement: Placement) -> frozenset[str]:
     """Workers whose ranks are simulated one by one, if they do not generate. Members of a cell go on step by step: not they."""
     units, home = placement.setting.units, placement.setting.home
     seats = [s for s in placement.seats.values() if s.devices and len(units[home[s.worker]].members) == 1]
-    return frozenset(s.worker for s in seats if s.ranks == 1 or (begins_unevenly(placement, s) and s.ranks * s.chunks <= BATCHES))
+    return frozenset(s.worker for s in seats if s.ranks == 1 or (s.ranks * s.chunks <= BATCHES and (begins_unevenly(placement, s) or has_a_rest(placement, s))))
+
+
+def has_a_rest(placement: Placement, seat: Seat) -> bool:
+    """Whether the last call of a worker is of fewer items than the others, so that ranks end at different times. Where iterations overlap it is another rank
+    that has less in each: a gang stands for their mean."""
+    if seat.worker not in placement.setting.in_whole_calls or placement.setting.overlap:
+        return False
+    calls = placement.calls(seat)
+    return bool(calls.rest < calls.full)
 
 
 def begins_unevenly(placement: Placement, seat: Seat) -> bool:
@@ -42,12 +51,11 @@ def seconds_of_a_rank(placement: Placement, name: str, chunk_s: float, ranks: in
     """Seconds that one rank takes for so many items, or all of them with ``ranks`` 1, when all together take ``chunk_s`` for one of the plan's chunks."""
     setting, seat = placement.setting, placement.seats[name]
     model, on, times = setting.models[name, placement.kind(seat)], np.array([len(seat.devices)]), seat.ranks if ranks is None else ranks
-    if name in setting.in_whole_calls:
-        chunk = float(placement.calls(seat).seconds(model, on)[0]) / seat.chunks
-    else:
-        chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0])
+    calls = placement.calls(seat) if name in setting.in_whole_calls else None
+    chunk = float(model.seconds(on, setting.profile.items / seat.chunks)[0]) if calls is None else float(calls.seconds(model, on)[0]) / seat.chunks
 
     def seconds(items: float) -> float:
-        return chunk_s * float(model.seconds(on, items * times)[0]) / chunk if chunk else 0.0
+        over_all = items * times if calls is None or times > 1 else calls.counted(items)
+        return chunk_s * float(model.seconds(on, over_all)[0]) / chunk if chunk else 0.0
 
     return seconds

@@ -370,11 +370,11 @@ class _Forecast:
     def _as_taken(self, name: str, seat: Seat) -> list[int]:
         """Bundles of the parts in which a source with one rank hands over its items, where its chunks are no whole calls of who takes them: then the first of
         these has what it needs with the first part, as in a run. Its seconds are in proportion."""
-        takers = [self.placement.seats[e.consumer] for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
-        sizes = [self._bundles_of_a_call(t) for t in takers if t.chunks == seat.chunks]
-        size = max(sizes, default=0)
-        if seat.ranks > 1 or size * seat.chunks <= self.items:
+        takers = [e for e in self.edges if e.producer == name and e.consumer in self.setting.in_whole_calls]
+        takers = [e for e in takers if self.placement.seats[e.consumer].chunks == seat.chunks]
+        if seat.ranks > 1 or not any(self._bundles_of_a_call(self.placement.seats[e.consumer]) * seat.chunks > self.items for e in takers):
             return []
+        size = max(self._chunk(e) if e.consumer in self.by_rank else self._bundles_of_a_call(self.placement.seats[e.consumer]) for e in takers) or self.items
         return [min(size, self.items - first) for first in range(0, self.items, size)]
 
     def _of_a_call(self, name: str, chunk_s: float) -> Callable[[int], float]:

@@ -15,22 +15,29 @@ from rlinf_lab.planning.costs.base import NOBODY, ROUNDING
 
 
 class Calls(NamedTuple):
-    """``number`` of calls of an iteration. Each is of ``full`` items over all ranks, but the last, which is of the ``rest``."""
+    """``number`` of calls of an iteration. Each is of ``full`` items over all ``ranks``, in groups of ``unit``, but the last, which is of the ``rest``."""
 
     number: np.ndarray
     full: np.ndarray
     rest: np.ndarray
+    ranks: np.ndarray
+    unit: int
 
     @classmethod
     def of(cls, items: float, chunks: float | np.ndarray, ranks: int | np.ndarray, unit: int = 1) -> Calls:
         """``items`` of an iteration, which shall flow in so many ``chunks``, in groups of ``unit``: a rank is given as many as make no more chunks."""
         full = unit * ranks * np.ceil(items / unit / chunks / ranks - ROUNDING)
         number = np.maximum(1.0, np.ceil(items / full - ROUNDING))
-        return cls(np.asarray(number), np.asarray(full), np.asarray(items - (number - 1) * full))
+        return cls(np.asarray(number), np.asarray(full), np.asarray(items - (number - 1) * full), np.asarray(ranks), unit)
 
     def seconds(self, model: CostModel, devices: np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
         """Of all of them together."""
-        return np.asarray((self.number - 1) * model.seconds(devices, self.full, beside) + model.seconds(devices, self.rest, beside))
+        return np.asarray((self.number - 1) * model.seconds(devices, self.full, beside) + model.seconds(devices, self.counted(self.rest), beside))
+
+    def counted(self, items: float | np.ndarray) -> np.ndarray:
+        """How many items a call would have that takes as long if the ranks divided them: one takes a whole batch, however few are left for the others."""
+        of_one = np.minimum(items, self.full / self.ranks)
+        return np.asarray(np.maximum(items, self.ranks * (of_one - self.unit) + self.unit))
 
     def parts(self) -> np.ndarray:
         """Of one entry: of how many items each call is."""
