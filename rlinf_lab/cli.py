@@ -101,13 +101,19 @@ def demo(command: Demo) -> int:
 def trace(command: Trace) -> int:
     from rlinf_lab.timeline import Timeline
 
+    for path in command.to:
+        _known_ending(path)
     timeline = Timeline.open(command.file)
     for path in command.to:
         write_timeline(timeline, path)
-    if command.summary:
+    if command.summary or command.json:
         summary = timeline.summary()
         print(summary.to_json() if command.json else summary)
     return 0
+
+
+#: Of files that a timeline can be written to.
+ENDINGS = (".html", ".pftrace", ".json", ".parquet", ".svg", ".png")
 
 
 def write_timeline(timeline: Timeline, path: Path) -> None:
@@ -118,9 +124,13 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
         ".html": lambda p: timeline_html(timeline, p, p.stem), ".pftrace": timeline.to_perfetto, ".json": timeline.to_chrome,
         ".parquet": timeline.to_parquet, ".svg": timeline.to_svg, ".png": timeline.to_png,
     }  # fmt: skip
-    if path.suffix not in writers:
-        raise UnknownNameError.of("ending of a timeline's file", path.suffix, writers)
+    _known_ending(path)
     writers[path.suffix](path)
+
+
+def _known_ending(path: Path) -> None:
+    if path.suffix not in ENDINGS:
+        raise UnknownNameError.of("ending of a timeline's file", path.suffix, ENDINGS)
 
 
 def doctor(command: Doctor) -> int:

@@ -36,19 +36,19 @@ class Gantt:
 def gantt(planned: Planned) -> Gantt:
     """Of the iteration that a run settles to; with staleness of the time between the ends of two, in which several are under way."""
     placement = planned.candidate.placement
-    workers = tuple(placement.seats)
+    workers = tuple(sorted(placement.seats, key=lambda n: not len(placement.seats[n].devices)))  # as a timeline has them, and so in its colours
     devices = sum(placement.setting.counts)
     hosts = [n for n, s in placement.seats.items() if not len(s.devices)]
     lanes = {n: (s.devices.start, s.devices.stop) if len(s.devices) else (devices + hosts.index(n), devices + hosts.index(n) + 1)
              for n, s in placement.seats.items()}  # fmt: skip
-    bars = _followed(planned, lanes) if planned.simulated is None else _simulated(planned, workers, lanes)
+    bars = _followed(planned, workers, lanes) if planned.simulated is None else _simulated(planned, workers, lanes)
     table = np.array(bars, np.float32).reshape(-1, 6)
     return Gantt(table, devices + len(hosts), devices, workers, planned.seconds)
 
 
-def _followed(planned: Planned, lanes: dict[str, tuple[int, int]]) -> list[Bar]:
+def _followed(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:
     placement = planned.candidate.placement
-    names, found = list(placement.seats), list[Bar]()
+    found = list[Bar]()
     for unit, work in planned.candidate.streamed.work.items():
         members = placement.setting.units[unit].members
         together = len(members) > 1 and len({lanes[m] for m in members}) == 1
@@ -57,7 +57,7 @@ def _followed(planned: Planned, lanes: dict[str, tuple[int, int]]) -> list[Bar]:
             parts = len(members) if together else 1  # they take turns step by step, too finely to be seen: each has its part of the height
             at = i if together else 0
             first, last = low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts
-            found += [(start, end, first, last, names.index(name), BUSY) for start, end in _melted(work, planned.seconds)]
+            found += [(start, end, first, last, workers.index(name), BUSY) for start, end in _melted(work, planned.seconds)]
     return found
 
 

@@ -168,8 +168,8 @@ class Profile:
 
         rows = "".join(
             f"<tr><th style='text-align:left'>{escape(n)}</th><td>{w.kind}</td><td>{len(w.samples)}</td>"
-            f"<td>{min(s.seconds for s in w.samples):g} to {max(s.seconds for s in w.samples):g} s</td>"
-            f"<td>{w.memory.resident_gib:g} GiB</td><td>{w.onload_s:g} / {w.offload_s:g} s</td></tr>"
+            f"<td>{' to '.join(dict.fromkeys(f'{of(s.seconds for s in w.samples):.4g}' for of in (min, max)))} s</td>"
+            f"<td>{w.memory.resident_gib:.4g} GiB</td><td>{w.onload_s:.4g} / {w.offload_s:.4g} s</td></tr>"
             for n, w in self.workers.items()
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.errors import TimelineError
+from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
 from rlinf_lab.timeline.perfetto_import import track_of
 from rlinf_lab.timeline.span import SpanKind, Track, writable
@@ -280,7 +280,10 @@ class _OwnReader(_Reader):
 
 def _ns(us: float) -> int:
     """Microseconds, also large ones with decimals, as whole nanoseconds."""
-    whole = int(us // 1)
+    try:
+        whole = int(us // 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the time of an event is {shown(us)}, which is no number of microseconds") from error
     return whole * 1000 + round((us - whole) * 1000)
 
 

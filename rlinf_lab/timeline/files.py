@@ -27,6 +27,10 @@ def path_of(who: str, path: object) -> Path:
         raise TimelineError(f"{who}({shown(path)}): the path of a file. Next: {who}('timeline').")
     if "\0" in str(path):  # no system's file can be called so
         raise TimelineError(f"{who}({shown(path)}): a path has no null character. Next: {who}('timeline').")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:  # half of a character
+        raise TimelineError(f"{who}({shown(path)}): no file of this system can be called so. Next: {who}('timeline').") from error
     return Path(path)
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.files import writing
 from rlinf_lab.timeline.span import writable
@@ -36,10 +38,15 @@ body {{ color-scheme: light dark; }}
 def timeline_html(
     timeline: Timeline, path: str | Path, title: str = "Timeline", *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted")
 ) -> Path:
-    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its path."""
-    both = [t for t in (timeline, over) if t is not None]
+    """Write ``timeline`` (and ``over``, laid over it) as an interactive page, the widget's own canvas, and return its path.
+
+    ``labels`` names the two. Raises `ConfigError` for what is no timeline, title or label, `TimelineError` where the page cannot be written.
+    """
+    if not isinstance(title, str):
+        raise ConfigError(f"timeline_html(title={shown(title)}): a text. Next: title='Timeline'.")
+    both, named = pair("timeline_html", timeline, over, labels)
     content, parts = message([TimelineFeed(t).take(final=True) for t in both])
-    data = {"content": content, "parts": {name: _packed(part) for name, part in parts.items()}, "labels": labels[: len(both)]}
+    data = {"content": content, "parts": {name: _packed(part) for name, part in parts.items()}, "labels": named}
     page = _PAGE.format(
         title=escape(writable(title)),
         summary=escape(" · ".join(repr(t) for t in both)),
@@ -51,6 +58,19 @@ def timeline_html(
     with writing("timeline_html", path) as target:
         target.write_text(page, encoding="utf-8")
     return Path(path)
+
+
+def pair(who: str, timeline: object, over: object, labels: object) -> tuple[list[Timeline], list[str]]:
+    """A timeline, the one to lay over it if there is one, and a name for each. Raises `ConfigError` for anything else."""
+    both: list[Timeline] = []
+    for given in (timeline, *([] if over is None else [over])):
+        if not isinstance(given, Timeline):
+            raise ConfigError(f"{who}({shown(given)}): a Timeline. Next: {who}(run.timeline{', ...' * (who == 'timeline_html')}).")
+        both.append(given)
+    texts = list(labels) if isinstance(labels, Iterable) and not isinstance(labels, str) else []
+    if len(texts) < len(both) or not all(isinstance(text, str) for text in texts):
+        raise ConfigError(f"{who}(labels={shown(labels)}): a name for each timeline. Next: labels=('measured', 'predicted').")
+    return both, texts[: len(both)]
 
 
 def _packed(rows: bytes) -> str:

@@ -12,6 +12,7 @@ from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 from rlinf_lab.widgets.pushed import PushedWidget
+from rlinf_lab.widgets.report import pair
 
 
 class TimelineView(PushedWidget):
@@ -30,15 +31,12 @@ class TimelineView(PushedWidget):
     def __init__(
         self, timeline: Timeline, *, over: Timeline | None = None, labels: tuple[str, str] = ("measured", "predicted"), height: int = 380
     ) -> None:
-        for given in (timeline, over):
-            if (given is not None and not isinstance(given, Timeline)) or timeline is None:
-                raise ConfigError(f"TimelineView({shown(given)}): a Timeline. Next: TimelineView(run.timeline).")
-        texts = () if isinstance(labels, str) else tuple(labels)
-        if len(texts) < 1 + (over is not None) or not all(isinstance(text, str) for text in texts):
-            raise ConfigError(f"TimelineView(labels={shown(labels)}): a name for each timeline. Next: labels=('measured', 'predicted').")
+        both, named = pair("TimelineView", timeline, over, labels)
+        if isinstance(height, bool) or not isinstance(height, int) or height < 1:
+            raise ConfigError(f"TimelineView(height={shown(height)}): whole CSS pixels. Next: height=380.")
         self.timeline, self.over = timeline, over
-        self._feeds = [TimelineFeed(t) for t in (timeline, over) if t is not None]
-        super().__init__(height=height, labels=list(texts[: len(self._feeds)]))
+        self._feeds = [TimelineFeed(t) for t in both]
+        super().__init__(height=height, labels=named)
         self.update(final=True)
 
     def update(self, final: bool = False) -> None:

@@ -32,7 +32,7 @@ def parquet(tmp_path: Path) -> Path:
 def test_the_summary_says_where_the_time_went(parquet: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["trace", str(parquet), "--summary"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("6 spans of 3 lanes on 2 devices, 0.1 s, 1 iterations")
+    assert said.startswith("6 spans of 3 lanes on 2 devices, 0.1 s, 1 iteration\n")
     assert "cpu:0  0.06 s  60.0 %" in said and "fill" in said
     assert re.search(r"maker\[0\] +cpu:0 +3 spans +0.06 s +60.0 %", said)
     assert "maker  make  run  0.06 s  60.0 %" in said and "taker  take  run  0.04 s  40.0 %" in said
@@ -71,3 +71,31 @@ def test_a_name_that_is_no_text_becomes_an_escape(tmp_path: Path, capsys: pytest
     assert main(["trace", str(tmp_path / "odd.json"), "--to", *to]) == 0
     said = capsys.readouterr().out
     assert r"\ud800" in said and r"a\udfff" in said
+
+
+def test_small_numbers_are_read_at_a_glance(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    recorder.add(recorder.track("w", 0, ("cpu:0",)), K.RUN, recorder.name("step"), 0, 101_600, 0)
+    recorder.add(recorder.track("driver", 0), K.MARK, recorder.name("iteration"), 0, 101_600, 0)
+    timeline.extend(recorder.drain())
+    assert main(["trace", str(timeline.to_parquet(tmp_path / "short.parquet"))]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 spans of 2 lanes on 1 device, 102 µs, 1 iteration\n") and "1 span " in said and "e-0" not in said
+
+
+def test_nothing_is_written_where_one_of_the_endings_is_unknown(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["trace", str(parquet), "--to", str(tmp_path / "a.svg"), str(tmp_path / "b.pdf")]) == 2
+    assert "'.pdf'" in capsys.readouterr().err and not (tmp_path / "a.svg").exists()
+
+
+def test_json_is_printed_also_without_a_summary_for_people(parquet: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main(["trace", str(parquet), "--json", "--no-summary"]) == 0
+    assert json.loads(capsys.readouterr().out)["spans"] == 6
+
+
+@pytest.mark.parametrize("time", ['"soon"', "NaN", "1e999", "[1]"])
+def test_a_time_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixture, time: str) -> None:
+    (tmp_path / "odd.json").write_text(f'[{{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": {time}, "dur": 5}}]')
+    assert main(["trace", str(tmp_path / "odd.json")]) == 2
+    said = capsys.readouterr().err
+    assert "odd.json" in said and "the time of an event is" in said and "Next: " in said

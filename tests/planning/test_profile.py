@@ -53,6 +53,15 @@ def test_json_there_and_back(tmp_path: Path) -> None:
     jsonschema.validate(profile.to_dict(), schema(Profile))
 
 
+def test_its_table_has_short_numbers() -> None:
+    samples = [[{"devices": 1, "items": 4, "seconds": s} for s in found] for found in ([0.193683351], [0.0122553, 0.0485327])]
+    cost = {"memory": {"resident_gib": 0.0312538}, "onload_s": 0.0201199}
+    table = Profile.from_dict(
+        {"items": 4, "workers": {name: {"samples": own, **cost} for name, own in zip("ab", samples, strict=True)}, "edges": []}
+    )._repr_html_()
+    assert "<td>0.1937 s</td>" in table and "<td>0.01226 to 0.04853 s</td>" in table and "<td>0.03125 GiB</td><td>0.02012 / 0 s</td>" in table
+
+
 @pytest.mark.parametrize(
     ("path", "value", "error", "says"),
     [

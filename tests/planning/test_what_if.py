@@ -137,6 +137,8 @@ def test_bars_are_who_sits_where(name: str) -> None:
             assert (starts >= 0).all() and (ends > starts).all() and (last > first).all() and set(kind) <= {BUSY, SWITCHING}
             assert picture.lanes == 16 + sum(not len(s.devices) for s in planned.candidate.placement.seats.values()) and last.max() <= picture.lanes
             assert ends.max() == pytest.approx(picture.seconds, rel=0.05) and len(picture.bars) < 2000
+            seated = [len(planned.candidate.placement.seats[w].devices) > 0 for w in picture.workers]
+            assert seated == sorted(seated, reverse=True), "as in its timeline, so that a worker has one colour on a page"
             for number, who in enumerate(picture.workers):
                 own = worker == number
                 seat = planned.candidate.placement.seats[who]

@@ -252,6 +252,12 @@ def test_a_foreign_file_is_refused_by_name(tmp_path: Path, text: str) -> None:
         Timeline.open(tmp_path / "foreign.json")
 
 
+@pytest.mark.parametrize("who", ["to_chrome", "to_perfetto", "to_parquet", "to_svg", "to_png", "open", "from_chrome"])
+def test_half_a_character_is_no_name_of_a_file(who: str) -> None:
+    with pytest.raises(TimelineError, match=r"\(.*ud800.*: no file of this system can be called so\. Next: "):
+        getattr(Timeline(["cpu:0"]), who)("a\ud800.svg")
+
+
 def test_what_is_not_there_or_no_path(tmp_path: Path) -> None:
     for who in (Timeline.open, Timeline.from_parquet, Timeline.from_chrome, Timeline.from_perfetto, Timeline.from_spill):
         with pytest.raises(TimelineError, match="nowhere.*Next: "):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from widget_samples import SampleRun, picture
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.batch import SPAN_DTYPE
-from rlinf_lab.widgets import Dashboard, TimelineView
+from rlinf_lab.widgets import Dashboard, TimelineView, timeline_html
 from rlinf_lab.widgets import feed as feed_module
 from rlinf_lab.widgets.fallback import dashboard_still
 from rlinf_lab.widgets.feed import Numbers, TimelineFeed, Update
@@ -155,10 +156,25 @@ def test_a_stored_picture_says_what_diverged_and_from_where() -> None:
     assert "loss is NaN, was: 0.5 (0.5 to 1)" in html and "return is ∞, was: 3 (3 to 3)" in html
 
 
-@pytest.mark.parametrize("labels", [("a",), "ab", (), (1, 2)])
-def test_each_timeline_needs_a_label(labels: Any) -> None:
+@pytest.mark.parametrize("labels", [("a",), "ab", (), (1, 2), None, 3])
+def test_each_timeline_needs_a_label(tmp_path: Path, labels: Any) -> None:
     with pytest.raises(ConfigError, match=r"TimelineView\(labels=.*Next: "):
         TimelineView(Timeline(), over=Timeline(), labels=labels)
+    with pytest.raises(ConfigError, match=r"timeline_html\(labels=.*Next: "):
+        timeline_html(Timeline(), tmp_path / "a.html", over=Timeline(), labels=labels)
+
+
+@pytest.mark.parametrize("odd", [{"timeline": None}, {"timeline": 3}, {"over": "run"}, {"title": None}, {"title": 1}])
+def test_a_page_is_made_of_timelines_and_a_title(tmp_path: Path, odd: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"timeline_html\(.*Next: "):
+        timeline_html(**({"timeline": Timeline(), "path": tmp_path / "a.html"} | odd))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("height", [None, True, 0, -5, 2.5, "380"])
+def test_a_height_is_a_number_of_pixels(height: Any) -> None:
+    with pytest.raises(ConfigError, match=r"TimelineView\(height=.*Next: "):
+        TimelineView(Timeline(), height=height)
 
 
 marks = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 60), st.integers(1, 20)), max_size=12)
