@@ -138,16 +138,16 @@ class Incoming:
         self.heed()
 
     def hush(self) -> None:
-        """See `lookout.Heard`."""
-        assert self._poll is not None
-        with contextlib.suppress(OSError, ValueError):  # it is, or has left: its file is closed after its poll
-            self._poll.unregister(self._number)
+        """See `lookout.Heard`. A thread that has no poll, or none yet, has not gone to sleep there: it looks at what is there by itself."""
+        if self._poll is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is, or has left: its file is closed after its poll
+                self._poll.unregister(self._number)
 
     def heed(self) -> None:
         """See `lookout.Heard`."""
-        assert self._poll is not None
-        with contextlib.suppress(OSError, ValueError):  # it does, or has left
-            self._poll.register(self._number, IN_TURN)
+        if self._poll is not None:
+            with contextlib.suppress(OSError, ValueError):  # it does, or has left
+                self._poll.register(self._number, IN_TURN)
 
     # --- both ----------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.lookout import Lookout
+from rlinf_lab.runtime.lookout import Heard, Lookout
 
 SIZES = (0, 10, 3_000, 20_000, 300_000)  # also more than a rank takes in at once, and more than any buffer
 
@@ -121,6 +121,30 @@ def test_a_bell_ends_a_wait_in_which_nothing_comes(host: Host) -> None:
     host.lookout.ring()
     rank.join(30)
     assert not rank.is_alive()
+
+
+class Eager(Lookout):
+    """A rank hears a connection as soon as it is watched, stays awake meanwhile, and has its thread roused."""
+
+    def watch(self, connection: Heard) -> None:
+        super().watch(connection)
+        connection.hush()
+        connection.hear_what_is_there()
+        connection.heed()
+
+
+@pytest.mark.parametrize("files", [True, False])
+def test_a_connection_may_be_heard_before_its_thread_is_ready(files: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its thread gets no file to wait with."""
+    monkeypatch.setattr(__name__ + ".Lookout", Eager)
+    if not files:
+        monkeypatch.setattr("rlinf_lab.runtime.listener.IN_TURN", -1)  # the kernel refuses it
+    host = Host(2)
+    for i in range(20):
+        host.links[i % 2].send((f"a{i % 2}", i))
+    host.wait_for(lambda: sum(map(len, host.heard.values())) == 20)
+    host.close()
+    assert host.broken == []
 
 
 def test_there_is_one_place(host: Host) -> None:
