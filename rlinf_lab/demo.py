@@ -13,7 +13,7 @@ import importlib.metadata
 import json
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.runtime.run import Run, check_executor, run
+from rlinf_lab.timeline.files import writing
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -106,8 +107,7 @@ class Demo:
         second = self._phase(build(self.ppo, first.state), best, predicted, self._until_learnt())
         seconds = time.monotonic() - start
         summary = self._summary(first, second, seconds)
-        (self.folder / "summary.json").write_text(json.dumps(summary, indent=1))
-        self._write(first, second)
+        self._write(first, second, summary)
         self.view.end(self, summary)
         return summary
 
@@ -192,25 +192,37 @@ class Demo:
             "versions": versions(),
         }
 
-    def _write(self, first: Phase, second: Phase) -> None:
+    def _write(self, first: Phase, second: Phase, summary: dict[str, Any]) -> None:
+        """Each file is there whole or not at all, whenever the demo is interrupted."""
         from rlinf_lab.recipes import film
         from rlinf_lab.widgets.curves import learning_curve
         from rlinf_lab.widgets.report import timeline_html
 
         folder, phases = self.folder, [first, second]
+        _put_text(folder / "summary.json", json.dumps(summary, indent=1))
         metrics = pd.concat([p.training.assign(plan=p.plan.name) for p in phases], ignore_index=True)
-        metrics.to_parquet(folder / "metrics.parquet")
+        _put(folder / "metrics.parquet", metrics.to_parquet)
         for number, phase in enumerate(phases, 1):
             stem = f"timeline-{number}-{phase.plan.name}"
             timeline_html(phase.run.timeline, folder / f"{stem}.html", f"{self.config.env}, {phase.plan.name} plan")
             phase.run.timeline.to_perfetto(folder / f"{stem}.pftrace")
-            (folder / f"plan-{number}-{phase.plan.name}.json").write_text(phase.plan.to_json())
-        learning_curve(metrics, self.config.env).savefig(folder / "learning_curve.png", dpi=130, facecolor="white")
+            _put_text(folder / f"plan-{number}-{phase.plan.name}.json", phase.plan.to_json())
+        curve = learning_curve(metrics, self.config.env)
+        _put(folder / "learning_curve.png", lambda file: curve.savefig(file, format="png", dpi=130, facecolor="white"))
         state = second.state
         if state is not None:
             state["weights"].save(folder / "policy.safetensors")
             if self.config.video:
                 self.film = film.film(self.ppo, state["weights"], folder / "policy.mp4")
+
+
+def _put(path: Path, write: Callable[[Path], object]) -> None:
+    with writing("demo", path) as file:
+        write(file)
+
+
+def _put_text(path: Path, text: str) -> None:
+    _put(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def moved(measured: ExecutionPlan, plan: ExecutionPlan) -> list[str]:

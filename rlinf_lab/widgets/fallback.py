@@ -61,15 +61,17 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
 def dashboard_still(
     config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None, text: str
 ) -> Still:  # fmt: skip
-    """Title, state, learning curves and timeline."""
+    """Title, state, why it failed or nothing moves, learning curves and timeline."""
     head, curves = _head(config, state), _curves(config, metrics)
+    why = list(dict.fromkeys(line for line in (state.get("message", ""), *state.get("standstill", ())) if line))
+    reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (
-        f'<div style="font:12px system-ui,sans-serif"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>'
+        f'<div style="font:12px system-ui,sans-serif"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>{reasons}'
         f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>{below.html}</div>'
     )
     rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]
-    return Still(html, text, stacked([heading(head), *rows, *([below.scene] if below.scene else [])], head))
+    return Still(html, text, stacked([heading(head), *map(heading, why), *rows, *([below.scene] if below.scene else [])], head))
 
 
 def _head(config: Mapping[str, Any], state: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.widgets.assets import module
+from rlinf_lab.widgets.assets import DASHBOARD, module
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
 
@@ -97,3 +97,31 @@ def test_sums_of_stretches(page: Any) -> None:
 )
 def test_a_curve_has_most_of_its_axis_however_many_iterations_are_planned(page: Any, done: int, planned: int, end: int) -> None:
     assert page.evaluate("([done, planned]) => parts.axisEnd(done, planned)", [done, planned]) == end
+
+
+def test_a_run_that_measures_nothing_has_no_empty_charts(page: Any) -> None:
+    """Before the first iteration has ended nobody knows; then the lanes get the room, until there is something to plot."""
+    found = page.evaluate(
+        """async (code) => {
+          const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+          const made = widget(), el = document.createElement("div"), config = { title: "bare", charts: ["loss", "return"], iterations: 9 };
+          let tell, seq = 0;
+          const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
+          el.style.width = "1000px";
+          document.body.append(el);
+          made.initialize({ model });
+          made.render({ model, el });
+          const look = async (message) => {
+            tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
+            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            const tiles = [...el.querySelectorAll(".rl-kpi > span")].map((s) => s.textContent);
+            seen.push([el.querySelectorAll(".rl-chart").length, el.querySelector(".rl-dashboard").dataset.bare, tiles]);
+          };
+          await look({ state: { state: "starting" } });
+          await look({ state: { state: "running", iteration: 1 }, metrics: [{ iteration: 0, seconds: 0.5 }] });
+          await look({ state: { state: "running", iteration: 2 }, metrics: [{ iteration: 1, seconds: 0.5, loss: 3 }] });
+          return seen;
+        }""",
+        module(*DASHBOARD),
+    )
+    assert found == [[2, "false", ["Loss", "Return", "Iteration"]], [0, "true", ["Iteration"]], [1, "false", ["Loss", "Iteration"]]]

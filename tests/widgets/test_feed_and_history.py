@@ -149,6 +149,15 @@ def test_metrics_that_diverged_do_not_break_the_picture() -> None:
     assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
 
 
+def test_a_stored_picture_says_why_a_run_failed() -> None:
+    board = Dashboard("dead")
+    plain = board.still().scene
+    board.push({"state": "failed", "message": "Nothing can move any more: a → b", "standstill": ["a waits for <b>", "b waits for a"]})
+    still = board.still()
+    assert re.search(r"failed.*Nothing can move any more: a → b.*a waits for &lt;b&gt;.*b waits for a", still._repr_html_())
+    assert still.scene is not None and plain is not None and still.scene.height > plain.height + 60
+
+
 def test_a_stored_picture_says_what_diverged_and_from_where() -> None:
     board = Dashboard(charts=("loss", "return"))
     board.push(metrics=[{"iteration": 0, "loss": 1.0, "return": 3.0}, {"iteration": 1, "loss": 0.5, "return": "∞"}, {"iteration": 2, "loss": "NaN"}])

@@ -86,7 +86,11 @@ class DashboardView {
     this.refresh();
   }
 
-  wished() { return this.run.keys(this.config.charts).length ? this.run.keys(this.config.charts) : this.config.charts; }
+  /** What is plotted: what is wished until it is known what there is. An iteration without any number tells that there may be nothing. */
+  wished() {
+    const found = this.run.keys(this.config.charts);
+    return found.length || this.run.metrics.all.length ? found : this.config.charts;
+  }
 
   chart(key) {
     const chart = new LineChart(label(key), { colour: this.charts.size, percent: share(key) });
@@ -110,6 +114,7 @@ class DashboardView {
     this.bubbles.draw(run.bubbles, this.colours);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
     this.still.set(state.standstill || [], state.waits);
+    this.root.dataset.bare = String(!keys.length && !run.frame); // nothing to plot, nothing to see: the lanes get the room
     this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
     this.root.dataset.state = state.state || "starting";
