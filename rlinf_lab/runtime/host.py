@@ -119,21 +119,24 @@ class Host(Scheduler):
 
     # --- starting and stopping ---------------------------------------------------------------------------
     def start(self, declarations: dict[str, Declaration], torch_device: Callable[[tuple[str, ...]], str]) -> None:
-        """Build every worker of this host in its own thread and wait until all are set up.
+        """Build every worker of this host in its own thread, one after another, and wait until all are set up.
 
+        Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the others draw, differently each time.
         Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
         """
         self._declarations, self._torch_device = declarations, torch_device
         mine = [p for p in self.ranks if p.worker != DRIVER and (p.worker, p.rank) not in self.layout.absent]
-        self._running += sum(p.counts for p in mine)
-        for process in mine:
-            if self.stopping:  # by another thread, which joins those that have been started
-                break
+        for number, process in enumerate(mine, 1):
+            with self._mutex:
+                if self.stopping:  # by another thread, which joins those that have been started
+                    break
+                self._running += process.counts
             self._begin_thread(process)
-        with self._ready:
-            self._ready.wait_for(lambda: self._set_up == len(mine) or self.stopping)
-        if self.failure is not None:
-            raise self.failure
+            with self._ready:
+                while self._set_up < number and not self.stopping:
+                    self._ready.wait()
+            if self.failure is not None:
+                raise self.failure
         if self._set_up < len(mine):
             raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
 

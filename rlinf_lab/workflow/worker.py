@@ -135,7 +135,11 @@ class Worker:
 
     # --- what a subclass may override -------------------------------------------------------------
     def setup(self) -> None:
-        """Build what needs the device (models, simulators). Runs once, before the first call."""
+        """Build what needs the device (models, simulators). Runs once, before the first call.
+
+        Workers of one process are set up one after another, so a seed that is set here (``torch.manual_seed``) holds until this returns. Later its generators
+        are everybody's: a method that draws numbers again and again has a ``torch.Generator`` of its own.
+        """
 
     def onload(self) -> None:
         """Come back to the device after `offload`. Runs on the worker's own thread."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import textwrap
@@ -351,3 +352,42 @@ def test_a_worker_that_catches_the_giving_up_does_not_wait_again() -> None:
         assert told == [True] and not hasattr(caught.value, "__notes__"), "nobody is still busy"
         then.clear()
         assert s.step() == [3]
+
+
+class Seeded(Worker):
+    """Draws from a generator that everybody in the process has."""
+
+    def setup(self) -> None:
+        random.seed(1)
+        time.sleep(0.005)  # as long as others need to begin
+        self.drawn = [random.random() for _ in range(3)]
+        if self.name == "fails":
+            raise ValueError("no weights there")
+
+    def look(self) -> list[float]:
+        return self.drawn
+
+
+def test_a_seed_that_a_worker_sets_in_its_setup_holds_until_that_ends() -> None:
+    flow = Workflow("seeded")
+    first, second = flow.worker(Seeded, name="first"), flow.worker(Seeded, name="second")
+    flow.iteration(lambda: (first.look(), second.look()))
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"second": 2})) as s:
+        one, others = s.step()
+    assert others == [one, one]
+
+
+def test_nobody_is_set_up_after_one_whose_setup_has_failed() -> None:
+    flow = Workflow("seeded")
+    fails, late = flow.worker(Seeded, name="fails"), flow.worker(Never, name="late")
+    flow.iteration(lambda: (fails.look(), late.look()))
+    with pytest.raises(WorkerError, match="'fails' rank 0 failed in setup.*no weights there"):
+        run(flow, ExecutionPlan.temporal(flow, DEVICES), 1).wait(30)
+    assert not Never.begun
+
+
+class Never(Seeded):
+    begun = False
+
+    def setup(self) -> None:
+        Never.begun = True
