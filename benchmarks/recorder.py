@@ -16,11 +16,14 @@ import pandas as pd
 from harness import Case
 from watched import counted_percent, median_percent, nanoseconds_per_write, paired_blocks
 
+from rlinf_lab.runtime.observer import LOOK_SECONDS
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.widgets.feed import TimelineFeed
+
+PERIODS = (LOOK_SECONDS, 0.25, 0.5, 1.0)  # seconds from one look to the next
 
 
 def nanoseconds_per_span(count: int) -> float:
@@ -190,6 +193,12 @@ def cases(smoke: bool) -> list[Case]:
             runs=1 if smoke else 5, curve=lambda: counted,
             note="the same run in a kernel as users start it, with its dashboard: CPU time of the threads that look (eight times a second), pack, send and "
             "sample, and of writing the spans; curve: % of the threads, % of writing, wall seconds a CPU second",
+        ),
+        Case(
+            "recorder_cost_by_period", "% of CPU time", lambda: counted_percent(1 if smoke else 30, [], PERIODS[1]), runs=1,
+            curve=lambda: [[p, counted_percent(1 if smoke else 30, [], p)] for p in (PERIODS[:1] if smoke else PERIODS)],
+            note=f"the same with a look every {PERIODS[1]} s instead of every {LOOK_SECONDS} s, which event_to_screen's 150 ms need; "
+            "curve: seconds from one look to the next, % of CPU time",
         ),
         Case(
             "ingest", "spans/s", lambda: ingest(20_000 if smoke else 5_000_000, kept), target=">= 100000", target_of="value", runs=3,

@@ -75,7 +75,9 @@ COUNTED = """
 import json, threading, time
 import rlinf_lab as lab
 from rlinf_lab.recipes.ppo import PPOConfig, build
+from rlinf_lab.runtime import observer
 WARM, COUNTED = 3, {iterations}
+observer.LOOK_SECONDS = {period} or observer.LOOK_SECONDS
 flow = build(PPOConfig.preset("metaworld/button-press-v3"))
 run = lab.run(flow, lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), WARM + COUNTED + 1)
 WATCHING = ("pump", "utilisation sampler", "IOPub")
@@ -93,14 +95,14 @@ print("COUNTED", json.dumps([b - a for a, b in zip(before, after)] + [before[-1]
 """
 
 
-def counted_percent(iterations: int, kept: list[list[float]]) -> float:
+def counted_percent(iterations: int, kept: list[list[float]], period: float = 0.0) -> float:
     """The same run in a kernel, as users start it, with its dashboard: CPU time of all that watches, in % of the process's.
 
     That is: the thread that looks, tells the dashboard and packs its messages; ipykernel's thread that sends them; the one that samples
     the processors; and writing the spans, in the workers' threads. ``kept`` gets the parts, in %, and the wall seconds per CPU second (others on
-    the cores make a look dearer, and more of them fall into a second of ours).
+    the cores make a look dearer, and more of them fall into a second of ours). ``period``: seconds from one look to the next, 0: as it is.
     """
-    told = json.loads(kernel_cell.printed(COUNTED.format(iterations=iterations)).split("COUNTED")[1])
+    told = json.loads(kernel_cell.printed(COUNTED.format(iterations=iterations, period=period)).split("COUNTED")[1])
     watched, everything, spans, wall, _, threads = told
     if threads != 3:
         raise RuntimeError(f"{threads} threads watch instead of 3: what is counted is not all.")

@@ -140,14 +140,18 @@ class Incoming:
     def hush(self) -> None:
         """See `lookout.Heard`. A thread that has no poll, or none yet, has not gone to sleep there: it looks at what is there by itself."""
         if self._poll is not None:
-            with contextlib.suppress(OSError, ValueError):  # it is, or has left: its file is closed after its poll
+            try:
                 self._poll.unregister(self._number)
+            except (OSError, ValueError):  # it is, or has left: its file is closed after its poll
+                return
 
     def heed(self) -> None:
         """See `lookout.Heard`."""
         if self._poll is not None:
-            with contextlib.suppress(OSError, ValueError):  # it does, or has left
+            try:
                 self._poll.register(self._number, IN_TURN)
+            except (OSError, ValueError):  # it does, or has left
+                return
 
     # --- both ----------------------------------------------------------------------------------------------
     def _hand_over(self) -> None:

@@ -60,7 +60,7 @@ class Scheduler:
         self._has_fillers = False
         self._filled_at = -1
         self._lookout: Lookout | None = None
-        self._said: deque[Iterable[tuple[int, int, int, int]]] = deque()  # by the engine; the first of it is being carried out
+        self._said: deque[Sequence[tuple[int, int, int, int]]] = deque()  # by the engine; the first of it is being carried out
         self._held: list[Gate] | None = None  # of those who are being let go: opened a little later
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
@@ -301,28 +301,29 @@ class Scheduler:
         self.flush()
 
     # --- the engine's instructions -------------------------------------------------------------------------
-    def _apply(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
+    def _apply(self, instructions: Sequence[tuple[int, int, int, int]]) -> None:
         """Under the mutex: carry out what the engine said, in the order in which it said it. Asked within (the end of a call closes a channel), after what is
         left of the one before: the engine has counted that already. Nobody goes on before all of it is done: who is resumed and shall leave its device
         knows both when it looks."""
+        if not instructions:
+            return
         self._said.append(instructions)
         if len(self._said) > 1:
             return
-        held: list[Gate] = []
-        outermost = self._held is None
-        if outermost:
-            self._held = held
+        held: list[Gate] | None = None
+        if self._held is None:
+            self._held = held = []
         try:
             while self._said:
                 self._carry_on(self._said[0])
                 self._said.popleft()
         finally:
             self._said.clear()
-            if outermost:
+            if held is not None:
                 self._held = None
                 self._open(held)
 
-    def _carry_on(self, instructions: Iterable[tuple[int, int, int, int]]) -> None:
+    def _carry_on(self, instructions: Sequence[tuple[int, int, int, int]]) -> None:
         self._batch += 1
         batch = self._batch
         for do, index, a, b in instructions:

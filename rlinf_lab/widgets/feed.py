@@ -20,7 +20,7 @@ from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle,
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
-LATE_SECONDS = 2.0  # that device time is told later than this
+LATE_SECONDS = 4.0  # that device time is told later than this
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
