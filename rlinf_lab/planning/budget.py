@@ -124,6 +124,12 @@ class Budget:
         fed = {e.consumer for e in self.profile.edges if not e.value and self.home[e.producer] != self.home[e.consumer]}
         return frozenset(n for n in fed if len(self.units[self.home[n]].members) == 1 and self._has_calls(self.home[n]))
 
+    @cached_property
+    def sources(self) -> frozenset[str]:
+        """Workers that nobody feeds, and whose ranks make their shares of an iteration by themselves, batch work that is no part of a cell."""
+        fed = {e.consumer for e in self.profile.edges}
+        return frozenset(n for n, w in self.profile.workers.items() if n not in fed and w.kind == "batch" and len(self.units[self.home[n]].members) == 1)
+
     def calls(self, worker: str, chunks: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
         """What a run makes of so many chunks of a worker."""
         return Calls.of(self.profile.items, chunks, ranks, self.profile.unit(worker))

@@ -27,12 +27,15 @@ def by_rank(placement: Placement) -> frozenset[str]:
 
 
 def has_a_rest(placement: Placement, seat: Seat) -> bool:
-    """Whether the last call of a worker is of fewer items than the others, so that ranks end at different times. Where iterations overlap it is another rank
-    that has less in each: a gang stands for their mean."""
-    if seat.worker not in placement.setting.in_whole_calls or placement.setting.overlap:
+    """Whether the last call of a worker is of fewer items than the others, or shares of a source are not equal, so that ranks end at different times. Where
+    iterations overlap it is another rank that has less in each: a gang stands for their mean."""
+    setting = placement.setting
+    if setting.overlap:
         return False
+    if seat.worker in setting.sources:
+        return bool(setting.profile.items / setting.profile.unit(seat.worker) % seat.ranks)
     calls = placement.calls(seat)
-    return bool(calls.rest < calls.full)
+    return seat.worker in setting.in_whole_calls and bool(calls.rest < calls.full)
 
 
 def begins_unevenly(placement: Placement, seat: Seat) -> bool:

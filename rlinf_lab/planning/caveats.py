@@ -50,6 +50,8 @@ def _on_its_devices(placement: Placement, seat: Seat, unit: Sequence[str]) -> li
 def _uneven(placement: Placement, name: str, seat: Seat) -> str:
     """Items that do not divide by the ranks: in each batch the rank with most items decides, in all of them together, or in all iterations, it need not."""
     setting, ranks = placement.setting, np.array([seat.ranks])
+    if name in setting.sources:  # who has most is counted, in an iteration
+        return ""
     items, unit = setting.profile.items, setting.profile.unit(name)
     alone = float(of_a_rank(items, ranks, unit)[0])
     if name in setting.in_whole_calls:  # whose calls are as in a run: only iterations that overlap are not

@@ -331,7 +331,14 @@ class _Forecast:
         source = above if above is not None and above != name and self._streams(above) else None
         made = self._as_taken(name, seat) if not inputs else []
         in_calls = not made and name in self.by_rank | self.setting.in_whole_calls
-        each = self._of_a_call(name, seconds) if in_calls else lambda n: seconds * n * seat.chunks / self.items
+        ranks = seat.ranks if name in self.by_rank else 1
+        if in_calls and name not in self.setting.sources:
+            each = self._of_a_call(name, seconds)
+        else:  # in proportion
+            most = self._share(name, 0, ranks) if not inputs else self.items
+
+            def each(n: int) -> float:
+                return seconds * n * seat.chunks / most
 
         def work(iteration: int, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
             yield run(self._noisy(each(n) * part * self._weight(name, source, iteration, n, of)))
@@ -350,7 +357,7 @@ class _Forecast:
 
         def script(turn: Turn) -> Script:
             if not inputs:
-                for part in made or _divided(turn.share(self.items), seat.chunks):
+                for part in made or _divided(self._share(name, turn.position, turn.count), seat.chunks):
                     yield from work(turn.iteration, part)
                 return
             n = 0
@@ -366,6 +373,12 @@ class _Forecast:
                 yield from work(turn.iteration, n)
 
         return in_turn if turns else script
+
+    def _share(self, name: str, position: int, count: int) -> int:
+        """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of them."""
+        groups = self.profile.items / self.profile.unit(name)
+        whole = int(groups) if groups == int(groups) and self.items % int(groups) == 0 else self.items
+        return (whole // count + (position < whole % count)) * (self.items // whole)
 
     def _as_taken(self, name: str, seat: Seat) -> list[int]:
         """Bundles of the parts in which a source with one rank hands over its items, where its chunks are no whole calls of who takes them: then the first of

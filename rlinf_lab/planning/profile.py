@@ -135,8 +135,10 @@ class Profile:
         return self.replace(workers={**self.workers, name: changed})
 
     def unit(self, worker: str) -> int:
-        """In groups of how many its items come to a worker: a rank has whole ones."""
-        return max((e.group for e in self.edges if e.consumer == worker), default=1)
+        """In groups of how many its items come to a worker, or a source of batches makes them: a rank has whole ones."""
+        fed = [e.group for e in self.edges if e.consumer == worker]
+        made = [e.group for e in self.edges if e.producer == worker and self.workers[worker].kind == "batch"]
+        return max(fed or made, default=1)
 
     def scaled(self, worker: str, factor: float) -> Profile:
         """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""

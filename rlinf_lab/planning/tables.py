@@ -12,7 +12,7 @@ import numpy as np
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.cells import Apart, apart
-from rlinf_lab.planning.costs import CostModel, GenerationModel
+from rlinf_lab.planning.costs import BatchModel, CostModel, GenerationModel
 from rlinf_lab.planning.costs.base import NOBODY
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.profile import WorkerProfile
@@ -204,6 +204,8 @@ class Tables:
         self, name: str, model: CostModel, devices: np.ndarray, grains: np.ndarray, items: np.ndarray, beside: frozenset[str] = NOBODY
     ) -> np.ndarray:
         """Seconds of one chunk of so many items, shape (grains, devices): the mean of those of the calls that a run makes of all chunks."""
+        if name in self.setting.sources and isinstance(model, BatchModel):
+            return model.of_a_part(devices, self.setting.profile.items, 2.0 ** grains[:, None], beside)
         if name not in self.setting.in_whole_calls:
             return model.seconds(devices, items, beside)
         chunks, ranks = 2.0 ** grains[:, None], np.maximum(devices // self.setting.profile.workers[name].ranks.devices_per_rank, 1)

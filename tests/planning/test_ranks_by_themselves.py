@@ -108,7 +108,7 @@ class Case:
 
         def source(turn: Turn):
             share = turn.share(self.items)
-            for i, j in itertools.pairwise(share * k // chunks for k in range(chunks + 1)):
+            for i, j in itertools.pairwise(-(-share * k // chunks) for k in range(chunks + 1)):
                 if j > i:
                     yield from work(j - i)
 

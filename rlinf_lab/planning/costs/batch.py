@@ -39,6 +39,10 @@ class BatchModel:
         elsewhere = curve.assumed and max(devices, 1) != max(curve.samples[0].devices, 1)
         return estimated(seconds, curve.samples, curve.misfit, devices, items, "scaling with devices assumed perfect" if elsewhere else "")
 
+    def of_a_part(self, devices: np.ndarray, items: float, parts: float | np.ndarray, beside: frozenset[str] = NOBODY) -> np.ndarray:
+        """Seconds of one of so many equal parts of all items, of which each rank makes its share by itself: they are not divided anew for each part."""
+        return nearest_company(self.curves, beside).seconds(np.asarray(devices, float), items, parts)
+
     def always(self, devices: int, beside: frozenset[str] = NOBODY) -> float:
         """Seconds of a batch that do not depend on its items."""
         return nearest_company(self.curves, beside).always(devices)
@@ -74,9 +78,9 @@ class Curve:
         fitted = [self.seconds(np.array([float(s.devices)]), s.items)[0] for s in self.samples]
         return Misfit.of(np.array([s.seconds for s in self.samples]), np.array(fitted))
 
-    def seconds(self, devices: np.ndarray, items: float | np.ndarray) -> np.ndarray:
+    def seconds(self, devices: np.ndarray, items: float | np.ndarray, parts: float | np.ndarray = 1.0) -> np.ndarray:
         n = np.maximum(devices, 1.0)  # 0 devices: a worker on the host, whose power does not depend on the plan
-        fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent, self.unit) * n**-self.exponent
+        fitted = self.fixed + self.each * _whole(items, n, self.devices_per_rank, self.exponent, self.unit) / parts * n**-self.exponent
         return fitted * self._residual(n)
 
     def always(self, devices: int) -> float:
