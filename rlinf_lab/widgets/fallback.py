@@ -63,7 +63,8 @@ def dashboard_still(
 ) -> Still:  # fmt: skip
     """Title, state, why it failed or nothing moves, learning curves and timeline."""
     head, curves = _head(config, state), _curves(config, metrics)
-    why = list(dict.fromkeys(line for line in (state.get("message", ""), *state.get("standstill", ())) if line))
+    message = state.get("message", "")
+    why = [message] * bool(message) + [line for line in state.get("standstill", ()) if line not in message]
     reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (

@@ -152,8 +152,10 @@ def test_metrics_that_diverged_do_not_break_the_picture() -> None:
 def test_a_stored_picture_says_why_a_run_failed() -> None:
     board = Dashboard("dead")
     plain = board.still().scene
-    board.push({"state": "failed", "message": "Nothing can move any more: a → b", "standstill": ["a waits for <b>", "b waits for a"]})
+    still_lines = ["Nothing can move any more", "a waits for <b>", "b waits for a"]
+    board.push({"state": "failed", "message": "Nothing can move any more: a → b", "standstill": still_lines})
     still = board.still()
+    assert still._repr_html_().count("Nothing can move any more") == 1
     assert re.search(r"failed.*Nothing can move any more: a → b.*a waits for &lt;b&gt;.*b waits for a", still._repr_html_())
     assert still.scene is not None and plain is not None and still.scene.height > plain.height + 60
 
