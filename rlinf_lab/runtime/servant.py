@@ -57,6 +57,7 @@ class Servant:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
@@ -65,7 +66,7 @@ class Servant:
         if threading.current_thread() is not threading.main_thread():
             return work()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=_serve, args=(self._tasks,), name=self._name, daemon=True)
+            self._thread = threading.Thread(target=_serve, args=(self._tasks, self._turn), name=self._name, daemon=True)
             self._thread.start()
         task = Task(work)
         self._tasks.put(task)
@@ -81,7 +82,12 @@ def aside(work: Callable[[], T]) -> T:
     return task.result()
 
 
-def _serve(tasks: queue.SimpleQueue[Task | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task.perform()
-        del task  # what it has returned is its caller's
+def _serve(tasks: queue.SimpleQueue[Task | None], turn: threading.Lock) -> None:
+    while True:
+        with turn:  # an interrupt in the middle of starting a thread leaves one that nobody knows, beside the next
+            task = tasks.get()
+            if task is None:
+                tasks.put(None)
+                return
+            task.perform()
+            del task  # what it has returned is its caller's

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -17,6 +18,7 @@ import rlinf_lab
 from rlinf_lab import notebook
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.servant import Servant, Task
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -152,3 +154,34 @@ def test_submitting_may_be_interrupted_at_any_line() -> None:
                 two()
             for _ in range(2):
                 assert s.submit().wait() == (6, 6, 6), f"after an interrupt at {lines.where}"
+
+
+class Interrupted(threading.Thread):
+    """Its start is interrupted just before it is known to live."""
+
+    def start(self) -> None:
+        super().start()
+        self.is_alive = lambda: False  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+
+def test_a_servant_whose_start_was_interrupted_does_one_thing_after_another_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    servant = Servant("served twice")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading, "Thread", Interrupted)
+        servant.do(lambda: 1)
+    order: list[str] = []
+
+    def slowly() -> None:
+        time.sleep(0.05)  # as long as another thread would need to come between
+        order.append("first")
+
+    servant._tasks.put(Task(slowly))  # whoever has asked for it was interrupted while it waited
+    servant.do(lambda: order.append("second"))
+    assert order == ["first", "second"]
+    threads = [t for t in threading.enumerate() if t.name == "served twice"]
+    assert len(threads) == 2
+    del servant
+    for thread in threads:
+        thread.join(10)
+        assert thread not in threading.enumerate()
