@@ -92,8 +92,7 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
     some = [a for a in arrangements if a is in_turns[0] or a.staying == staying]
     found = _best(setting, [*some, *(a for a in in_turns[1:2] if a not in some)], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
-        if np.isinf(ceiling) or TEMPORAL not in modes:  # else the search for both finds the streams that are fast enough
-            found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
+        found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
         if TEMPORAL in modes:
             found += _best(setting, some, Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
     return found or _any(setting, in_turns, modes, ceiling)
