@@ -5,6 +5,7 @@ import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf } from "./links.js";
 import { KIND_COLOUR, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
+const SPARSE = 56; // px between the numbers of narrow iterations
 const MOST_ARROWS = 240, MOST_NAMED = 2000;
 
 /** All lanes in sight at once: one pixel row of an ImageData for each, stretched to its height. */
@@ -94,11 +95,15 @@ function namedStretches(lane, from, to, least, visit) {
 /** The text, or as much of it as is `width` wide with an ellipsis; "" where that says nothing. */
 function fitted(view, g, text, width) {
   if (width < 8 || !text) return "";
-  let full = view.widths.get(text);
-  if (full === undefined) view.widths.set(text, (full = g.measureText(text).width));
-  if (full <= width) return text;
-  const n = Math.floor((text.length * (width - 6)) / full);
-  return n > 1 ? `${text.slice(0, n)}…` : "";
+  const wide = (part) => {
+    let found = view.widths.get(part);
+    if (found === undefined) view.widths.set(part, (found = g.measureText(part).width));
+    return found;
+  };
+  if (wide(text) <= width) return text;
+  let n = Math.ceil((text.length * (width - 6)) / wide(text)) + 1, part;
+  do part = `${text.slice(0, --n).replace(/[\ud800-\udbff]$/, "")}…`; while (n > 1 && wide(part) > width); // the letters before may be wider than those after
+  return n > 1 ? part : "";
 }
 
 export function paintGutter(view, g) {
@@ -118,7 +123,8 @@ export function paintGutter(view, g) {
       continue;
     }
     if (head && !row.layer) {
-      paintText(g, `600 11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 44), 2, mid);
+      g.font = `600 11px ${FONT}`; // of which the title is cut
+      paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - 54), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
     }
     if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", shareText(view.busyShare(row)), view.gutter - 8, mid);
@@ -127,7 +133,8 @@ export function paintGutter(view, g) {
     g.fillStyle = view.workerColour(row.track.worker);
     g.fillRect(10, mid - 3.5, 7, 7);
     const name = view.stores.length > 1 && row.h >= 9 ? view.cut(g, view.labels[0], view.labelWidth) : ""; // whose lane the upper one is
-    paintText(g, `11px ${FONT}`, c.text, "left", view.cut(g, row.title, view.gutter - 30 - (name ? view.labelWidth + 8 : 0)), 22, mid);
+    g.font = `11px ${FONT}`;
+    paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - 30 - (name ? view.labelWidth + 8 : 0)), 22, mid);
     if (name) paintText(g, `10px ${FONT}`, c.muted, "right", name, view.gutter - 8, mid);
   }
 }
@@ -177,19 +184,20 @@ export function paintMarks(view, g) {
   g.globalAlpha = 1;
 }
 
-/** Below the times: which iteration is where. */
+/** Below the times: which iteration is where. Of those too narrow for a number some have one, and the lines of the others would cross it. */
 function paintIterations(view, g) {
   const c = view.colours;
   let free = view.gutter;
   for (const mark of view.store.marks) {
     if (mark.end < view.from || mark.start > view.to) continue;
-    const x0 = Math.max(view.gutter, view.x(mark.start)), x1 = Math.min(view.gutter + view.plot, view.x(mark.end)), text = String(mark.iteration);
+    const x = view.x(mark.start), x0 = Math.max(view.gutter, x), text = String(mark.iteration), need = 8 + 6.5 * text.length;
+    const narrow = view.x(mark.end) - x < need, cut = x0 + need > view.gutter + view.plot || (x < view.gutter && view.x(mark.end) - x0 < need); // half in sight it would seem to be another's
+    if (x0 < free || (narrow && cut)) continue;
     g.fillStyle = c.muted;
-    if (view.x(mark.start) >= view.gutter) { g.globalAlpha = 0.55; g.fillRect(Math.round(x0), RULER - 12, 1, 12); g.globalAlpha = 1; }
-    const need = 8 + 6.5 * text.length;
-    if (x1 - x0 < need || x0 < free) continue;
+    if (x >= view.gutter) { g.globalAlpha = 0.55; g.fillRect(Math.round(x0), RULER - 12, 1, 12); g.globalAlpha = 1; }
+    if (cut) continue;
     paintText(g, `10px ${FONT}`, c.muted, "left", text, x0 + 4, RULER - 7);
-    free = x0 + need + 6;
+    free = x0 + (narrow ? Math.max(need, SPARSE) : need);
   }
 }
 

@@ -1,0 +1,82 @@
+"""Names on spans, titles in the gutter and numbers of iterations: they stay where they belong, and what fits is said."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.widgets import timeline_html
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
+MS = 1_000_000
+DEVICE = "node-with-a-very-long-host-name.example.internal/cuda:0"
+
+#: Every text of the last frame: [text, left, right, y].
+WATCH = """(() => {
+    const draw = CanvasRenderingContext2D.prototype.fillText, clear = CanvasRenderingContext2D.prototype.setTransform;
+    window.texts = [];
+    CanvasRenderingContext2D.prototype.setTransform = function (...at) { window.texts = []; return clear.apply(this, at); };
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        const { width } = this.measureText(text), left = this.textAlign === "right" ? x - width : this.textAlign === "center" ? x - width / 2 : x;
+        window.texts.push([text, left, left + width, y]);
+        return draw.call(this, text, x, y);
+    };
+})()"""
+
+
+def drawn(browser: Any, timeline: Timeline, path: Path, width: int = 1366) -> tuple[list[Any], float, float]:
+    """Texts, the gutter's width and that of the plot."""
+    page = browser.new_page(viewport={"width": width, "height": 500})
+    page.add_init_script(WATCH)
+    page.goto(timeline_html(timeline, path).as_uri())
+    page.wait_for_function("() => document.getElementById('timeline').dataset.spans > 0 && window.texts.length", timeout=15_000)
+    texts, plot = page.evaluate("() => [window.texts, document.getElementById('timeline').dataset.plot]")
+    page.close()
+    gutter, wide = map(float, plot.split(","))
+    return texts, gutter, wide
+
+
+def made(names: list[str], iterations: int, each: int = 40 * MS) -> Timeline:
+    recorder, timeline = Recorder(), Timeline([DEVICE])
+    track, driver, mark = recorder.track("w", 0, (DEVICE,)), recorder.track("driver", 0), recorder.name("iteration")
+    for i, name in enumerate(names):
+        recorder.add(track, SpanKind.RUN, recorder.name(name), i * each, i * each + each - 2 * MS, 0)
+    length = len(names) * each // iterations
+    for i in range(iterations):
+        recorder.add(driver, SpanKind.MARK, mark, i * length, (i + 1) * length, i)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_a_name_stays_within_its_span_whatever_its_letters(browser: Any, tmp_path: Path) -> None:
+    names = ["W" * 12 + "i" * 40, "i" * 40 + "W" * 12, "\N{GRINNING FACE}" * 30, "short", "i" * 12] * 2
+    texts, gutter, plot = drawn(browser, made(names, 1), tmp_path / "names.html")
+    spans = [(text, left, right) for text, left, right, y in texts if left > gutter and y > 50 and text[0] in "Wis\N{GRINNING FACE}"]
+    assert len(spans) == len(names)
+    for text, left, right in spans:
+        place = int((left - gutter) / (plot / len(names)))
+        assert right <= gutter + (place + 1) * plot / len(names), text
+        whole = names[place]
+        assert text == whole or (whole.startswith(text[:-1]) and text.endswith("…") and len(text) > 3), "a character is not cut in two"
+    assert {"short", "i" * 12} <= {text for text, *_ in spans}
+
+
+def test_titles_end_before_the_percentage_beside_them(browser: Any, tmp_path: Path) -> None:
+    texts, gutter, _ = drawn(browser, made(["a"], 1), tmp_path / "gutter.html")
+    (title,) = (t for t in texts if t[0].startswith("node-with"))
+    (share,) = (t for t in texts if t[0].endswith(" %") and t[2] < gutter)
+    assert title[2] + 3 < share[1] and title[0].endswith("…")
+
+
+@pytest.mark.parametrize("iterations", [5, 300, 4000])
+def test_of_any_number_of_iterations_some_are_numbered_and_no_number_meets_another(browser: Any, tmp_path: Path, iterations: int) -> None:
+    texts, gutter, plot = drawn(browser, made(["a"] * 40, iterations), tmp_path / "marks.html")
+    numbers = [(int(text), left, right) for text, left, right, y in texts if text.isdigit() and left > gutter and y < 30]
+    assert len(numbers) >= min(iterations, 10) and numbers[0][0] == 0
+    assert all(before[2] + 2 < after[1] for before, after in itertools.pairwise(numbers)) and numbers[-1][2] <= gutter + plot
+    for number, left, _ in numbers:
+        assert left - 4 == pytest.approx(gutter + number * plot / iterations, abs=1.5), "it stands at the beginning of its own"
