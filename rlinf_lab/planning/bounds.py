@@ -65,19 +65,24 @@ def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
     """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each, for iterations overlap: five items of two
     ranks are two and a half. inf: no rank can have another share.
 
-    With m calls of an iteration, of any size, R ranks take m / R of them each, and the largest call lies within the 1 + staleness iterations that are under way
-    (``at_once``: which matters to who waits for them, not to the work). Between whole items a model is a line.
+    For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its device. Where iterations overlap, and
+    with m calls of an iteration, of any size, R ranks take m / R of them each, and the largest call lies within the 1 + staleness iterations that are under way
+    (which matters to who waits for them). Between whole items a model is a line.
     """
     found, names = np.full(setting.shape, np.inf), setting.units[unit].members
     worker = setting.profile.workers[names[0]]
-    if len(names) > 1 or not setting.overlap or worker.kind == "generation" or worker.resource == "host":
+    if len(names) > 1 or (at_once and not setting.overlap) or worker.kind == "generation" or worker.resource == "host":
         return found.ravel()
     group, items, under_way = setting.profile.unit(names[0]), setting.profile.items, 1 + setting.overlap
     for axis, kind in enumerate(setting.kinds):
         devices = np.arange(1, setting.counts[axis] + 1)
         ranks, model = np.maximum(devices // worker.ranks.devices_per_rank, 1), setting.models[names[0], kind]
         ways = []
-        for calls in (np.maximum(ranks // under_way, 1), -(-ranks // under_way), ranks) if at_once else (np.ones_like(ranks), ranks):
+        if at_once:
+            some = [np.maximum(ranks // under_way, 1), -(-ranks // under_way), ranks]
+        else:  # who is alone in an iteration takes as long as on one rank
+            some = [np.ones_like(ranks), ranks] if setting.overlap else [ranks]
+        for calls in some:
             of_all = items * ranks / calls
             whole = group * ranks * np.maximum(np.floor(of_all / group / ranks), 1)
             low, high = model.seconds(devices, whole), model.seconds(devices, whole + group * ranks)
