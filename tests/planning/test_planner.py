@@ -339,12 +339,15 @@ def test_a_plan_says_where_ranks_by_themselves_may_be_quicker_or_slower() -> Non
     a, b = (WorkerProfile((Sample(1, 64.0, s),), exponent=1.0) for s in (16.0, 64.0))
     even = plan(chain(a=a, b=b), 10, chunks=8, modes=("spatial",))[0]
     assert even.placement["b"]["devices"] == 8 and even.notes == ()
-    (odd,) = plan(chain(a=dataclasses.replace(a, devices=3), b=dataclasses.replace(b, devices=8)), 11, chunks=8, modes=("spatial",))
+    shares = chain(a=dataclasses.replace(a, devices=3), b=dataclasses.replace(b, devices=8))
+    assert plan(shares, 11, chunks=8, modes=("spatial",))[0].notes == ()  # 22 items of a rank of three, in whatever chunks
+    steps = shares.with_worker("a", kind="simulator", samples=(Sample(1, 1.0, 0.25), *a.samples))
+    (odd,) = plan(steps, 11, chunks=8, modes=("spatial",))
     assert odd.placement["a"]["chunks"] == 8 and odd.notes == (
         "a: chunks of 8 items do not divide by 3 ranks, which are counted as going on together, chunk by chunk; ranks that take items by themselves may "
         "need up to 8 % less",
     )
-    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(chain(a=dataclasses.replace(a, devices=3), b=b), 11, chunks=8).notes
+    assert f"note: {odd.notes[0]}" in repr(odd) and odd.notes[0] in plan(steps.with_worker("b", devices=None), 11, chunks=8).notes
     small, large = (dataclasses.replace(w, devices=n) for w, n in ((a, 4), (b, 8)))
     mixed = plan(chain(a=small, b=small, c=large), 8, chunks=8)["hybrid"]
     assert mixed.shape == "(a | b) > c" and mixed.notes == (), "whose ranks begin one by one are simulated so"
