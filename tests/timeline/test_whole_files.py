@@ -128,7 +128,7 @@ def test_a_byte_order_mark_and_numbers_beyond_64_bits(tmp_path: Path) -> None:
     event = {"ph": "X", "name": "k", "cat": "kernel", "pid": 1, "tid": 1, "ts": 1, "dur": 2, "args": {"device": 0, "stream": 10**30}}
     (tmp_path / "t.json").write_text("\ufeff" + json.dumps([event]))
     timeline = Timeline.open(tmp_path / "t.json")
-    assert timeline.to_pandas()["worker"].tolist() == [f"stream {10**30}"] and "1 spans" in str(timeline.summary())
+    assert timeline.to_pandas()["worker"].tolist() == [f"stream {10**30}"] and "1 span of" in str(timeline.summary())
 
 
 @pytest.mark.parametrize("told", [{"dropped_spans": "many"}, {"dropped_samples": None}, {"clock_errors": [1]}, {"clock_jumps": {"a": "b"}}])
