@@ -7,6 +7,7 @@ its cause, so that a print in grey tells causes apart, too.
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +22,8 @@ from rlinf_lab.timeline.store import SpanStore
 
 LANES = ("device", "worker")
 _TOP, _LANE, _GAP, _TEXT = 22, 22, 4, 6.6  # px; the last: width of a letter
+_WIDE = frozenset("MWmw@%")  # letters that take more
+_TAIL = 7  # letters that are kept at the end of a name: "/cuda:0", "[12]"
 #: What a waiting span of a worker's own lane is hatched as.
 _WAITS = {
     SpanKind.GET: Cause.STARVED, SpanKind.WAIT: Cause.STARVED, SpanKind.TRANSFER: Cause.STARVED, SpanKind.PUT: Cause.BLOCKED,
@@ -80,14 +83,14 @@ def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str
     workers = list(dict.fromkeys(t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"))
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
     shown = rows[:max_lanes]
-    left = int(min(230, max(70, 16 + _TEXT * max((len(label) for label, _ in shown), default=0))))
+    left = int(min(230, max(70, 16 + max((_width(label) for label, _ in shown), default=0))))
     columns = max(width - left - 10, 10)
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers)
     edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
     for i, (label, parts) in enumerate(shown):
         y = _TOP + i * (_LANE + _GAP)
-        made.words.append(Word(left - 8, y + 15, label, "end"))
+        made.words.append(Word(left - 8, y + 15, _cut(label, left - 10), "end"))
         made.bars += _bars(parts, accounting.start_ns, edges, left, y)
     _mark_iterations(made, store, accounting, left, columns, bottom)
     _add_axis(made, accounting, left, columns, bottom)
@@ -97,6 +100,21 @@ def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str
         made.words.append(Word(left, y, f"… and {len(rows) - max_lanes} more {lanes}s"))
     made.height = y + 10
     return made
+
+
+def _width(text: str) -> float:
+    """About how many px it takes."""
+    return sum(_TEXT * (1.8 if c in _WIDE or unicodedata.east_asian_width(c) in "WF" else 1.0) for c in text)
+
+
+def _cut(text: str, room: float) -> str:
+    """As much of it as ``room`` px hold: the end, which says the rank or the device of a node, and an ellipsis for what is left out before it."""
+    if _width(text) <= room:
+        return text
+    head, tail = text[:-_TAIL], text[-_TAIL:]
+    while len(head) > 1 and _width(head) + _TEXT + _width(tail) > room:
+        head = head[:-1]
+    return f"{head}…{tail}"
 
 
 def stacked(scenes: Sequence[Scene], title: str) -> Scene:
@@ -180,11 +198,12 @@ def add_legend(made: Scene, left: int, y: int) -> int:
     for label in [*made.workers, *CAUSES]:
         if label not in used:
             continue
-        step = 30 + _TEXT * len(label)
+        text = _cut(str(label), made.width - left - 30)
+        step = 30 + _width(text)
         if x + step > made.width and x > left:
             x, y = left, y + 18
         made.bars.append(Bar(x, y - 10, 12, 12, label))
-        made.words.append(Word(x + 17, y, str(label)))
+        made.words.append(Word(x + 17, y, text))
         x += step
     return y
 
@@ -192,7 +211,7 @@ def add_legend(made: Scene, left: int, y: int) -> int:
 def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
     """A line where each iteration begins, at most one every 3 px; numbers where there is room for them."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
-    line, label, marks = -3.0, -40.0, store.marks()
+    line, label, marks = -3.0, 0.0, store.marks()
     if len(marks):
         made.words.append(Word(left - 8, _TOP - 8, "iteration", "end"))
     for mark in marks:
@@ -200,9 +219,10 @@ def _mark_iterations(made: Scene, store: SpanStore, accounting: Accounting, left
         if x - line >= 3:
             made.lines.append(Line(x, _TOP - 4, x, bottom, 0.6, 0.6))
             line = x
-        if x - label >= 40:
-            made.words.append(Word(x + 2, _TOP - 8, str(mark["iteration"])))
-            label = x
+        number = str(mark["iteration"])
+        if x >= label and x + 2 + _width(number) <= made.width:
+            made.words.append(Word(x + 2, _TOP - 8, number))
+            label = x + max(40, 8 + _width(number))
 
 
 def _add_axis(made: Scene, accounting: Accounting, left: int, columns: int, bottom: int) -> None:
