@@ -69,7 +69,7 @@ def test_titles_end_before_the_percentage_beside_them(browser: Any, tmp_path: Pa
     texts, gutter, _ = drawn(browser, made(["a"], 1), tmp_path / "gutter.html")
     (title,) = (t for t in texts if t[0].startswith("node-with"))
     (share,) = (t for t in texts if t[0].endswith(" %") and t[2] < gutter)
-    assert title[2] + 3 < share[1] and title[0].endswith("…")
+    assert title[2] + 3 < share[1] and title[0].endswith("…/cuda:0")
 
 
 @pytest.mark.parametrize("iterations", [5, 300, 4000])

@@ -7,6 +7,7 @@ import { busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicke
 import { Details } from "./details.js";
 import { listen } from "./hands.js";
 
+const TAIL = 7; // letters that are kept at the end of a name that is cut
 const TAIL_NS = 6e9; // the least that is followed of a longer run
 
 export class TimelineView {
@@ -202,14 +203,14 @@ export class TimelineView {
 
   busyShare(row) { return busyShare(this, row); }
 
-  /** A text of the gutter, cut to its width once. */
+  /** A text of the gutter, cut to its width once; a long one keeps its end, which says the rank or the device of a node. */
   cut(g, text, width) {
     const key = `${text}|${Math.round(width)}`;
     let cut = this.widths.get(key);
     if (cut === undefined) {
+      const tail = text.length > 3 * TAIL ? text.slice(-TAIL) : "";
       cut = text;
-      while (cut.length > 2 && g.measureText(cut === text ? cut : `${cut}…`).width > width) cut = cut.slice(0, -1);
-      if (cut !== text) cut = `${cut}…`;
+      for (let n = text.length - tail.length; n > 2 && g.measureText(cut).width > width;) cut = `${text.slice(0, --n)}…${tail}`;
       this.widths.set(key, cut);
     }
     return cut;
