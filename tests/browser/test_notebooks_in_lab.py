@@ -17,7 +17,7 @@ from test_notebooks import NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
-ELSEWHERE = {"10_workflows", "20_profiling", "22_published_comparisons", "40_any_plan"}  # by nbclient at each change; what they show is shown by the others, too
+ELSEWHERE = {"10_workflows", "20_profiling", "22_published_comparisons", "40_any_plan"}  # by nbclient at each change; what they show is in the others, too
 HERE = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in ELSEWHERE else []) for path in NOTEBOOKS]
 
 LAST_HAS_RUN = """() => {
