@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-AWAKE_NS = 150_000  # who usually waits longer sleeps at once, and nobody looks for longer than this
+AWAKE_NS = 400_000  # who usually waits longer sleeps at once, and nobody looks for longer than this: a round trip on a busy machine
 IN_TURN = select.EPOLLIN | getattr(select, "EPOLLEXCLUSIVE", 0)
 
 
