@@ -11,7 +11,7 @@ import pytest
 
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.lookout import Heard, Lookout
+from rlinf_lab.runtime.lookout import AWAKE_NS, Heard, Lookout
 
 SIZES = (0, 10, 3_000, 20_000, 300_000)  # also more than a rank takes in at once, and more than any buffer
 
@@ -234,7 +234,7 @@ class Polled:
     [
         (True, 1_000, [0, 0, 0, 0, 0, 0]),  # it comes soon
         (False, 1_000, [-1, -1]),
-        (True, 100_000, [0, 0, -1, -1]),  # it does not, and the next time nobody stays awake
+        (True, 2 * AWAKE_NS // 3, [0, 0, -1, -1]),  # it does not, and the next time nobody stays awake
     ],
 )
 def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(has_core: bool, question_ns: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
