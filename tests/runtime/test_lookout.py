@@ -99,7 +99,7 @@ def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwar
     rank = listening_to_all_of(host, 300)
     first = host.by.index(rank.ident or 0)  # from now on the connection is hushed
     others = len(host.by) - first - host.by.count(rank.ident or 0)
-    assert first < 250 and others <= 2  # whoever had been woken before that
+    assert first < 200 and others < 50  # whoever had been woken before that, or had half a message left; without hushing it is half of them
     host.links[0].send(("a", 300))  # nobody listens now
     host.wait_for(lambda: host.heard["a"][-1] == 300)
     assert host.by[-1] != rank.ident
