@@ -77,9 +77,9 @@ def test_a_session_shows_what_a_run_shows_and_waits_for_nobody_to_look() -> None
             time.sleep(0.01)
         assert list(s.metrics["x"]) == list(s.metrics["result"]) == [float(i) for i in range(50)]
         executor = s._executor
-        while (executor.driver_host.metrics or len(executor.recorder)) and time.monotonic() < deadline:  # type: ignore[attr-defined]
+        while (executor.driver_host.metrics or len(executor.recorder)) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert not executor.driver_host.metrics and not len(executor.recorder)  # type: ignore[attr-defined]
+        assert not executor.driver_host.metrics and not len(executor.recorder)
         while s._observer.table._ranks and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not s._observer.table._ranks  # all of them are settled
@@ -216,7 +216,7 @@ def test_the_dashboard_is_told_what_diverged() -> None:
     done = run(flow, plan, inputs=[{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}])
     done.wait(30)
     board = Board()
-    _Feeder(done, board, None)  # type: ignore[arg-type]
+    _Feeder(done, board, None)
     assert [board.rows[i]["loss"] for i in range(2)] == [0.5, "NaN"] and board.rows[1]["gain"] == "−∞"
     assert "rare" in board.rows[0] and "rare" not in board.rows[1], "what was not measured did not diverge"
 
@@ -229,10 +229,10 @@ def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_l
 
     def delayed() -> list[Any]:  # as of a host whose news take one more round
         late[:], now = said(), list(late)
-        return [*now, *late] if started._executor._ended else now  # type: ignore[attr-defined]
+        return [*now, *late] if started._executor._ended else now
 
     monkeypatch.setattr(started._executor, "metrics", delayed)
-    started.on_update(_Feeder(started, board, None))  # type: ignore[arg-type]
+    started.on_update(_Feeder(started, board, None))
     started.wait(60)
     assert board.ended.is_set()
     assert [board.rows[i].get("x") for i in range(300)] == started.metrics["x"].tolist() == [float(i) for i in range(300)]
@@ -243,7 +243,7 @@ def test_a_tick_sends_what_has_changed_only() -> None:
     done, board = run(flow, plan, 5), Board()
     done.wait(30)
     done.state = "running"  # as if it went on
-    feeder = _Feeder(done, board, None)  # type: ignore[arg-type]
+    feeder = _Feeder(done, board, None)
     feeder(done)
     done._observer.table.logged("w", 0, 3, {"late": 1.0})
     feeder(done)
@@ -256,7 +256,7 @@ def test_a_picture_is_encoded_once() -> None:
     done, board = run(flow, plan, 2), Board()
     done.wait(30)
     done.state = "running"
-    feeder = _Feeder(done, board, None)  # type: ignore[arg-type]
+    feeder = _Feeder(done, board, None)
     for _ in range(3):
         feeder(done)
     done.state = "finished"
@@ -267,9 +267,9 @@ def test_a_picture_is_encoded_once() -> None:
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda: lab.run("x", dashboard=False), r"run\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
-        (lambda: lab.session("x").__enter__(), r"session\(\) takes a Workflow, not 'x'"),  # type: ignore[arg-type]
-        (lambda: lab.show(3), r"show\(\) takes a Run or a session, not 3"),  # type: ignore[arg-type]
+        (lambda: lab.run("x", dashboard=False), r"run\(\) takes a Workflow, not 'x'"),
+        (lambda: lab.session("x").__enter__(), r"session\(\) takes a Workflow, not 'x'"),
+        (lambda: lab.show(3), r"show\(\) takes a Run or a session, not 3"),
     ],
 )
 def test_what_is_no_workflow_or_run_is_named(call: Any, text: str) -> None:
@@ -282,7 +282,7 @@ def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
     states: list[str] = []
     with session(flow, plan) as s:
         board = Board()
-        feeder = _Feeder(s, board, None)  # type: ignore[arg-type]
+        feeder = _Feeder(s, board, None)
         s.on_update(feeder)
         s.on_update(lambda it: states.append(it.state))
         assert s.state == "idle" and s.iterations is None
@@ -345,7 +345,7 @@ def test_a_loop_that_fails_without_a_text_ends_the_run_and_the_dashboard_is_told
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
     real.append(True)
     started = run(flow, plan, 1)
-    started.on_update(_Feeder(started, board, None))  # type: ignore[arg-type]
+    started.on_update(_Feeder(started, board, None))
     with pytest.raises(Unprintable):
         started.wait(30)
     assert started.state == "failed" and board.ended.wait(10)
