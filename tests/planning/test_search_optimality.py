@@ -41,6 +41,16 @@ def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch)
         assert seconds(problem) == best(problem), f"seed {seed}"
 
 
+def test_where_more_devices_help_only_the_largest_pairs_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of large fronts; here of small ones too, in blocks of a few pairs."""
+    monkeypatch.setattr("rlinf_lab.planning.search.solver.ALL", 0)
+    monkeypatch.setattr("rlinf_lab.planning.search.solver.BLOCK", 50)
+    for seed in range(400, 460):
+        problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
+        truth = best(problem)
+        assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
+
+
 def test_no_plan_is_better_with_two_kinds_of_devices() -> None:
     for seed in range(60):
         problem = random_problem(seed, leaves=(2, 3), devices=(1, 4), kinds=2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 import rlinf_lab as lab
@@ -66,7 +64,5 @@ def test_an_error_of_the_runtime_in_the_thread_of_a_rank_fails_the_run(monkeypat
 
     monkeypatch.setattr(Host, "reader_ended", fails)
     flow = reading(x_whole=False)
-    start = time.monotonic()
     with pytest.raises(ExecutorError, match=r"(?s)\[0\] was lost in .*\(\) of iteration 1 by an error of the runtime: IndexError: pop .* Next: run again; "):
-        lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 3, dashboard=False).wait(60)
-    assert time.monotonic() - start < 30
+        lab.run(flow, lab.ExecutionPlan.temporal(flow, ["cpu:0"]), 3, dashboard=False).wait(30)
