@@ -146,7 +146,14 @@ def conducted(monkeypatch: pytest.MonkeyPatch) -> None:
         else:
             original(self, process, timer)
 
+    moves = Host._moves
+
+    def moves_in_iterations(self: Host) -> bool:
+        """Between iterations the user's loop is not counted as running: time must not pass for those who come and go before it begins the next one."""
+        return self.loop is not None and self.loop.is_open() and moves(self)
+
     monkeypatch.setattr(Host, "_wake", wake)
+    monkeypatch.setattr(Host, "_moves", moves_in_iterations)
 
 
 @pytest.mark.usefixtures("held_up", "conducted")
