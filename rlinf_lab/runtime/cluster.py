@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
 from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, UnknownNameError
@@ -15,8 +18,7 @@ from rlinf_lab.runtime.ray_start import check_address, ensure_ray
 from rlinf_lab.runtime.servant import Task
 
 JOIN_SECONDS = 60
-ANSWER_SECONDS = 20.0  # for a question that takes milliseconds
-ASKED = 2
+ANSWER_SECONDS = (5.0, 20.0, 20.0)  # for a question that takes milliseconds: so often, and so long, it is asked
 ALIVE = 0  # GcsNodeInfo.state in Ray's protocol
 T = TypeVar("T")
 _LOCK = threading.Lock()
@@ -51,24 +53,36 @@ def free_resources() -> dict[str, Mapping[str, float]]:
 def answer_of_ray(question: Callable[[Any, float], T]) -> T:
     """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError` when it says nothing.
 
-    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its own: a thread that is left in one
-    ends the whole process a minute after that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on
-    the connection, minutes later), so it is asked again.
+    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and a thread that is left in one ends the whole process a minute after
+    that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on the connection, minutes later), so it is
+    asked again, on another connection.
     """
     ray = load_ray()
-    client, said = ray._private.worker.global_worker.gcs_client, ""
-    for _ in range(ASKED):
-        task = Task(lambda: question(client, ANSWER_SECONDS))
+    address, said = ray.get_runtime_context().gcs_address, ""
+    clients = chain([lambda: ray._private.worker.global_worker.gcs_client], repeat(lambda: ray._raylet.GcsClient(address=address)))
+    for client, seconds in zip(clients, ANSWER_SECONDS, strict=False):
+        task = Task(partial(lambda client, seconds: question(client(), seconds), client, seconds))
         threading.Thread(target=task.perform, name="question to ray", daemon=True).start()  # aside: an interrupt is heard meanwhile
         try:
             return task.result()
         except ray.exceptions.RpcError as error:
             said = str(error)
-    address = ray.get_runtime_context().gcs_address
     raise ExecutorError(
-        f"The Ray at {address!r} did not answer {ASKED} times within {ANSWER_SECONDS:g} s ({said}): its control service (gcs_server) is stopped, or its node "
-        f"is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a private one, and the next run starts another."
+        f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {', '.join(f'{s:g}' for s in ANSWER_SECONDS)} s ({said}): its control "
+        f"service (gcs_server{_state_of_service()}) is stopped, or its node is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a "
+        f"private one, and the next run starts another."
     )
+
+
+def _state_of_service() -> str:
+    """Of a Ray that this process has started."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process().children(recursive=True):
+            if "gcs_server" in process.name():
+                return f", process {process.pid}, which is {process.status()}"
+    return ""
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:

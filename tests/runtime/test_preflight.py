@@ -126,7 +126,7 @@ class Locked(lab.Worker):
 def test_several_processes_are_asked_for_pickling_packages_and_ports() -> None:
     flow = robot()
     report = lab.check(flow, plan_of(flow, 2), "ray", emulate=True)
-    assert report.ok, report
+    assert report.ok, str(report)
     assert [c.name for c in report.checks] == ["plan", "workers", "devices", "pickling", "packages of node 0", "memory", "ports"]
     flow = lab.Workflow("locked")
     locked = flow.worker(Locked, threading.Lock(), name="locked")
@@ -150,7 +150,7 @@ a, b = flow.worker(Quiet, name="a"), flow.worker(Quiet, name="b")
 flow.iteration(lambda: (a.go(), b.go()))
 plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"a": [0], "b": [1]})
 report = lab.check(flow, plan, "ray", address=cluster.address)
-assert report.ok, report
+assert report.ok, str(report)
 assert report["ports"].found == "node 0 and 1 other node reach each other" and report["packages of node 1"].status == "ok", report
 far = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node2/cpu:0"], {"a": [0], "b": [1]})
 report = lab.check(flow, far, "ray", address=cluster.address)

@@ -21,8 +21,10 @@ import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import cluster
 from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.ray_start import shutdown
+from rlinf_lab.runtime.ray_library import load_ray
+from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -376,7 +378,7 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> N
         ensure_ray(None)
         print(len(cluster.nodes()))
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        cluster.ANSWER_SECONDS = 0.5
+        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
         service.suspend()
         for question in (cluster.nodes, cluster.free_resources):
             try:
@@ -384,13 +386,32 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> N
             except ExecutorError as error:
                 print(error)
         service.resume()
-        cluster.ANSWER_SECONDS = 20.0
+        cluster.ANSWER_SECONDS = before
         print(len(cluster.nodes()))
         shutdown()
         """,
     )
     assert said[0] == said[3] == "1"
-    assert all("did not answer 2 times within 0.5 s" in line and "ray status --address=" in line for line in said[1:3])
+    assert all("did not answer 2 times within 0.3, 0.5 s" in line and "which is stopped" in line and "ray status --address=" in line for line in said[1:3])
+
+
+def test_a_question_without_an_answer_is_asked_again_on_another_connection() -> None:
+    ensure_ray(None)
+    ray = load_ray()
+
+    class Deaf:
+        address, asked = ray.get_runtime_context().gcs_address, 0
+
+        def get_all_node_info(self, timeout: float) -> None:
+            self.asked += 1
+            raise ray.exceptions.RpcError("Deadline Exceeded", rpc_code=4)
+
+    worker, deaf = ray._private.worker.global_worker, Deaf()
+    before, worker.gcs_client = worker.gcs_client, deaf
+    try:
+        assert len(cluster.nodes()) == 1 and deaf.asked == 1
+    finally:
+        worker.gcs_client = before
 
 
 @pytest.mark.slow
@@ -407,7 +428,7 @@ def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: P
         from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
         ensure_ray(None)
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, 0.5
+        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.5, 0.5)
         service.suspend()
         try:
             cluster.nodes()
