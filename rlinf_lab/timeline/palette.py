@@ -5,6 +5,8 @@ Ten workers and nine causes that stay apart in the three colour-vision deficienc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 MODES = ("light", "dark")
 WORKERS = {
     "light": ("#1e69b4", "#3ca578", "#b40078", "#a587d2", "#ff5a00", "#785a00", "#003c00", "#0000c3", "#b400ff", "#4b005a"),
@@ -25,6 +27,34 @@ INK = {"light": "#1f2328", "dark": "#e6e8ea"}
 GROUND = {"light": "#ffffff", "dark": "#111111"}
 
 
+#: Five that are most apart come first; the salt puts the usual names of reinforcement learning on different ones.
+_FIRST, _SALT, _PRIME = 5, 37888430, 16777619
+
+
+def colour_numbers(workers: Iterable[str], others: Iterable[str] = ()) -> dict[str, int]:
+    """The number of each worker's colour: by its name, not by its place, so that a worker looks the same whatever the plan.
+
+    Whose colour is taken has the next one that fewest have. ``others`` (workers without a device) choose after ``workers``, and change
+    nothing for those. The same as in the widget (`colourNumbers` in base.js).
+    """
+    slots = len(WORKERS["light"])
+    taken, found = [0] * slots, dict[str, int]()
+    for group in (set(workers), set(others) - set(workers)):
+        for hashed, name in sorted((_hash(name), name) for name in group):
+            turn = [((hashed >> 8) % _FIRST + step) % slots for step in range(slots)]
+            found[name] = min(turn, key=taken.__getitem__)
+            taken[found[name]] += 1
+    return found
+
+
+def _hash(name: str) -> int:
+    """FNV-1a, 32 bits."""
+    value = _SALT
+    for byte in name.encode("utf-8", "replace"):
+        value = (value ^ byte) * _PRIME & 0xFFFFFFFF
+    return value
+
+
 def worker_colour(number: int, mode: str) -> str:
-    """The colour of the worker with this number, in order of appearance; they repeat after ten."""
-    return WORKERS[mode][number % len(WORKERS[mode])]
+    """The colour with this number."""
+    return WORKERS[mode][number]

@@ -64,7 +64,7 @@ class Line:
 
 @dataclass
 class Scene:
-    """What is drawn, in CSS pixels. ``workers``: in the order of their colours."""
+    """What is drawn, in CSS pixels. ``workers``: in the order of the legend; ``placed``: those of them that have a device."""
 
     width: int
     height: int
@@ -73,20 +73,21 @@ class Scene:
     bars: list[Bar] = field(default_factory=list)
     words: list[Word] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
+    placed: list[str] = field(default_factory=list)
 
 
 def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str = "device", max_lanes: int = 32) -> Scene:
     """The picture, ``width`` px wide. ``lanes``: "device" or "worker". Of more than ``max_lanes`` the first are drawn, and it says so."""
     if lanes not in LANES:
         raise UnknownNameError.of("kind of lane", lanes, LANES)
-    # Those without a device come last, so that a worker has the colour that it has in the widget.
     workers = list(dict.fromkeys(t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"))
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
     shown = rows[:max_lanes]
     left = int(min(230, max(70, 16 + max((_width(label) for label, _ in shown), default=0))))
     columns = max(width - left - 10, 10)
     bottom = _TOP + len(shown) * (_LANE + _GAP)
-    made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers)
+    placed = list(dict.fromkeys(t.worker for t in store.tracks if t.devices))
+    made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers, placed=placed)
     edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
     for i, (label, parts) in enumerate(shown):
         y = _TOP + i * (_LANE + _GAP)
@@ -120,7 +121,8 @@ def _cut(text: str, room: float) -> str:
 def stacked(scenes: Sequence[Scene], title: str) -> Scene:
     """One picture above the other; a worker of several has one colour."""
     workers = list(dict.fromkeys(worker for each in scenes for worker in each.workers))
-    made = Scene(max((each.width for each in scenes), default=1), 0, title, workers)
+    placed = list(dict.fromkeys(worker for each in scenes for worker in each.placed))
+    made = Scene(max((each.width for each in scenes), default=1), 0, title, workers, placed=placed)
     for each in scenes:
         made.bars += [replace(bar, y=bar.y + made.height) for bar in each.bars]
         made.words += [replace(word, y=word.y + made.height) for word in each.words]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import TimelineError, UnknownNameError, shown
-from rlinf_lab.timeline.palette import CAUSE_COLOURS, GROUND, INK, MODES, worker_colour
+from rlinf_lab.timeline.palette import CAUSE_COLOURS, GROUND, INK, MODES, colour_numbers, worker_colour
 from rlinf_lab.timeline.picture import Scene
 from rlinf_lab.timeline.span import Cause
 
@@ -41,7 +41,7 @@ def _drawn(scene: Scene, theme: str, scale: float) -> Image:
 
     at = lambda *values: [round(v * scale) for v in values]  # noqa: E731
     image = Image.new("RGB", tuple(at(scene.width, scene.height)), GROUND[theme])
-    draw, number = ImageDraw.Draw(image), {worker: i for i, worker in enumerate(scene.workers)}
+    draw, number = ImageDraw.Draw(image), colour_numbers(scene.placed, scene.workers)
     for bar in scene.bars:
         x0, y0, x1, y1 = at(bar.x, bar.y, bar.x + bar.width, bar.y + bar.height)
         if isinstance(bar.fill, Cause):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 
 from rlinf_lab.errors import UnknownNameError
-from rlinf_lab.timeline.palette import CAUSE_COLOURS, INK, MODES, worker_colour
+from rlinf_lab.timeline.palette import CAUSE_COLOURS, INK, MODES, colour_numbers, worker_colour
 from rlinf_lab.timeline.picture import Line, Scene, Word
 from rlinf_lab.timeline.span import Cause
 
@@ -38,10 +38,10 @@ def to_svg(scene: Scene, theme: str = "auto") -> str:
         f'<pattern id="{prefix}-{cause}" width="6" height="6" patternUnits="userSpaceOnUse">{_HATCH[cause].format(f"{prefix}-{cause[:2]}")}</pattern>'
         for cause in used
     )
-    number = {worker: i for i, worker in enumerate(scene.workers)}
-    parts = [f"<style>{_style(prefix, theme, used, len(number))}</style><defs>{patterns}</defs>"]
+    number = colour_numbers(scene.placed, scene.workers)
+    parts = [f"<style>{_style(prefix, theme, used, sorted(set(number.values())))}</style><defs>{patterns}</defs>"]
     for bar in scene.bars:
-        fill = f'fill="url(#{prefix}-{bar.fill})"' if isinstance(bar.fill, Cause) else f'class="{prefix}-w{number[bar.fill] % 10}"'
+        fill = f'fill="url(#{prefix}-{bar.fill})"' if isinstance(bar.fill, Cause) else f'class="{prefix}-w{number[bar.fill]}"'
         parts.append(f'<rect x="{bar.x:g}" y="{bar.y:g}" width="{bar.width:g}" height="{bar.height:g}" {fill}/>')
     parts += [_line(line, prefix) for line in scene.lines] + [_word(word, prefix) for word in scene.words]
     return (
@@ -50,19 +50,19 @@ def to_svg(scene: Scene, theme: str = "auto") -> str:
     )
 
 
-def _style(prefix: str, theme: str, used: Sequence[Cause], workers: int) -> str:
+def _style(prefix: str, theme: str, used: Sequence[Cause], colours: Sequence[int]) -> str:
     if theme != "auto":
-        return _rules(prefix, theme, used, workers, "")
-    dark = _rules(prefix, "dark", used, workers, "")
-    named = "".join(_rules(prefix, mode, used, workers, f'body[data-jp-theme-light="{str(mode == "light").lower()}"] ') for mode in MODES)
-    return f"{_rules(prefix, 'light', used, workers, '')}@media(prefers-color-scheme:dark){{{dark}}}{named}"
+        return _rules(prefix, theme, used, colours, "")
+    dark = _rules(prefix, "dark", used, colours, "")
+    named = "".join(_rules(prefix, mode, used, colours, f'body[data-jp-theme-light="{str(mode == "light").lower()}"] ') for mode in MODES)
+    return f"{_rules(prefix, 'light', used, colours, '')}@media(prefers-color-scheme:dark){{{dark}}}{named}"
 
 
-def _rules(prefix: str, mode: str, used: Sequence[Cause], workers: int, where: str) -> str:
+def _rules(prefix: str, mode: str, used: Sequence[Cause], colours: Sequence[int], where: str) -> str:
     """Colours of one theme, for elements within ``where``."""
     p = f"{where}.{prefix}-"
     rules = [f"{p}t{{fill:{INK[mode]};font:11px system-ui,sans-serif}}{p}l{{stroke:{INK[mode]}}}"]
-    rules += [f"{p}w{i}{{fill:{worker_colour(i, mode)}}}" for i in range(min(workers, 10))]
+    rules += [f"{p}w{i}{{fill:{worker_colour(i, mode)}}}" for i in colours]
     rules += [f"{p}{c[:2]}{{fill:{CAUSE_COLOURS[mode][c]}}}{p}{c[:2]}s{{stroke:{CAUSE_COLOURS[mode][c]};fill:none}}" for c in used]
     return "".join(rules)
 

@@ -49,7 +49,8 @@ def _lanes(picture: Gantt, px: float) -> Scene:
     while (joined := {box: _joined(times, gap) for box, times in boxes.items()}) and sum(map(len, joined.values())) > max(_BARS, len(boxes)):
         gap *= 2
     bars = [Bar(round(_LEFT + a, 1), top, max(1.0, round(b - a, 1)), below - top, fill) for (top, below, fill), times in joined.items() for a, b in times]
-    return Scene(_WIDTH, y(picture.lanes) + 6, "", list(picture.workers), bars)
+    hosts = picture.lanes - picture.devices  # workers without a device come last
+    return Scene(_WIDTH, y(picture.lanes) + 6, "", list(picture.workers), bars, placed=list(picture.workers[: len(picture.workers) - hosts]))
 
 
 def _joined(times: Iterable[tuple[float, float]], gap: float) -> list[tuple[float, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 
 import numpy as np
@@ -58,3 +59,33 @@ def test_workers_stand_out_from_the_background(mode: str, background: str) -> No
     luminance = linear([*colours("WORKERS", mode), background]) @ [0.2126, 0.7152, 0.0722] + 0.05
     contrast = np.maximum(luminance[:-1], luminance[-1]) / np.minimum(luminance[:-1], luminance[-1])
     assert contrast.min() >= 3
+
+
+NAMES = ["simulator", "policy", "learner", "a", "b", "w0", "w1", "W", "\u30e6", "x" * 300, "a b", "", "0", "training", "reward"]
+
+
+def test_a_worker_has_its_colour_whatever_the_order_and_whoever_has_no_device() -> None:
+    rng = random.Random(1)
+    for _ in range(50):
+        names = rng.sample(NAMES, rng.randint(1, len(NAMES)))
+        known, others = palette.colour_numbers(names), rng.sample(NAMES, 4)
+        assert palette.colour_numbers(reversed(names)) == known
+        seen = palette.colour_numbers(names, others)
+        assert {name: seen[name] for name in names} == known and seen.keys() == {*names, *others}
+
+
+def test_no_two_workers_share_a_colour_before_all_are_taken() -> None:
+    for count in range(1, 31):
+        numbers = list(palette.colour_numbers(f"worker {i}" for i in range(count)).values())
+        uses = [numbers.count(n) for n in range(10)]
+        assert max(uses) - min(uses) <= 1 and len(numbers) == count
+    five = palette.colour_numbers(("u", "v", "x", "y", "z"))
+    assert len(set(five.values())) == 5
+
+
+def test_the_usual_names_have_colours_of_their_own_in_any_company() -> None:
+    usual = "simulator policy learner, simulator generator training, rollout reward ref actor critic, rollout inference training reward, generator trainer"
+    flows = [tuple(names.split()) for names in usual.split(", ")]
+    alone = {name: palette.colour_numbers([name])[name] for flow in flows for name in flow}
+    assert all(palette.colour_numbers(flow) == {name: alone[name] for name in flow} for flow in flows)
+    assert [alone[name] for name in flows[0]] == [0, 1, 2]

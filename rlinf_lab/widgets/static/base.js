@@ -30,6 +30,30 @@ export function palette(mode) {
   return { mode, workers: WORKERS[mode], causes: CAUSE_COLOURS[mode], ...INK[mode] };
 }
 
+const FIRST = 5, SALT = 37888430, PRIME = 16777619;
+
+/** Map of the number of each worker's colour, by its name: as `colour_numbers` in rlinf_lab/timeline/palette.py, which says why. */
+export function colourNumbers(workers, others = []) {
+  const slots = WORKERS.light.length, taken = new Array(slots).fill(0), found = new Map();
+  for (const group of [workers, others]) {
+    const names = [...new Set(group)].filter((name) => !found.has(name)).map((name) => [hashOf(name), name]);
+    for (const [hashed, name] of names.sort((a, b) => a[0] - b[0] || (a[1] < b[1] ? -1 : 1))) {
+      let best = (hashed >>> 8) % FIRST;
+      for (let step = 1, first = best; step < slots; step++) if (taken[(first + step) % slots] < taken[best]) best = (first + step) % slots;
+      found.set(name, best);
+      taken[best]++;
+    }
+  }
+  return found;
+}
+
+/** FNV-1a, 32 bits. */
+function hashOf(name) {
+  let value = SALT;
+  for (const byte of new TextEncoder().encode(name)) value = Math.imul(value ^ byte, PRIME);
+  return value >>> 0;
+}
+
 /** JupyterLab says its theme on the body; elsewhere the system's preference counts. */
 export function themeMode() {
   const said = document.body && document.body.getAttribute("data-jp-theme-light");

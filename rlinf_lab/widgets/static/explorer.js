@@ -1,5 +1,5 @@
 // anywidget entry: the what-if explorer. Sliders ask the kernel, at most one question at a time; when they rest, the answer is simulated.
-import { applyTheme, connect, figures, make, painter, themeMode, watchTheme } from "./base.js";
+import { applyTheme, colourNumbers, connect, figures, make, painter, themeMode, watchTheme } from "./base.js";
 import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
@@ -160,7 +160,9 @@ class ExplorerView {
     if (!plans.some((p) => p.name === this.selected)) this.selected = (plans[1] || plans[0]).name;
     const shown = MODES.map((mode) => charts.findIndex((c) => c.name === this.selected && c.mode === mode)).map((i, k) => (i >= 0 ? i : charts.findIndex((c) => c.mode === MODES[k]))).filter((i) => i >= 0);
     const most = Math.max(...shown.map((i) => charts[i].seconds)) * 1.02;
-    this.legend(charts[0].workers, shown.some((i) => hasSwitching(bars[i])));
+    const { workers, lanes, devices } = charts[0], host = workers.length - (lanes - devices); // the first one that has no device, if any
+    this.numbers = colourNumbers(workers.slice(0, host), workers.slice(host)); // of all cards: who has a device in one plan may have none in another
+    this.legend(workers, shown.some((i) => hasSwitching(bars[i])));
     for (const [mode, card] of this.cards) if (!shown.some((i) => charts[i].mode === mode)) { card.node.remove(); this.cards.delete(mode); }
     shown.forEach((i) => {
       const chart = charts[i];
@@ -174,11 +176,11 @@ class ExplorerView {
     this.list(plans, answer.refused, best);
     this.explain(plans);
     this.sensitivity();
-    for (const card of this.cards.values()) card.draw(this.colours);
+    for (const card of this.cards.values()) card.draw(this.colours, this.numbers);
   }
 
   legend(workers, switching) {
-    const keys = workers.map((name, i) => [name, this.colours.workers[i % this.colours.workers.length]]);
+    const keys = workers.map((name) => [name, this.colours.workers[this.numbers.get(name)]]);
     if (switching) keys.push(["switching", this.colours.causes.switch]);
     this.key.replaceChildren(...keys.map(([name, colour]) => make("span.key", {}, make("i", { style: `background:${colour}` }), name)));
   }

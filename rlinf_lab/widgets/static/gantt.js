@@ -45,7 +45,8 @@ export class GanttCard {
     return { width, height, x: (t) => (t / this.most) * width, top: (lane) => (lane >= this.chart.devices && hosts ? y(lane) + (lane === this.chart.devices ? HOST : 0) : y(lane)), y };
   }
 
-  draw(colours) {
+  /** numbers: Map of the number of each worker's colour. */
+  draw(colours, numbers) {
     const { width, height, x, top, y } = this.place();
     if (!width || height <= 0) return;
     const g = fitCanvas(this.canvas, width, height + AXIS);
@@ -54,7 +55,7 @@ export class GanttCard {
     g.fillRect(0, 0, x(this.chart.seconds), y(this.chart.devices));
     const b = this.bars, labels = new Map();
     for (let i = 0; i < b.length; i += FIELDS) {
-      const left = x(b[i]), right = Math.max(left + 0.75, x(b[i + 1])), upper = top(b[i + 2]), lower = y(b[i + 3]), colour = colours.workers[b[i + 4] % colours.workers.length];
+      const left = x(b[i]), right = Math.max(left + 0.75, x(b[i + 1])), upper = top(b[i + 2]), lower = y(b[i + 3]), colour = colours.workers[numbers.get(this.chart.workers[b[i + 4]])];
       g.fillStyle = b[i + 5] === SWITCHING ? colours.causes.switch : colour;
       g.fillRect(left, upper, right - left, Math.max(0.75, lower - upper - (lower - upper > 3 ? 0.5 : 0)));
       if (b[i + 5] === SWITCHING) continue;

@@ -1,5 +1,5 @@
 // The timeline: one canvas, lanes by device or by worker, everything done in the browser while the kernel may be busy.
-import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, colourNumbers, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 import { paintCounters } from "./counters.js";
 import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
@@ -197,8 +197,10 @@ export class TimelineView {
   rowAt(y) { return y < RULER ? null : (this.rows || []).find((r) => y >= r.y && y < r.y + r.h + 1.5); }
 
   workerColour(worker) {
-    const i = this.store.workers.indexOf(worker);
-    return i < 0 ? this.colours.muted : this.colours.workers[i % this.colours.workers.length];
+    const count = this.stores.reduce((sum, store) => sum + store.workers.length, 0);
+    if (this.numbers?.count !== count) this.numbers = { count, of: colourNumbers(this.stores.flatMap((store) => store.workers)) };
+    const i = this.numbers.of.get(worker);
+    return i === undefined ? this.colours.muted : this.colours.workers[i];
   }
 
   busyShare(row) { return busyShare(this, row); }
@@ -291,14 +293,14 @@ export class TimelineView {
   }
 
   drawLegend() {
-    const key = `${this.colours.mode}|${this.colourBy}|${this.store.version}`;
+    const key = `${this.colours.mode}|${this.colourBy}|${this.stores.map((store) => store.version)}`;
     if (key === this.legendKey) return;
     this.legendKey = key;
     const c = this.colours, item = (colour, text, title) => make("span.key", { title }, make("i", { style: `background:${colour}` }), text);
     const causes = new Float64Array(CATEGORIES), kinds = new Float64Array(CATEGORIES);
     for (const lane of this.store.idle.values()) lane.sum(0, Infinity, causes);
     for (const track of this.store.tracks) track.spans.sum(0, Infinity, kinds);
-    const first = this.colourBy === "worker" ? this.store.workers.map((w) => item(this.workerColour(w), w, `worker ${w}`))
+    const first = this.colourBy === "worker" ? [...new Set(this.stores.flatMap((store) => store.workers))].map((w) => item(this.workerColour(w), w, `worker ${w}`))
       : KINDS.filter((kind, k) => kinds[k] > 0 && KIND_COLOUR[kind]).map((kind) => item(KIND_COLOUR[kind] === "busy" ? c.busy : c.causes[KIND_COLOUR[kind]], kind, `${kind} spans`));
     const least = 0.001 * causes.reduce((a, b) => a + b, 0); // less of it is hardly a pixel; pointing at that names it
     const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped, dropped_samples: samples } = this.store.tables;
