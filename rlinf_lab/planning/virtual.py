@@ -36,7 +36,7 @@ from rlinf_lab.planning.virtual_ranks import (
     Iteration,
     Rank,
 )  # fmt: skip
-from rlinf_lab.planning.waits import Wait, rings
+from rlinf_lab.planning.waits import Wait, standstill
 from rlinf_lab.timeline.batch import SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
@@ -643,11 +643,7 @@ class VirtualHost:
 
     # --- looking -----------------------------------------------------------------------------------------------
     def _deadlock(self) -> DeadlockError:
-        waits = self._waits()
-        ring = "; ".join(" → ".join(ring) for ring in rings(waits))
-        error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
-        error.waits = tuple(waits)
-        return error
+        return standstill(self._waits())
 
     def _waits(self) -> list[Wait]:
         """Who waits for what, and whom."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+from rlinf_lab.errors import DeadlockError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,29 @@ class Wait:
 
     def __str__(self) -> str:
         return f"{self.who} waits for {self.what}"
+
+
+def standstill(waits: Sequence[Wait]) -> DeadlockError:
+    """The error that says who waits for what, in what rings, and what would end it."""
+    found = rings(waits)
+    lines = "\n".join(f"  {wait}" for wait in waits)
+    error = DeadlockError(f"Nothing can move any more{(found and ': ') or ''}{'; '.join(' → '.join(ring) for ring in found)}\n{lines}\n{_advice(waits, found)}")
+    error.waits = tuple(waits)
+    return error
+
+
+def _advice(waits: Sequence[Wait], found: Sequence[Sequence[str]]) -> str:
+    if not found:
+        return "Next: have somebody put what is waited for, ask for less (get(n) of fewer items), or leave that call out."
+    after = dict(pairwise(found[0]))
+    between = {via for wait in waits for name, via in zip(wait.on, wait.via, strict=False) if name in (after.get(wait.who), worker_of(after.get(wait.who, "")))}
+    devices, channels = (sorted(via for via in between if via and (":" in via) is is_device) for is_device in (True, False))
+    ways = []
+    if channels:
+        ways.append(f"have one of {', '.join(after)} put before it gets (channel {', '.join(map(repr, channels))}), or get before it puts where that is full")
+    if devices:
+        ways.append(f"a plan in which {', '.join(after)} do not share {', '.join(devices)}")
+    return f"Next: {'; or '.join(ways) or 'let one of ' + ', '.join(after) + ' end without what it waits for'}."
 
 
 def worker_of(label: str) -> str:

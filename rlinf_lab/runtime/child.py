@@ -137,7 +137,7 @@ def main(fd: int, name: str) -> None:
             if not method:  # it is the answer to everything
                 host.set_exception(raised)
         data = _answer(name, method, value, error)
-        with lock:
+        with lock, contextlib.suppress(OSError):  # nobody is left who asked; what is read next says so too
             _send(connection, number, data)
 
     while True:

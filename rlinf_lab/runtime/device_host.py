@@ -132,7 +132,8 @@ class DeviceHost:
         members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == self.name)
         return ExecutorError(
             f"Host {self.name!r} ({members}) could not read its workers: {type(error).__name__}: {said(error)}. Next: what a module does when it is run as a "
-            f"program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports the modules of its workers' classes.\n"
+            f"program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports the modules of its workers' classes "
+            f"and unpickles the arguments of their constructors.\n"
             + "".join(traceback.format_exception(error))
         )
 
@@ -164,6 +165,8 @@ class DeviceHost:
 
     def _tell(self) -> bool:
         """Push; whether the driver is still there. A batch that cannot be sent would be missing from a numbered sequence, so that is an error of the run."""
+        if "driver" not in self.links:  # stopped before the hosts were connected
+            return False
         try:
             self.push()
         except OSError:  # its end of the link says so to everyone

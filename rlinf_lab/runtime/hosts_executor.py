@@ -74,6 +74,7 @@ class HostsExecutor:
         self._transports: dict[str, list[dict[str, Any]]] = {}
         self._lock = threading.Lock()
         self._listener: Listener | None = None
+        self._connected = False  # to the driver, all hosts
         self._stopping = threading.Lock()
         self._ended: Ended | None = None
 
@@ -159,6 +160,7 @@ class HostsExecutor:
             self._links[address.host] = Link(address, "driver")
         self._refuse_when_stopped()
         self._ask_all("connect", addresses)
+        self._connected = True
         for name in self._clocks.hosts():  # once this way, so that no span comes before the first answer; then over the link, which is faster
             before = time.monotonic_ns()
             self._clocks.heard(name, before, self._answer(self._ask(name, "clock")))
@@ -211,7 +213,7 @@ class HostsExecutor:
             ended.late += theirs.late
             ended.errors += theirs.errors
             answered.add(name)
-        if self._listener is not None and asked:
+        if self._listener is not None and asked and self._connected:
             self._listener.wait_for_farewells(answered, 5)  # the last spans are on their way
 
     def _release(self) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Part
+from rlinf_lab.planning.waits import standstill
 from rlinf_lab.runtime import turnover
 from rlinf_lab.runtime.parcels import Parcel
 from rlinf_lab.runtime.pickling import Packed
@@ -29,7 +30,7 @@ from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
 from rlinf_lab.runtime.traffic import Transit
-from rlinf_lab.runtime.waits import Wait, rings
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.channel import Tags
@@ -292,7 +293,8 @@ def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
     if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):
         advice = "Next: install the module that defines it on every node, or define the class in a notebook cell (it then travels by value)."
         return ExecutorError(f"{start} {advice}")
-    return ExecutorError(f"{start}\n{''.join(traceback.format_exception(error))}")
+    advice = "Next: if the last lines below are of a class of yours, mend how it is unpickled (__reduce__, __setstate__); otherwise report them."
+    return ExecutorError(f"{start} {advice}\n{''.join(traceback.format_exception(error))}")
 
 
 def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> None:
@@ -341,9 +343,7 @@ def lost(host: Host, name: str) -> None:
 
 
 def deadlock(host: Host, waits: Sequence[Wait]) -> None:
-    ring = "; ".join(" → ".join(ring) for ring in rings(waits))
-    error = DeadlockError(f"Nothing can move any more{ring and ': ' + ring}\n" + "\n".join(f"  {wait}" for wait in waits))
-    error.waits = tuple(waits)
+    error = standstill(waits)
     host._fail(error)
     for process in host.ranks:
         if process.call is not None:

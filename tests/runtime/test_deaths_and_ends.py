@@ -1,0 +1,127 @@
+"""Hosts that die while others are being started, workers that leave instead of closing, runs that stand still: who and what next is said."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.waits import Wait, standstill
+from rlinf_lab.runtime.device_host import DeviceHost
+from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.process_executor import ProcessExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+DEVICES = ["cpu:0", "cpu:1"]
+
+
+class Numbers(Worker):
+    def make(self, count: int, out: Outbox[int]) -> None:
+        out.put_all(range(count))
+
+
+class Takes(Worker):
+    """``leaves``: ranks other than the first end by `sys.exit` when they are closed."""
+
+    def __init__(self, leaves: bool = False) -> None:
+        self.leaves = leaves
+
+    def take(self, numbers: Inbox[int]) -> int:
+        return sum(sum(batch) for batch in numbers)
+
+    def close(self) -> None:
+        if self.leaves and self.rank:
+            sys.exit(3)
+
+
+class Ring(Worker):
+    def turn(self, mine: Inbox[int], theirs: Outbox[int]) -> None:
+        theirs.put(mine.take())
+
+
+def two_workers(leaves: bool = False) -> Workflow:
+    flow = Workflow("two")
+    numbers = flow.channel("numbers")
+    makes, takes = flow.worker(Numbers, name="makes"), flow.worker(Takes, leaves, name="takes")
+
+    @flow.iteration
+    def iteration(count: int) -> Any:
+        makes.make(count, numbers)
+        return takes.take(numbers).wait()
+
+    return flow
+
+
+def test_a_host_that_dies_before_the_others_are_connected_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = two_workers()
+    launch = ProcessExecutor._launch
+
+    def launch_and_kill(self: ProcessExecutor, host: str, payload: bytes) -> None:
+        launch(self, host, payload)
+        if host == "host1":
+            psutil.Process(self._children[host].pid).kill()
+
+    monkeypatch.setattr(ProcessExecutor, "_launch", launch_and_kill)
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"makes": [0], "takes": [1]})
+    monkeypatch.setattr(Listener, "wait_for_farewells", lambda *_: pytest.fail("nobody who was not connected says farewell"))
+    told = r"Host 'host1' died while its workers were being set up with signal 9.*takes\[0\] lived there.*Next: "
+    with pytest.raises(ExecutorError, match=told), session(flow, plan, executor="processes", emulate=True):
+        pass
+    assert not psutil.Process().children()
+
+
+def test_a_host_that_nobody_is_connected_to_has_nobody_to_tell() -> None:
+    host = object.__new__(DeviceHost)
+    host.links = {}
+    assert not host._tell()
+
+
+def test_a_rank_that_leaves_by_leaving_python_has_left() -> None:
+    flow = two_workers(leaves=True)
+    plan = ExecutionPlan.spatial(flow, [*DEVICES, "cpu:2"], {"makes": [0], "takes": [1, 2]})
+    with pytest.raises(WorkerError, match=r"Worker 'takes' rank 1 failed in close\(\): SystemExit: 3"), session(flow, plan, emulate=True) as s:
+        s.leave("takes", 1)
+        s.join("takes", 1, timeout=10.0)
+        assert s.members["takes"] == (0, 1)
+        assert sum(s.step(10)) == 45
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_run_that_stands_still_says_what_would_end_it(executor: str) -> None:
+    flow = Workflow("ring")
+    left, right = flow.channels("left", "right")
+    a, b = flow.worker(Ring, name="a"), flow.worker(Ring, name="b")
+
+    @flow.iteration
+    def iteration(first: bool) -> None:
+        if first:
+            left.put(1)
+        a.turn(left, right)
+        b.turn(right, left)
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"a": [0], "b": [1]})
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        s.step(True)
+        with pytest.raises(DeadlockError, match=r"Nothing can move any more: .* → (.|\n)*\nNext: have one of .* put before it gets \(channel "):
+            s.step(False)
+
+
+@pytest.mark.parametrize(
+    ("waits", "advice"),
+    [
+        ([Wait("a[0]", "x", ("b",), ("left",)), Wait("b[0]", "y", ("a",), ("right",))], "have one of a[0], b[0] put before it gets (channel 'left', 'right')"),
+        ([Wait("a[0]", "x", ("b[0]",), ("cpu:0",)), Wait("b[0]", "y", ("a",), ("right",))], "a plan in which a[0], b[0] do not share cpu:0"),
+        ([Wait("a[0]", "x", ("b[0]",), ("",)), Wait("b[0]", "y", ("a[0]",), ("",))], "let one of a[0], b[0] end without what it waits for"),
+        ([Wait("a[0]", "x", ("b",), ("left",))], "have somebody put what is waited for"),
+    ],
+)
+def test_the_advice_fits_what_lies_in_the_ring(waits: list[Wait], advice: str) -> None:
+    error = standstill(waits)
+    assert isinstance(error, DeadlockError) and error.waits == tuple(waits)
+    assert f"Next: {advice}" in str(error) or f"or {advice}" in str(error), error
