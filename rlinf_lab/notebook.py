@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import operator
 import sys
 import time
@@ -130,7 +129,7 @@ class _Feeder:
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
         }  # fmt: skip
         load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
-        self._board.push(state, map(_plain, rows), run.timeline, load, picture, final, bubbles=False)
+        self._board.push(state, rows, run.timeline, load, picture, final, bubbles=False)
         if final:
             self._closed = True
             if self._handle is not None:
@@ -149,13 +148,6 @@ class _Feeder:
             return None
         self._pictured = latest
         return side_by_side(latest)
-
-
-def _plain(row: dict[str, Any]) -> dict[str, Any]:
-    """What diverged as text: JSON has neither NaN nor infinity."""
-    from rlinf_lab.widgets.fallback import no_number
-
-    return {k: v if math.isfinite(v) else no_number(v) for k, v in row.items()}
 
 
 def utilisation(run: Run | ObservedSession) -> dict[str, float]:

@@ -32,6 +32,8 @@ _KINDS = {
     "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
+_TIMED = frozenset("XBEbeC")
+_MOST_US = (1 << 62) // 1000
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _GAP = re.compile(r"[\s,]*")
@@ -126,9 +128,21 @@ class _Reader:
         self._names: dict[str, int] = {}
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
+        self._backwards = 0  # events that end before they begin
 
     def read(self, events: Iterable[Event]) -> None:
+        """Raises `ValueError`, which names the event, where one has not the fields that the format has."""
         kept = [event for event in events if "ph" in event]
+        try:
+            self._read(kept)
+        except (KeyError, TypeError, ValueError):
+            for event in kept:
+                _check(event)  # looked at one by one only now: it would take as long as reading them
+            raise
+        if self._backwards:
+            warnings.warn(f"{self._backwards} events of this trace end before they begin; they are taken to last 0 s.", stacklevel=4)
+
+    def _read(self, kept: list[Event]) -> None:
         for event in kept:
             if event["ph"] == "M":
                 self._describe(event)
@@ -174,7 +188,9 @@ class _Reader:
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:
         name, category = _text(event.get("name", "")), event.get("cat", "")
-        start, end = _ns(event["ts"]), _ns(event["ts"]) + max(0, _ns(event.get("dur", 0)))
+        start, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event.get("dur", 0))
+        if end < start:
+            self._backwards, end = self._backwards + 1, start
         step = _STEP.fullmatch(name)
         if step:
             if category != "gpu_user_annotation":
@@ -278,12 +294,31 @@ class _OwnReader(_Reader):
         return super().content() | told | clocks
 
 
+def _check(event: Event) -> None:
+    """Raises `ValueError`, which names the event, where a field is none that the format has there."""
+    said, phase = f"event {shown(event)}", event["ph"]
+    if not isinstance(phase, str):
+        raise ValueError(f"{said}: its phase 'ph' is no text")
+    for key in ("pid", "tid", "id"):
+        if isinstance(event.get(key), dict | list):
+            raise ValueError(f"{said}: its {key!r} is neither a number nor a text")
+    if phase in _TIMED and "ts" not in event:
+        raise ValueError(f"{said}: it has no time 'ts'")
+    for key in ("ts", "dur") if phase in _TIMED else ():
+        try:
+            _ns(event.get(key, 0))
+        except ValueError as error:
+            raise ValueError(f"{said}: {error}") from None
+
+
 def _ns(us: float) -> int:
     """Microseconds, also large ones with decimals, as whole nanoseconds."""
     try:
         whole = int(us // 1)
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the time of an event is {shown(us)}, which is no number of microseconds") from error
+    if not -_MOST_US < whole < _MOST_US:
+        raise ValueError(f"the time of an event is {shown(us)} microseconds, which no 64 bits of nanoseconds hold")
     return whole * 1000 + round((us - whole) * 1000)
 
 

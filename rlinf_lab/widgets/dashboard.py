@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import traitlets
@@ -66,7 +68,8 @@ class Dashboard(PushedWidget):
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
         ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits`` (who then
         waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes).
-        metrics: rows that are new or have changed; one replaces that of the same ``iteration``. timeline: the growing timeline;
+        metrics: rows that are new or have changed; one replaces that of the same ``iteration``; what is NaN or infinite has diverged and is
+        shown as such, elsewhere it is not known. timeline: the growing timeline;
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         """
@@ -74,13 +77,13 @@ class Dashboard(PushedWidget):
             content, parts = self._news(timeline, final).content()
             if state is not None:
                 self._check(state)
-                self._state.update(state)
+                self._state.update({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in state.items()})
                 content["state"] = dict(self._state)
-            if rows := [dict(row) for row in metrics]:
+            if rows := [_sayable(row) for row in metrics]:
                 self._metrics.update((row["iteration"], row) for row in rows)
                 content["metrics"] = rows
             if counters is not None:
-                sample = [time.monotonic(), dict(counters)]
+                sample = [time.monotonic(), {name: float(value) for name, value in counters.items() if math.isfinite(value)}]
                 self._samples = [*self._samples[1 - KEPT_SAMPLES :], sample]
                 content["counters"] = [sample]
             if frame is not None and (final or self.wants_frame()):
@@ -147,3 +150,15 @@ class Dashboard(PushedWidget):
         done = f"iteration {self._state.get('iteration', 0)}" + (f"/{of}" if of else "")
         plan = f", plan {self.config['plan']!r}" if self.config["plan"] else ""
         return f"Dashboard({self.config['title']!r}{plan}: {self._state.get('state', 'starting')}, {done})"
+
+
+def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics as JSON can hold it: numbers of any library as Python's, what diverged as text."""
+    return {key: _number(value) if isinstance(value, Real) else value for key, value in row.items()}
+
+
+def _number(value: Real) -> int | float | str:
+    if isinstance(value, Integral):
+        return int(value)
+    number = float(value)
+    return number if math.isfinite(number) else fallback.no_number(number)

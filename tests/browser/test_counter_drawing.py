@@ -45,7 +45,7 @@ DRAW = """([name, times, values, from, to]) => {
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page()
-    names = "Series, palette, paintCounters, latest, figures, duration, rulerText"
+    names = "Series, palette, paintCounters, latest, figures, duration, rulerText, niceStep"
     page.add_script_tag(content=f"{module(*TIMELINE)}\nwindow.parts = {{ {names} }};", type="module")
     page.wait_for_function("() => window.parts", timeout=10_000)
     yield page
@@ -115,10 +115,17 @@ def test_durations_go_over_to_the_next_unit(page: Any, ns: float, text: str) -> 
 @pytest.mark.parametrize(
     ("at", "text"),
     [((19.5e9, 5e8, 25e9), "19.5 s"), ((0, 5e8, 25e9), "0.0 s"), ((0, 5e8, 2.6e9), "0.0 s"), ((4e8, 2e8, 1.2e9), "400 ms"), ((1.5e6, 5e5, 4e6), "1.5 ms"),
-     ((2e3, 1e3, 9e3), "2 µs"), ((3e11, 1e11, 9e11), "300 s")],
+     ((2e3, 1e3, 9e3), "2 µs"), ((3e11, 1e11, 9e11), "5:00"),
+     ((1e14, 5e13, 1.8e14), "27:46:40"), ((-3e10, 3e10, 2e11), "−0:30"), ((5000.2e9, 2e8, 5001e9), "5000.2 s")],
 )  # fmt: skip
 def test_a_ruler_has_one_unit_and_short_numbers(page: Any, at: tuple[float, ...], text: str) -> None:
     assert page.evaluate("(at) => parts.rulerText(...at)", list(at)) == text
+
+
+def test_ticks_of_a_long_ruler_are_at_whole_minutes_and_hours(page: Any) -> None:
+    rulers = [[7e9, 1e11], [7e9, 2e11], [40e9, 1e13], [1300e9, 1e13], [20000e9, 2e14], [2e14, 1e16], [5e5, 1e13]]
+    steps = page.evaluate("(rulers) => rulers.map((at) => parts.niceStep(...at))", rulers)
+    assert steps == [10e9, 10e9, 60e9, 1800e9, 21600e9, 5 * 86400e9, 5e5]
 
 
 def test_a_tip_goes_when_the_picture_moves_away_from_under_it(browser: Any, tmp_path: Any) -> None:

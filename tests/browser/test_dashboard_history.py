@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +126,41 @@ def test_a_run_that_measures_nothing_has_no_empty_charts(page: Any) -> None:
         module(*DASHBOARD),
     )
     assert found == [[2, "false", ["Loss", "Return", "Iteration"]], [0, "true", ["Iteration"]], [1, "false", ["Loss", "Iteration"]]]
+
+
+def test_a_kernel_that_is_not_heard_any_more_is_told_of_while_the_run_is_not_over(page: Any) -> None:
+    """Restarted, it never says that the run has ended: what is shown would seem to be how it is."""
+    found = page.evaluate(
+        """async (code) => {
+          const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+          const made = widget(), el = document.createElement("div"), config = { title: "gone", charts: ["loss"], iterations: 9 }, now = performance.now;
+          let tell, seq = 0, away = 0;
+          performance.now = () => now.call(performance) + away;
+          const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
+          el.style.width = "1000px";
+          document.body.append(el);
+          made.initialize({ model });
+          const end = made.render({ model, el }), said = () => el.querySelector(".rl-silence").textContent;
+          const hear = (state) => tell({ type: seq ? "delta" : "history", seq: ++seq, state: { state, iteration: 1 } }, []);
+          const frame = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+          hear("running");
+          await frame();
+          seen.push(said());
+          away = 65_000;
+          for (let i = 0; i < 200 && !said(); i++) await new Promise((done) => setTimeout(done, 50));
+          seen.push(said());
+          hear("running");
+          await frame();
+          seen.push(said());
+          hear("finished");
+          away = 500_000;
+          await frame();
+          seen.push(said());
+          end();
+          performance.now = now;
+          return seen;
+        }""",
+        module(*DASHBOARD),
+    )
+    assert found[0] == found[2] == found[3] == ""
+    assert re.fullmatch(r"nothing heard for 1:\d\d", found[1])

@@ -152,3 +152,22 @@ def test_a_trace_whose_writer_was_stopped(tmp_path: Path) -> None:
     for other in ("[1, 2", "[", "{}"):
         with pytest.raises(TimelineError, match="holds no Chrome trace"):
             Timeline.from_chrome(write(tmp_path / "other.json", other))
+
+
+def test_events_that_end_before_they_begin_are_counted(tmp_path: Path) -> None:
+    """Profilers have written such; without a word they would be spans like others."""
+    with pytest.warns(UserWarning, match="2 events .* end before they begin"):
+        timeline = Timeline.from_chrome(write(tmp_path / "back.json", [x("a", 5, -3), x("b", 9, 4), x("a", 20, -0.5)]))
+    assert sorted((s["end"] - s["start"]) for s in timeline.spans) == [0, 0, 4000]
+
+
+@pytest.mark.parametrize(("fields", "said"), [
+    ({"ph": None}, "its phase 'ph' is no text"), ({"pid": [1]}, "its 'pid' is neither"), ({"tid": {"a": 1}}, "its 'tid' is neither"),
+    ({"ts": "late"}, "'late'"),
+    ({"ts": 1e300}, "no 64 bits"), ({"dur": "long"}, "'long'"), ({"ts": ...}, "it has no time 'ts'"),
+])  # fmt: skip
+def test_an_event_with_a_field_that_is_none_is_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+    odd = {key: value for key, value in (x("the odd one", 5, 3) | fields).items() if value is not ...}
+    with pytest.raises(TimelineError, match="the odd one") as error:
+        Timeline.from_chrome(write(tmp_path / "odd.json", [x("a", 1, 1), odd]))
+    assert said in str(error.value) and "Next: " in str(error.value)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
+import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -267,6 +269,20 @@ def test_history_replaces_and_carries_the_number_of_the_last_delta(monkeypatch: 
     assert message["layout"]["count"] == len(sample.timeline)
     assert message["state"]["iteration"] == 3
     assert buffers[message["parts"].index("frame")].startswith(b"\x89PNG")
+
+
+def test_numbers_that_json_has_not_are_said_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One NaN in a message and no browser reads any of it."""
+    board = Dashboard()
+    sent = capture(board, monkeypatch)
+    row = {"iteration": np.int64(0), "loss": math.nan, "low": -math.inf, "high": np.float32(math.inf), "steps": np.float32(0.5), "note": "a"}
+    board.push({"state": "running", "eta_seconds": math.inf}, [row], counters={"cpu:0": math.nan, "cpu:1": np.float32(0.25)})
+    board._receive(board, {"type": "history", "have": 0}, [])
+    for message, _ in sent:
+        read = json.loads(json.dumps(message, allow_nan=False))
+        assert read["metrics"] == [{"iteration": 0, "loss": "NaN", "low": "−∞", "high": "∞", "steps": 0.5, "note": "a"}]
+        assert read["state"]["eta_seconds"] is None and read["counters"][0][1] == {"cpu:1": 0.25}
+    assert len(sent) == 2
 
 
 def test_pictures_are_sent_at_most_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,15 @@ import { DIVERGED, Rows, Sums } from "./history.js";
 import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
 import { Standstill } from "./standstill.js";
 
-const KEPT = 600;
+const KEPT = 600, SILENT = 15; // samples; s without a word of the kernel, which has one every half second
+const ENDED = new Set(["finished", "stopped", "failed"]);
 
 /** What the kernel has told so far. */
 class RunState {
   constructor() { this.store = new Store(); this.reset(); }
 
   reset() {
+    this.heard = performance.now();
     this.store.reset();
     this.state = {};
     this.metrics = new Rows();
@@ -22,7 +24,11 @@ class RunState {
     this.frame = null;
   }
 
+  /** Seconds since the kernel last said something, 0 where nothing is to come. */
+  get silence() { return ENDED.has(this.state.state) ? 0 : (performance.now() - this.heard) / 1e3; }
+
   apply(message, parts) {
+    this.heard = performance.now();
     this.store.apply(message, parts);
     if (message.state) this.state = message.state;
     if (message.metrics) message.metrics.forEach((row) => this.metrics.put(row));
@@ -70,9 +76,10 @@ class DashboardView {
     this.appearing.observe(this.root);
     this.wished().forEach((key) => this.chart(key));
     this.refresh();
+    this.listening = setInterval(() => { if (run.silence > SILENT) this.refresh(); }, 1000);
   }
 
-  destroy() { this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); this.timeline.destroy(); }
+  destroy() { clearInterval(this.listening); this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); this.timeline.destroy(); }
 
   /** New data came. All of it is drawn in one frame: what `draw` asked for would be drawn in the next. */
   changed() {
@@ -102,7 +109,7 @@ class DashboardView {
 
   draw() {
     const run = this.run, state = { iterations: this.config.iterations, ...run.state };
-    this.header.set(state);
+    this.header.set(state, run.silence > SILENT ? run.silence : 0);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
     for (const [key, chart] of this.charts) {
@@ -116,6 +123,7 @@ class DashboardView {
     this.still.set(state.standstill || [], state.waits);
     this.root.dataset.bare = String(!keys.length && !run.frame); // nothing to plot, nothing to see: the lanes get the room
     this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
+    this.timeline.over = ENDED.has(state.state);
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
     this.root.dataset.state = state.state || "starting";
   }

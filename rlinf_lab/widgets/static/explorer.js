@@ -182,7 +182,7 @@ class ExplorerView {
   legend(workers, switching) {
     const keys = workers.map((name) => [name, this.colours.workers[this.numbers.get(name)]]);
     if (switching) keys.push(["switching", this.colours.causes.switch]);
-    this.key.replaceChildren(...keys.map(([name, colour]) => make("span.key", {}, make("i", { style: `background:${colour}` }), name)));
+    this.key.replaceChildren(...keys.map(([name, colour]) => make("span.key", { title: name }, make("i", { style: `background:${colour}` }), make("span", {}, name))));
   }
 
   list(plans, refused, best) {

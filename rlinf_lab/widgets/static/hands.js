@@ -1,5 +1,6 @@
 // Mouse and keyboard of a timeline. Keys as in Perfetto: W/S zoom, A/D pan.
 import { describeSample } from "./counters.js";
+import { moves } from "./paint.js";
 import { RULER } from "./rows.js";
 
 const SEARCH_MS = 120;
@@ -103,8 +104,7 @@ export function spanAt(view, x, y) {
 function hover(view, x, y) {
   const at = spanAt(view, x, y), row = view.rowAt(y), counter = row && row.kind === "counter" && x >= view.gutter;
   const lines = counter ? describeSample({ series: row.series, time: view.time(x) - view.shift(row.layer) }) : at && view.details.describe(at);
-  const moves = (p) => p && p.track && p.lane.columns.flow && p.lane.columns.flow[p.i] >= 0;
-  if (moves(at) || moves(view.hovered)) view.redraw();
+  if ((at && moves(at)) || (view.hovered && moves(view.hovered))) view.redraw();
   view.hovered = at;
   if (!lines) { view.tip.style.display = "none"; return; }
   view.details.fillTip(view.tip, lines);
@@ -115,10 +115,10 @@ function hover(view, x, y) {
 }
 
 function onKey(view, e) {
-  const step = (view.to - view.from) * 0.12, mid = (view.from + view.to) / 2, page = view.height - RULER - 20;
+  const step = (view.to - view.from) * 0.12, page = view.height - RULER - 20;
   const down = (px) => { view.scroll += px; view.redraw(); };
   const actions = {
-    w: () => view.zoom(0.8, mid), s: () => view.zoom(1.25, mid), a: () => view.pan(-step), d: () => view.pan(step),
+    w: () => view.zoom(0.8), s: () => view.zoom(1.25), a: () => view.pan(-step), d: () => view.pan(step),
     ArrowLeft: () => view.pan(-step), ArrowRight: () => view.pan(step), ArrowUp: () => down(-24), ArrowDown: () => down(24),
     PageUp: () => down(-page), PageDown: () => down(page), Home: () => down(-1e9), End: () => down(1e9),
     f: () => view.fit(), l: () => view.setFollow(!view.follow), o: () => view.details.showOutliers(), r: () => view.setArrows(!view.arrows),

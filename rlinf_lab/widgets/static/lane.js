@@ -170,7 +170,7 @@ export class Lane {
     const n = this.count;
     if (!n) return;
     const { start, dur } = this.columns, category = this.found ? this.found.category : this.columns.kind;
-    const { rows, heads } = this.tint(paint, category), { full, weight, red, green, blue, ground } = paint, [groundRed, groundGreen, groundBlue] = ground;
+    const { rows, heads } = this.tint(paint, category), { full, weight, red, green, blue, ground, veil } = paint, [groundRed, groundGreen, groundBlue] = ground;
     const to = from + width * pixel, most = Math.floor((n - 1) / STEP), nothing = pixel * 1e-9;
     let i = Math.max(0, this.at(from)), x = 0, leap = 1;
     while (x < width && i < n) {
@@ -214,8 +214,8 @@ export class Lane {
         }
       }
       if (time > nothing) {
-        const opacity = 2 * time >= pixel ? 1 : Math.max(0.35, (2 * time) / pixel), w = opacity / time, rest = 1 - opacity;
-        pixels[offset + x] = (255 << 24) | ((b * w + groundBlue * rest + 0.5) << 16) | ((g * w + groundGreen * rest + 0.5) << 8) | (r * w + groundRed * rest + 0.5);
+        const opacity = 2 * time >= pixel ? 1 : Math.max(0.35, (2 * time) / pixel), w = (veil ? 1 : opacity) / time, rest = veil ? 0 : 1 - opacity;
+        pixels[offset + x] = ((veil ? Math.round(veil * opacity) : 255) << 24) | ((b * w + groundBlue * rest + 0.5) << 16) | ((g * w + groundGreen * rest + 0.5) << 8) | (r * w + groundRed * rest + 0.5);
       } else if (this.found) pixels[offset + x] = full[OTHER];
       x++;
     }

@@ -14,7 +14,8 @@ function windowOf(store, iteration) {
 
 /**
  * Puts and gets of an iteration by channel: Map channel -> {puts, gets} of {track, start, end, low, high}. Kept until spans come; with `rest`, also
- * then for ten times as long as they took to find: what is drawn again with every delta must not take all the time there is.
+ * then for ten times as long as they took to find: what is drawn again with every delta must not take all the time there is. `cut`: of more spans than
+ * can be looked at.
  */
 export function movements(store, iteration, rest = false) {
   const began = performance.now();
@@ -27,7 +28,7 @@ export function movements(store, iteration, rest = false) {
   look: for (const track of store.tracks) {
     for (const lane of [...track.spans.lanes, ...track.points.lanes]) {
       const [first, last] = lane.range(from, to), c = lane.columns;
-      if ((looked += last - first) > MOST) { console.warn(`rlinf_lab: iteration ${iteration} has more than ${MOST} spans; arrows of the further lanes are not drawn`); break look; }
+      if ((looked += last - first) > MOST) { found.cut = true; break look; }
       for (let i = first; i < last; i++) {
         if ((c.kind[i] !== GET && c.kind[i] !== PUT) || c.iteration[i] !== iteration || c.flow[i] < 0 || c.items[i] <= 0 || c.channel[i] < 0) continue;
         let entry = found.get(c.channel[i]);
@@ -39,6 +40,11 @@ export function movements(store, iteration, rest = false) {
   for (const { puts, gets } of found.values()) { puts.sort((a, b) => a.low - b.low); gets.sort((a, b) => a.low - b.low); }
   store.movesUntil += 10 * (performance.now() - began);
   return found;
+}
+
+/** What is not known of the arrows of an iteration, in words: "" where all of them are. */
+export function missingArrows(store, iteration) {
+  return movements(store, iteration, true).cut ? `Iteration ${iteration} has more than ${MOST.toLocaleString("en")} spans: arrows of its first lanes only` : "";
 }
 
 /** Pairs [put, get] of an iteration that share an item and touch [from, to): the rule of rlinf_lab/timeline/flows.py. */
@@ -99,6 +105,7 @@ export function explain(store, device, lane, i) {
   const lines = [CAUSE_TEXT[cause], `${duration(c.dur[i])} from ${duration(from)}`];
   const mark = store.markAt(from);
   if (mark) lines[1] += `, iteration ${mark.iteration}`;
+  if (mark && missingArrows(store, mark.iteration)) lines.push(missingArrows(store, mark.iteration));
   const chain = [], waiting = store.tracks[c.track[i]];
   if (waiting) follow(store, waiting, c.waitKind[i], c.channel[i], from, to, chain, new Set());
   else chain.push(...busyOnes(store, device, from, to));

@@ -19,7 +19,7 @@ async function openPage() {
   };
   paint(themeMode());
   watchTheme(paint);
-  new TimelineView(document.getElementById("timeline"), stores, { labels: data.labels });
+  new TimelineView(document.getElementById("timeline"), stores, { labels: data.labels, follow: false });
 }
 
 openPage();

@@ -1,12 +1,13 @@
 // One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
-import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, duration, inkOn } from "./base.js";
+import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, clock, duration, inkOn } from "./base.js";
 import { latest } from "./counters.js";
 import { CATEGORIES } from "./lane.js";
-import { arrows, arrowsOf } from "./links.js";
+import { arrows, arrowsOf, missingArrows } from "./links.js";
 import { KIND_COLOUR, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
+const LONG = 120e9, DAY = 86400, STEPS = [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY]; // ns, s, s
 const SPARSE = 56; // px between the numbers of narrow iterations
-const MOST_ARROWS = 240, MOST_NAMED = 2000;
+const MOST_ARROWS = 240, MOST_ITERATIONS = 4, MOST_NAMED = 2000;
 
 /** All lanes in sight at once: one pixel row of an ImageData for each, stretched to its height. */
 export function paintStrips(view, g, columns) {
@@ -154,7 +155,7 @@ export function paintRuler(view, g) {
   g.fillRect(view.gutter, RULER - 14, view.plot, 1);
   g.fillRect(0, RULER - 0.5, view.width, 1);
   g.textBaseline = "middle";
-  const step = niceStep((view.to - view.from) / Math.max(2, view.plot / 110));
+  const step = niceStep((view.to - view.from) / Math.max(2, view.plot / 110), view.to);
   for (let t = Math.ceil(view.from / step) * step; t <= view.to; t += step) {
     const x = view.x(t);
     g.fillStyle = c.line;
@@ -201,21 +202,28 @@ function paintIterations(view, g) {
   }
 }
 
-/** Arrows from put to get: all in sight when they are few, and those of the chosen and the hovered span. */
+/** Arrows from put to get: all in sight when they are few, and those of the chosen and the hovered span. What is not drawn is said. */
 export function paintArrows(view, g) {
-  const pairs = [];
+  const pairs = [], notes = new Set();
   if (view.arrows) {
     const seen = view.store.marks.filter((m) => m.end > view.from && m.start < view.to).map((m) => m.iteration);
     if (!seen.length || view.to > view.store.marks[view.store.marks.length - 1].end) seen.push((view.store.marks[view.store.marks.length - 1]?.iteration ?? -1) + 1);
-    if (seen.length <= 4) for (const n of seen) pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS));
-    if (pairs.length > MOST_ARROWS) pairs.length = 0;
+    if (seen.length > MOST_ITERATIONS) notes.add(`More than ${MOST_ITERATIONS} iterations in sight: zoom in for arrows`);
+    else for (const n of seen) { pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS)); notes.add(missingArrows(view.store, n)); }
+    if (pairs.length > MOST_ARROWS) { pairs.length = 0; notes.add(`More than ${MOST_ARROWS} arrows in sight: zoom in to see them`); }
   }
   view.arrowCount = pairs.length;
-  const chosen = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer).flatMap((p) => arrowsOf(view.store, p.lane, p.i, true)).slice(0, 60);
+  const pointed = [view.picked, view.hovered].filter((p) => p && p.track && !p.layer && moves(p));
+  const chosen = pointed.flatMap((p) => arrowsOf(view.store, p.lane, p.i, true)).slice(0, 60);
+  for (const p of pointed) notes.add(missingArrows(view.store, p.lane.columns.iteration[p.i]));
   view.chosenCount = chosen.length;
+  view.setNote([...notes].filter(Boolean).join(". "));
   for (const [put, get] of pairs) arrow(view, g, put, get, view.colours.text, 0.6); // they cross lanes of any colour
   for (const [put, get] of chosen) arrow(view, g, put, get, view.colours.text, 1);
 }
+
+/** Whether it is a put or a get of known items. */
+export function moves({ lane, i }) { return Boolean(lane.columns.flow) && lane.columns.flow[i] >= 0; }
 
 function arrow(view, g, put, get, colour, opacity) {
   const a = view.rowOf(put.track), b = view.rowOf(get.track);
@@ -287,7 +295,9 @@ export function busyShare(view, row) {
 
 function shareText(share) { return Number.isNaN(share) ? "–" : `${Math.round(100 * share)} %`; }
 
-function niceStep(rough) {
+/** ns between the ticks of a ruler up to `to`, at least `rough`: of a long one in steps of minutes and hours. */
+export function niceStep(rough, to = 0) {
+  if (to >= LONG && rough > 1e9) return (STEPS.find((s) => s * 1e9 >= rough) ?? DAY * niceStep(rough / DAY / 1e9)) * 1e9;
   const power = 10 ** Math.floor(Math.log10(rough));
   for (const m of [1, 2, 5]) if (power * m >= rough) return power * m;
   return power * 10;
@@ -295,6 +305,7 @@ function niceStep(rough) {
 
 /** A time of a ruler with ticks at every `step` up to `to`, all in one unit. */
 export function rulerText(t, step, to) {
+  if (to >= LONG && step >= 1e9) return `${t < 0 ? "−" : ""}${clock(Math.abs(t) / 1e9)}`;
   const [unit, name] = step >= 1e9 || (to >= 2e9 && step >= 1e5) ? [1e9, "s"] : step >= 1e3 && to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   return `${(t / unit).toFixed(decimals)} ${name}`;

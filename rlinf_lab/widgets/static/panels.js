@@ -12,16 +12,18 @@ export class Header {
     this.track = make("div.progress", { role: "progressbar", "aria-valuemin": "0" }, this.bar);
     this.count = make("span.count");
     this.times = make("span.times");
+    this.silence = make("span.silence", { role: "status", title: "This is how it was then: the kernel was restarted or is gone, cannot be reached, or computes without a pause" });
     this.pause = make("button.button", { onclick: () => command(this.paused ? "resume" : "pause") }, "Pause");
     this.stop = make("button.button.danger", { onclick: () => command("stop") }, "Stop");
     const plan = config.plan ? [make("span.plan", { title: "execution plan" }, config.plan)] : [];
     this.message = make("p.message", { role: "status" });
-    const line = make("div.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times,
+    const line = make("div.top", {}, make("h2", { title: config.title }, config.title), ...plan, this.state, this.track, this.count, this.times, this.silence,
       ...(config.buttons === false ? [] : [make("span.buttons", {}, this.pause, this.stop)]));
     this.node = make("header", {}, line, this.message);
   }
 
-  set(s) {
+  /** silence: seconds since the kernel was heard, where that is long. */
+  set(s, silence = 0) {
     const state = s.state || "starting", of = s.iterations, done = s.iteration || 0;
     this.paused = state === "paused";
     this.state.textContent = state;
@@ -37,6 +39,7 @@ export class Header {
     const live = LIVE.includes(state), left = live && s.eta_seconds != null && done < (of || Infinity);
     this.times.textContent = s.elapsed_seconds == null ? "" : clock(s.elapsed_seconds) + (left ? `  ·  ${clock(s.eta_seconds)} left` : "");
     this.times.title = left ? "elapsed, and the estimate for the rest" : "elapsed";
+    this.silence.textContent = silence ? `nothing heard for ${clock(silence)}` : "";
     this.pause.textContent = this.paused ? "Resume" : "Pause";
     this.pause.disabled = !["running", "paused"].includes(state);
     this.stop.disabled = !live || state === "stopping";

@@ -52,12 +52,13 @@ function heights(row) {
 
 /** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
 export function placeRows(rows, height) {
+  const counters = rows.filter((r) => r.kind === "counter").length;
   const heads = rows.filter((r) => (r.kind === "device" || r.kind === "worker") && !r.layer).length, tracks = rows.filter((r) => r.kind === "track").map(heights);
   const fixed = RULER + 4 + heads * (HEAD + GAP) + rows.filter((r) => r.kind === "device" && r.layer).length * (HEAD - 3)
-    + Math.min(rows.filter((r) => r.kind === "counter").length * COUNTER, 0.3 * height); // where there is not room for all, the lanes come first
+    + Math.min(counters, Math.max(1, Math.floor((0.3 * height) / COUNTER))) * COUNTER; // where there is not room for all, the lanes come first
   const least = tracks.reduce((sum, [low]) => sum + low + 2, 0), more = tracks.reduce((sum, [low, high]) => sum + high - low, 0);
   const part = more ? Math.max(0, Math.min(1, (height - fixed - least) / more)) : 0;
-  let y = RULER + 2;
+  let y = RULER + 2, counter = 0;
   rows.forEach((row, i) => {
     if (row.kind === "track") {
       const [low, high] = heights(row), next = rows[i + 1];
@@ -66,13 +67,23 @@ export function placeRows(rows, height) {
       y += row.h + (next && next.layer && !row.layer ? 0.5 : 2);
       return;
     }
-    if (row.kind === "counter") { row.y = y; row.h = COUNTER - 3; y += COUNTER; return; }
+    if (row.kind === "counter") {
+      counter ||= counterHeight(height - y, counters);
+      row.y = y; row.h = counter - 3; y += counter;
+      return;
+    }
     if (!row.layer) y += GAP;
     row.y = y;
     row.h = row.layer ? HEAD - 5 : HEAD - 3;
     y += row.layer ? HEAD - 3 : HEAD;
   });
   return y;
+}
+
+/** Of each of `count` counters with `room` px for all: where they do not fit, those in sight share the room, so that none of them is cut. */
+function counterHeight(room, count) {
+  const whole = Math.floor(room / COUNTER);
+  return whole < 1 || whole >= count ? COUNTER : room / whole;
 }
 
 /** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "kind" | "label". */
@@ -94,23 +105,24 @@ export const SOLID = new Set(["onload", "offload", "transfer", "setup"]);
 const painted = new Map();
 
 /**
- * Opaque colours of what is drawn: {full: packed, red, green, blue: of each category times its weight, weight, ground: of empty time}.
+ * Colours of what is drawn: {full: packed, red, green, blue: of each category times its weight, weight, ground: of empty time, veil}. They are opaque,
+ * but those of labels, which lie over the spans that they are part of: `veil` is then their alpha of 255.
  * `strip`: "cause", "kind" or "label"; `by`: "worker" or "kind"; `faint`: of the timeline that is laid over another.
  */
 export function paintOf(colours, by, strip, workerColour, faint) {
   const key = `${colours.mode}|${by}|${strip}|${workerColour}|${faint}`;
   let paint = painted.get(key);
   if (paint) return paint;
-  const ground = rgb(strip === "label" ? workerColour : colours.bg), weight = new Float64Array(CATEGORIES).fill(1);
+  const ground = rgb(colours.bg), label = strip === "label", weight = new Float64Array(CATEGORIES).fill(1);
   weight[OTHER] = 0; // among what was found it does not count
   const channels = ground.map(() => new Float64Array(CATEGORIES)), full = new Uint32Array(CATEGORIES);
   for (let k = 0; k < CATEGORIES; k++) {
     const [hex, opacity] = categoryColour(colours, by, strip, workerColour, k), a = opacity * (faint ? 0.75 : 1);
-    const shade = rgb(hex).map((v, j) => Math.round(v * a + ground[j] * (1 - a)));
-    full[k] = strip === "label" && k === OTHER ? 0 : ((255 << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
+    const shade = rgb(hex).map((v, j) => (label ? v : Math.round(v * a + ground[j] * (1 - a))));
+    full[k] = label && k === OTHER ? 0 : (((label ? Math.round(255 * a) : 255) << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
     shade.forEach((v, j) => { channels[j][k] = v * weight[k]; });
   }
-  painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground }));
+  painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground, veil: label ? full[LABEL] >>> 24 : 0 }));
   return paint;
 }
 

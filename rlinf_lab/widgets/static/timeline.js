@@ -13,7 +13,7 @@ const TAIL_NS = 6e9; // the least that is followed of a longer run
 export class TimelineView {
   /**
    * `root`: an element of its own. `stores`: the spans of one timeline, or of two to lay over each other (`options.labels` names them).
-   * options: {follow, counters: whether they are shown at first, tail: how many of the last iterations to follow, most: px that the root may grow to, instead of a height that is given}.
+   * options: {follow: whether the newest stay in sight (else everything is, until one zooms), counters: whether they are shown at first, tail: how many of the last iterations to follow, most: px that the root may grow to, instead of a height that is given}.
    */
   constructor(root, stores, options = {}) {
     this.root = root;
@@ -26,6 +26,9 @@ export class TimelineView {
     this.from = 0;
     this.to = 1e9;
     this.span = null; // width of the view while it follows the tail; null: everything
+    this.whole = !this.follow; // everything is in sight, also what comes
+    this.over = false; // nothing will come: there is no tail to follow
+    this.shifts = [];
     this.scroll = 0;
     this.by = "device";
     this.colourBy = "worker";
@@ -57,7 +60,8 @@ export class TimelineView {
     this.canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the devices and workers" });
     this.tip = make("div.tip");
     this.details = new Details(this);
-    this.stage = make("div.stage", {}, this.canvas, this.tip, this.details.node);
+    this.note = make("div.note", { role: "status" });
+    this.stage = make("div.stage", {}, this.canvas, this.note, this.tip, this.details.node);
     this.redraw = painter(this.stage, () => this.draw());
     this.legend = make("div.legend");
     this.search = make("input.search", { type: "search", placeholder: "Search spans", "aria-label": "Search spans" });
@@ -98,7 +102,13 @@ export class TimelineView {
     this.redraw();
   }
 
-  setFollow(on) { this.follow = on; this.press("follow", on); }
+  /** From where one has zoomed to it goes on with that width. */
+  setFollow(on) {
+    if (on && !this.follow && !this.whole) this.span = this.to - this.from;
+    this.follow = on;
+    this.press("follow", on);
+  }
+
   setArrows(on) { this.arrows = on; this.press("arrows", on); }
   setCounters(on) { this.counters = on; this.rowsKey = ""; this.press("counters", on); }
   setBy(by) { this.by = by; this.rowsKey = ""; this.press("by", by !== "device", `Lanes: ${by}`); }
@@ -115,28 +125,42 @@ export class TimelineView {
   fit() {
     this.span = null;
     this.tail = 0;
-    this.from = 0;
-    this.to = Math.max(this.end, 1);
+    this.whole = true;
+    this.showWhole();
     this.selection = null;
     this.details.hide();
     this.redraw();
   }
 
-  get end() { return Math.max(...this.stores.map((store) => store.end)); }
+  /** From where to where there is something, ns: what lies over the first timeline may begin before it. */
+  get begin() { return Math.min(0, ...this.stores.map((_, layer) => this.shift(layer))); }
+  get end() { return Math.max(...this.stores.map((store, layer) => store.end + this.shift(layer))); }
 
-  /** Look at [from, to) ns. */
+  /** Everything, aligned in the middle of the first timeline: how two are aligned decides where the middle of both is. */
+  showWhole() {
+    this.measureShifts(this.store.end / 2);
+    this.from = this.begin;
+    this.to = Math.max(this.end, 1);
+  }
+
+  /** Look at [from, to) ns, or at what is nearest to that and not beside everything. */
   look(from, to) {
-    const least = 200, most = Math.max(this.end, 1) * 1.5;
-    const width = Math.min(most, Math.max(least, to - from)), mid = (from + to) / 2;
+    const least = 200, most = Math.max(this.end - this.begin, 1) * 1.5;
+    const width = Math.min(most, Math.max(least, to - from)), mid = Math.min(Math.max(this.end, 1), Math.max(this.begin, (from + to) / 2));
+    this.whole = false;
     this.from = mid - width / 2;
     this.to = mid + width / 2;
     this.redraw();
   }
 
-  zoom(factor, at) {
-    if (this.follow) at = this.to;
+  /** Around the time that is pointed at; without one around the middle. The tail that is followed stays in sight, unless one points elsewhere. */
+  zoom(factor, at = null) {
+    const tail = at === null || at > this.to - (this.to - this.from) / 10;
+    if (this.follow && (this.over || !tail)) this.setFollow(false);
+    const { follow } = this;
+    at = follow ? this.to : at ?? (this.from + this.to) / 2;
     this.look(at - (at - this.from) * factor, at + (this.to - at) * factor);
-    if (this.follow) this.span = this.to - this.from;
+    if (follow) this.span = this.to - this.from;
   }
 
   pan(ns) {
@@ -182,12 +206,12 @@ export class TimelineView {
   time(x) { return this.from + ((x - this.gutter) / this.plot) * (this.to - this.from); }
 
   /** What is added to the times of a layer so that it lies over the first one. */
-  shift(layer) { return layer ? this.shifts[layer] : 0; }
+  shift(layer) { return (layer && this.shifts[layer]) || 0; }
 
-  measureShifts() {
+  measureShifts(time) {
     this.shifts = this.stores.map((store, layer) => {
       if (!layer || this.align !== "iteration") return 0;
-      const mine = this.store.marks.findLast((m) => m.start <= (this.from + this.to) / 2) || this.store.marks[0];
+      const mine = this.store.marks.findLast((m) => m.start <= time) || this.store.marks[0];
       const other = mine && store.marks.find((m) => m.iteration === mine.iteration);
       return other ? mine.start - other.start : 0;
     });
@@ -202,6 +226,9 @@ export class TimelineView {
     const i = this.numbers.of.get(worker);
     return i === undefined ? this.colours.muted : this.colours.workers[i];
   }
+
+  /** What the picture leaves out, over the picture; "": nothing. */
+  setNote(text) { if (this.note.textContent !== text) this.note.textContent = text; }
 
   busyShare(row) { return busyShare(this, row); }
 
@@ -254,12 +281,13 @@ export class TimelineView {
     const g = fitCanvas(this.canvas, this.width, this.height), c = this.colours;
     this.layout(g);
     this.plot = this.width - this.gutter - (this.content > this.height ? 9 : 1);
-    if (this.follow) {
+    if (this.follow && (this.span !== null || this.tail)) {
       const end = Math.max(this.end, 1);
       this.from = this.span === null ? this.tailStart() : end - this.span;
       this.to = end;
-    }
-    this.measureShifts();
+      this.measureShifts((this.from + this.to) / 2);
+    } else if (this.follow || this.whole) this.showWhole();
+    else this.measureShifts((this.from + this.to) / 2);
     g.fillStyle = c.bg;
     g.fillRect(0, 0, this.width, this.height);
     const columns = Math.max(1, Math.round(this.plot * (window.devicePixelRatio || 1)));
@@ -296,7 +324,7 @@ export class TimelineView {
     const key = `${this.colours.mode}|${this.colourBy}|${this.stores.map((store) => store.version)}`;
     if (key === this.legendKey) return;
     this.legendKey = key;
-    const c = this.colours, item = (colour, text, title) => make("span.key", { title }, make("i", { style: `background:${colour}` }), text);
+    const c = this.colours, item = (colour, text, title) => make("span.key", { title }, make("i", { style: `background:${colour}` }), make("span", {}, text));
     const causes = new Float64Array(CATEGORIES), kinds = new Float64Array(CATEGORIES);
     for (const lane of this.store.idle.values()) lane.sum(0, Infinity, causes);
     for (const track of this.store.tracks) track.spans.sum(0, Infinity, kinds);
@@ -305,11 +333,11 @@ export class TimelineView {
     const least = 0.001 * causes.reduce((a, b) => a + b, 0); // less of it is hardly a pixel; pointing at that names it
     const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped, dropped_samples: samples } = this.store.tables;
     this.legend.replaceChildren(
+      ...(dropped ? [make("span.dropped", { title: "Neither memory nor disk took them: they are missing here" }, `${dropped.toLocaleString("en")} spans dropped`)] : []),
+      ...(samples ? [make("span.dropped", { title: "Nobody fetched them in time: the curves have gaps" }, `${samples.toLocaleString("en")} counter samples dropped`)] : []),
       ...first,
       ...(shown.length ? [make("span.sep"), item(c.busy, "busy", "user code on the device")] : []),
       ...shown.map((cause) => item(c.causes[cause], cause, CAUSE_TEXT[cause])),
-      ...(dropped ? [make("span.dropped", { title: "Neither memory nor disk took them: they are missing here" }, `${dropped.toLocaleString("en")} spans dropped`)] : []),
-      ...(samples ? [make("span.dropped", { title: "Nobody fetched them in time: the curves have gaps" }, `${samples.toLocaleString("en")} counter samples dropped`)] : []),
     );
   }
 }

@@ -16,7 +16,7 @@ export default () => {
     render({ model, el }) {
       const root = make("div.standalone");
       el.append(root);
-      const view = new TimelineView(root, stores, { labels: model.get("labels"), most: model.get("height") });
+      const view = new TimelineView(root, stores, { labels: model.get("labels"), most: model.get("height"), follow: false });
       views.add(view);
       return () => { views.delete(view); view.destroy(); };
     },

@@ -1,0 +1,127 @@
+"""Which part of a timeline is in sight: all of it at first, what is pointed at when one zooms, the newest while that is followed."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.widgets import timeline_html
+from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
+from rlinf_lab.widgets.feed import TimelineFeed, message
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
+MS = 1_000_000
+
+
+def iterations(each: int, count: int = 6, start: int = 0) -> Timeline:
+    """Iterations of ``each`` ms with a span of all but a millisecond in each."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, driver, step, mark = recorder.track("w", 0, ("cpu:0",)), recorder.track("driver", 0), recorder.name("step"), recorder.name("iteration")
+    for i in range(count):
+        at = start + i * each * MS
+        recorder.add(track, SpanKind.RUN, step, at, at + (each - 1) * MS, i)
+        recorder.add(driver, SpanKind.MARK, mark, at, at + each * MS, i)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def opened(browser: Any, path: Path) -> Any:
+    page = browser.new_page(viewport={"width": 1000, "height": 500})
+    page.goto(path.as_uri())
+    page.wait_for_function("() => document.getElementById('timeline').dataset.spans > 0 && document.getElementById('timeline').dataset.plot", timeout=15_000)
+    return page
+
+
+def numbers(page: Any, name: str) -> list[float]:
+    return [float(v) for v in page.evaluate(f"() => document.querySelector('.rl-timeline').dataset.{name}").split(",")]
+
+
+def changed(page: Any, act: Callable[[], object]) -> list[float]:
+    """The range after the frame that ``act`` leads to."""
+    before = page.evaluate("() => document.querySelector('.rl-timeline').dataset.range")
+    act()
+    page.wait_for_function(f"() => document.querySelector('.rl-timeline').dataset.range !== '{before}'", timeout=10_000)
+    return numbers(page, "range")
+
+
+def test_a_wheel_zooms_at_the_pointer_and_a_key_in_the_middle(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, timeline_html(iterations(10), tmp_path / "wheel.html"))
+    box, (gutter, plot) = page.locator("#timeline canvas").first.bounding_box(), numbers(page, "plot")
+    whole = numbers(page, "range")
+    assert whole == [0, 60 * MS]
+    for part in (0.25, 0.95):
+        from_, to = numbers(page, "range")
+        page.mouse.move(box["x"] + gutter + part * plot, box["y"] + 60)
+        seen = changed(page, lambda: page.mouse.wheel(0, -100))
+        at = from_ + part * (to - from_)
+        assert seen[1] - seen[0] < 0.9 * (to - from_)
+        assert abs(seen[0] + part * (seen[1] - seen[0]) - at) < 2 * (to - from_) / plot
+    page.locator("#timeline canvas").first.press("f")
+    page.wait_for_function(f"() => document.getElementById('timeline').dataset.range === '0,{60 * MS}'", timeout=10_000)
+    seen = changed(page, lambda: page.keyboard.press("w"))
+    assert sum(seen) == pytest.approx(60 * MS) and seen[1] - seen[0] == pytest.approx(48 * MS)
+    page.close()
+
+
+def test_one_cannot_get_lost_beside_a_timeline(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, timeline_html(iterations(10), tmp_path / "lost.html"))
+    page.locator("#timeline canvas").first.focus()
+    for key, away in (("d", lambda seen: seen[0] < 60 * MS), ("a", lambda seen: seen[1] > 0)):
+        for _ in range(40):
+            page.keyboard.press(key)
+        page.wait_for_timeout(100)
+        assert away(numbers(page, "range"))
+    page.close()
+
+
+def test_of_two_timelines_all_is_in_sight_also_what_lies_before_the_first(browser: Any, tmp_path: Path) -> None:
+    page = opened(browser, timeline_html(iterations(10), tmp_path / "over.html", over=iterations(20)))
+    assert numbers(page, "range") == [-30 * MS, 90 * MS]  # the fourth iteration of both begins at 30 ms
+    page.get_by_role("button", name="Align: iteration").click()
+    page.wait_for_function(f"() => document.getElementById('timeline').dataset.range === '0,{120 * MS}'", timeout=10_000)
+    page.close()
+
+
+def test_the_tail_is_followed_until_one_points_elsewhere(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 1000, "height": 400})
+    page.set_content(f"<style>{stylesheet()}</style><div id='host' style='width: 900px; height: 300px; display: grid'></div>")
+    page.add_script_tag(content=f"{module(*TIMELINE)}\nwindow.parts = {{ Store, TimelineView, applyTo }};", type="module")
+    page.wait_for_function("() => window.parts", timeout=10_000)
+    page.evaluate("() => { window.store = new parts.Store(); window.view = new parts.TimelineView(document.getElementById('host'), store, { tail: 2 }); }")
+
+    def tell(timeline: Timeline) -> None:
+        content, data = message([TimelineFeed(timeline).take(final=True)])
+        page.evaluate("""([content, data]) => {
+            const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
+            store.reset(); parts.applyTo([store], content, parts_); view.refresh();
+        }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}])  # fmt: skip
+
+    def at(part: float) -> None:
+        box, (gutter, plot) = page.locator("#host canvas").first.bounding_box(), numbers(page, "plot")
+        page.mouse.move(box["x"] + gutter + part * plot, box["y"] + 60)
+        page.mouse.wheel(0, -100)
+
+    tell(iterations(10_000, 4))
+    page.wait_for_function("() => document.querySelector('.rl-timeline').dataset.spans > 0", timeout=10_000)
+    assert changed(page, lambda: tell(iterations(10_000, 6))) == [40e9, 60e9]
+    seen = changed(page, lambda: at(0.97))  # near the newest: it stays in sight
+    assert seen[1] == 60e9 and seen[0] > 40e9
+    assert changed(page, lambda: tell(iterations(10_000, 7))) == [pytest.approx(70e9 - (seen[1] - seen[0])), 70e9]
+    page.locator("#host canvas").first.focus()
+    assert changed(page, lambda: page.keyboard.press("w"))[1] == 70e9
+    assert changed(page, lambda: at(0.3))[1] < 70e9
+    assert page.get_by_role("button", name="Follow").get_attribute("aria-pressed") == "false"
+    from_, to = numbers(page, "range")
+    page.get_by_role("button", name="Follow").click()
+    seen = changed(page, lambda: tell(iterations(10_000, 8)))
+    assert seen[1] == 80e9 and seen[1] - seen[0] == pytest.approx(to - from_)  # as wide as one had zoomed to
+    page.evaluate("() => { view.over = true; }")
+    page.locator("#host canvas").first.focus()
+    seen = changed(page, lambda: page.keyboard.press("w"))  # a run that is over has no tail
+    assert seen[1] < 80e9 and page.get_by_role("button", name="Follow").get_attribute("aria-pressed") == "false"
+    page.close()
