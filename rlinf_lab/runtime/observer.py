@@ -28,6 +28,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
+AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
@@ -118,6 +119,7 @@ class Observer:
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
         due = time.monotonic() + LOOK_SECONDS
+        after_due = 0.0
         while not self._over.wait(max(LEAST_REST, due - time.monotonic())):
             if self._is_idle():
                 self._wake.wait(IDLE_SECONDS - LOOK_SECONDS)
@@ -134,8 +136,10 @@ class Observer:
                     self._broken()
                     return
                 self._update()
-                self._over.wait(SENT_SECONDS)
-                self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
+                if time.monotonic() >= after_due:
+                    after_due = time.monotonic() + AFTER_SECONDS
+                    self._over.wait(SENT_SECONDS)
+                    self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
     def _is_idle(self) -> bool:
         """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
@@ -240,7 +244,7 @@ class Observed:
         """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never oftener), and once after the end (at
         once when it has ended).
 
-        ``afterwards(this)`` is called a little later, when what the listeners tell has left the process: for what takes long and is not urgent.
+        ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the process: for what is not urgent.
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
         """
         for given in (listener, *([] if afterwards is None else [afterwards])):

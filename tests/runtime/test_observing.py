@@ -14,6 +14,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import _Feeder
+from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
@@ -442,3 +443,21 @@ def test_what_is_not_urgent_comes_after_what_is() -> None:
         assert enough.wait(20)
     first = [what for what in told if what != "fails"]
     assert first[: first.index("afterwards")] and told.count("fails") == 1
+
+
+def test_what_is_not_urgent_comes_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    told: list[str] = []
+    enough = threading.Event()
+
+    def now(_run: Any) -> None:
+        told.append("now")
+        if told.count("now") == 4:
+            enough.set()
+
+    with session(flow, plan) as s:
+        s.on_update(now, afterwards=lambda _: told.append("afterwards"))
+        s.step(1)
+        assert enough.wait(20)
+    assert told.count("afterwards") <= 1  # none where the first time was before it was asked for
