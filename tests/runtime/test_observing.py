@@ -18,6 +18,7 @@ from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
+from rlinf_lab.widgets import Dashboard
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -216,10 +217,11 @@ def test_the_dashboard_is_told_what_diverged() -> None:
     flow, plan = made(lambda h, metrics: h["w"].say(metrics))
     done = run(flow, plan, inputs=[{"loss": 0.5, "gain": 1.0, "rare": 1.0}, {"loss": float("nan"), "gain": -float("inf")}])
     done.wait(30)
-    board = Board()
+    board = Dashboard()
     _Feeder(done, board, None)
-    assert [board.rows[i]["loss"] for i in range(2)] == [0.5, "NaN"] and board.rows[1]["gain"] == "−∞"
-    assert "rare" in board.rows[0] and "rare" not in board.rows[1], "what was not measured did not diverge"
+    rows = board._history()[0]["metrics"]
+    assert [row["loss"] for row in rows] == [0.5, "NaN"] and rows[1]["gain"] == "−∞"
+    assert "rare" in rows[0] and "rare" not in rows[1], "what was not measured did not diverge"
 
 
 def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_late(monkeypatch: pytest.MonkeyPatch) -> None:
