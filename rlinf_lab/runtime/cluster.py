@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, repeat
 from typing import Any, NamedTuple, TypeVar
 
 from rlinf_lab.errors import Cancelled, ExecutorError, PlanError, UnknownNameError
@@ -51,38 +51,54 @@ def free_resources() -> dict[str, Mapping[str, float]]:
 
 
 def answer_of_ray(question: Callable[[Any, float], T]) -> T:
-    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError` when it says nothing.
+    """What Ray's control service says to a question, which gets its client and the seconds it may take; `ExecutorError` when it says nothing, or is gone.
 
-    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and a thread that is left in one ends the whole process a minute after
-    that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on the connection, minutes later), so it is
-    asked again, on another connection.
+    Ray's public functions wait for ever, inside C++ where no interrupt reaches them, and each has a connection of its own: a thread that is left in one
+    ends the whole process a minute after that Ray has stopped. An answer can get lost on a busy machine (seen: one that came with the next sign of life on
+    the connection, minutes later), so it is asked again.
     """
     ray = load_ray()
-    address, said = ray.get_runtime_context().gcs_address, ""
-    clients = chain([lambda: ray._private.worker.global_worker.gcs_client], repeat(lambda: ray._raylet.GcsClient(address=address)))
-    for client, seconds in zip(clients, ANSWER_SECONDS, strict=False):
-        task = Task(partial(lambda client, seconds: question(client(), seconds), client, seconds))
+    client, address, said = ray._private.worker.global_worker.gcs_client, ray.get_runtime_context().gcs_address, ""
+    for seconds in ANSWER_SECONDS:
+        _refuse_when_gone(address)
+        task = Task(partial(question, client, seconds))
         threading.Thread(target=task.perform, name="question to ray", daemon=True).start()  # aside: an interrupt is heard meanwhile
         try:
             return task.result()
         except ray.exceptions.RpcError as error:
             said = str(error)
+    times = ", ".join(f"{seconds:g}" for seconds in ANSWER_SECONDS)
     raise ExecutorError(
-        f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {', '.join(f'{s:g}' for s in ANSWER_SECONDS)} s ({said}): its control "
-        f"service (gcs_server{_state_of_service()}) is stopped, or its node is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a "
+        f"The Ray at {address!r} did not answer {len(ANSWER_SECONDS)} times within {times} s ({said}): its control service "
+        f"(gcs_server{_state_of_service(address)}) is stopped, or its node is overloaded. Next: `ray status --address={address}`; rlinf_lab.shutdown() ends a "
         f"private one, and the next run starts another."
     )
 
 
-def _state_of_service() -> str:
-    """Of a Ray that this process has started."""
+def _state_of_service(address: str) -> str:
+    """Of the process that listens there, if this one has started it."""
     import psutil
 
+    port = int(address.rsplit(":", 1)[1])
     with contextlib.suppress(psutil.Error):
         for process in psutil.Process().children(recursive=True):
-            if "gcs_server" in process.name():
+            if "gcs_server" in process.name() and any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in process.net_connections("tcp")):
                 return f", process {process.pid}, which is {process.status()}"
     return ""
+
+
+def _refuse_when_gone(address: str) -> None:
+    """Where nobody listens any more, waiting is of no use: a minute after its service has gone Ray ends the processes that use it."""
+    host, port = address.rsplit(":", 1)
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=1).close()
+    except ConnectionRefusedError as error:
+        raise ExecutorError(
+            f"The Ray at {address!r} is gone: its control service (gcs_server) does not run any more, and Ray ends this process within a minute. Next: "
+            f"rlinf_lab.shutdown() (ray.shutdown() for a Ray of yours) at once; the next run starts another."
+        ) from error
+    except OSError:  # anything else the question itself will tell
+        pass
 
 
 def devices(kind: str | None = None, address: str | None = None) -> list[str]:

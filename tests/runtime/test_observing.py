@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -421,45 +422,50 @@ def test_depths_of_a_channel_are_summed_over_its_queues() -> None:
     assert depths(rows) == {"a items": 5.0, "b items": 0.0}
 
 
-def test_what_is_not_urgent_comes_after_what_is() -> None:
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    told: list[str] = []
-    enough = threading.Event()
+class Told(list[str]):
+    """What listeners were told, in order. ``enough`` is set when it has a word so many times."""
 
-    def later(_run: Any) -> None:
-        told.append("afterwards")
-        if told.count("afterwards") == 3:
-            enough.set()
+    def __init__(self, word: str, times: int) -> None:
+        self.enough = threading.Event()
+        self._last = (word, times)
+
+    def says(self, word: str) -> Callable[[Any], None]:
+        def listener(_run: Any) -> None:
+            self.append(word)
+            if self.count(self._last[0]) == self._last[1]:
+                self.enough.set()
+
+        return listener
+
+
+@pytest.fixture
+def watched() -> Iterator[Any]:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    with session(flow, plan) as s:
+        yield s
+
+
+def test_what_is_not_urgent_comes_after_what_is(watched: Any) -> None:
+    told = Told("afterwards", 3)
 
     def fails(_run: Any) -> None:
         told.append("fails")
         raise ValueError("no")
 
-    with session(flow, plan) as s:
-        s.on_update(lambda _: told.append("now"), afterwards=later)
-        s.on_update(lambda _: None, afterwards=fails)
-        no_function: Any = 3
-        with pytest.raises(ConfigError, match=r"on_update\(3\)"):
-            s.on_update(lambda _: None, afterwards=no_function)
-        s.step(1)
-        assert enough.wait(20)
+    watched.on_update(told.says("now"), afterwards=told.says("afterwards"))
+    watched.on_update(lambda _: None, afterwards=fails)
+    no_function: Any = 3
+    with pytest.raises(ConfigError, match=r"on_update\(3\)"):
+        watched.on_update(lambda _: None, afterwards=no_function)
+    watched.step(1)
+    assert told.enough.wait(20)
     first = [what for what in told if what != "fails"]
     assert first[: first.index("afterwards")] and told.count("fails") == 1
 
 
-def test_what_is_not_urgent_comes_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_urgent_comes_less_often(monkeypatch: pytest.MonkeyPatch, watched: Any) -> None:
     monkeypatch.setattr(observer, "AFTER_SECONDS", 1000.0)
-    flow, plan = made(lambda h, i: h["w"].go(i))
-    told: list[str] = []
-    enough = threading.Event()
-
-    def now(_run: Any) -> None:
-        told.append("now")
-        if told.count("now") == 4:
-            enough.set()
-
-    with session(flow, plan) as s:
-        s.on_update(now, afterwards=lambda _: told.append("afterwards"))
-        s.step(1)
-        assert enough.wait(20)
-    assert told.count("afterwards") <= 1  # none where the first time was before it was asked for
+    told = Told("now", 4)
+    watched.on_update(told.says("now"), afterwards=told.says("afterwards"))
+    watched.step(1)
+    assert told.enough.wait(20) and told.count("afterwards") <= 1  # none where the first time was before it was asked for

@@ -395,23 +395,56 @@ def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> N
     assert all("did not answer 2 times within 0.3, 0.5 s" in line and "which is stopped" in line and "ray status --address=" in line for line in said[1:3])
 
 
-def test_a_question_without_an_answer_is_asked_again_on_another_connection() -> None:
+@pytest.mark.slow
+def test_a_ray_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import psutil
+        from rlinf_lab.errors import ExecutorError
+        from rlinf_lab.runtime import cluster
+        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
+        ensure_ray(None)
+        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
+        service.kill()
+        service.wait()
+        cluster.ANSWER_SECONDS = (1e6,)  # whoever asks waits for ever
+        try:
+            cluster.nodes()
+        except ExecutorError as error:
+            print(error)
+        cluster.ANSWER_SECONDS = (20.0,)
+        shutdown()
+        ensure_ray(None)
+        print(len(cluster.nodes()))
+        shutdown()
+        """,
+    )
+    assert "is gone" in said[0] and "Next: rlinf_lab.shutdown()" in said[0] and said[1] == "1"
+
+
+def test_a_question_without_an_answer_is_asked_again() -> None:
     ensure_ray(None)
     ray = load_ray()
+    worker = ray._private.worker.global_worker
+    client = worker.gcs_client
 
     class Deaf:
-        address, asked = ray.get_runtime_context().gcs_address, 0
+        """At first."""
 
-        def get_all_node_info(self, timeout: float) -> None:
+        address, asked = client.address, 0
+
+        def get_all_node_info(self, timeout: float) -> Any:
             self.asked += 1
-            raise ray.exceptions.RpcError("Deadline Exceeded", rpc_code=4)
+            if self.asked == 1:
+                raise ray.exceptions.RpcError("Deadline Exceeded", rpc_code=4)
+            return client.get_all_node_info(timeout=timeout)
 
-    worker, deaf = ray._private.worker.global_worker, Deaf()
-    before, worker.gcs_client = worker.gcs_client, deaf
+    worker.gcs_client = deaf = Deaf()
     try:
-        assert len(cluster.nodes()) == 1 and deaf.asked == 1
+        assert len(cluster.nodes()) == 1 and deaf.asked == 2
     finally:
-        worker.gcs_client = before
+        worker.gcs_client = client
 
 
 @pytest.mark.slow
