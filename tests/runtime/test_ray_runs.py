@@ -129,7 +129,7 @@ def test_shutdown_ends_the_private_ray() -> None:
     flow = failing_flow()
     with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
         assert s.step(1) == 2
-    children = [p for p in psutil.Process().children(recursive=True) if "ray" in " ".join(p.cmdline())]
+    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server")]
     assert children
     shutdown()
     _, alive = psutil.wait_procs(children, timeout=20)
