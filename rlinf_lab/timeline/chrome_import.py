@@ -1,8 +1,10 @@
 """Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
 
-Read are the phases X, B and E, b and e (joined by id), C and the names in M; an array, an object with ``traceEvents``, or one event a
+Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with ``traceEvents``, or one event a
 line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
-is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. Our own export comes back as it was.
+is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread,
+if it lies within the time of the others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
+Our own export comes back as it was.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _KINDS = {
     "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
-_TIMED = frozenset("XBEbeC")
+_TIMED = frozenset("XBEbeCiI")
+_INSTANT = ("i", "I")
 _MOST_US = (1 << 62) // 1000
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
@@ -152,6 +155,10 @@ class _Reader:
         for event in kept:
             if event["ph"] == "C":
                 self._sample(event)
+        first, last = min((row[0] for row in self._rows), default=1), max((row[1] for row in self._rows), default=0)
+        for event in kept:
+            if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
+                self._row(self._track(event), SpanKind.LABEL, _text(event.get("name", "")), at, at)
 
     # --- names -----------------------------------------------------------------------------------------
     def _describe(self, event: Event) -> None:
@@ -184,6 +191,10 @@ class _Reader:
                 self._ranks[worker] += 1
             self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
         return self._lanes[key]
+
+    def _has_place(self, event: Event) -> bool:
+        """Of an instant: those of a thread have one; a profiler names threads that are none for those of the whole recording."""
+        return event.get("s", "t") == "t" or (event.get("pid"), event.get("tid"), "") in self._lanes
 
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from rlinf_lab.timeline import bubbles, critical
 from rlinf_lab.timeline.accounting import Accounting
+from rlinf_lab.timeline.clock import seconds_shown
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -48,7 +49,7 @@ class Summary:
     def __repr__(self) -> str:
         a = self.about
         whose = f"{_counted(a['spans'], 'span')} of {_counted(a['lanes_count'], 'lane')} on {_counted(a['devices_count'], 'device')}"
-        lines = [f"{whose}, {_seconds(a['seconds'])}, {_counted(a['iterations'], 'iteration')}"]
+        lines = [f"{whose}, {seconds_shown(a['seconds'])}, {_counted(a['iterations'], 'iteration')}"]
         if a["dropped"]:
             lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
         if a["dropped_samples"]:
@@ -69,18 +70,11 @@ def _counted(number: int, thing: str) -> str:
     return f"{number:,} {thing}{'s' * (number != 1)}"
 
 
-def _seconds(seconds: float) -> str:
-    """Four figures without an exponent: less than a millisecond in microseconds."""
-    if 0 < seconds < 1e-3:
-        return f"{1e6 * seconds:.3g} µs"
-    return f"{seconds:,.0f} s" if seconds >= 1e4 else f"{seconds:.4g} s"
-
-
 def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
     rows = []
     for row in frame.head(_SHOWN).to_dict("records"):
         words = [_counted(row[c], "span") if c == "spans" else str(row[c]) for c in columns]
-        rows.append([*words, _seconds(row["seconds"]), f"{100 * row['share']:.1f} %"])
+        rows.append([*words, seconds_shown(row["seconds"]), f"{100 * row['share']:.1f} %"])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = len(columns) - ("spans" in columns)
     lines = ["  " + "  ".join(t.ljust(w) if i < left else t.rjust(w) for i, (t, w) in enumerate(zip(row, widths, strict=True))) for row in rows]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.accounting import Accounting, Ledger
+from rlinf_lab.timeline.clock import seconds_shown
 from rlinf_lab.timeline.files import holds, path_of, reading, writing
 from rlinf_lab.timeline.span import Span
 from rlinf_lab.timeline.store import SpanStore
@@ -181,6 +182,8 @@ class Timeline(SpanStore):
             raise TimelineError(f"There is no {shown(str(path), 300)}. Next: look at {shown(str(path.parent), 300)}.")
         if path.is_dir():
             return cls.from_spill(path)
+        if path.is_char_device():  # /dev/zero has no end
+            raise TimelineError(f"{shown(str(path), 300)} is a device and no file. Next: name the file that the trace was written to.")
         with reading("open", path), path.open("rb") as file:
             begins = file.read(6)
         if begins[:4] == b"PAR1":
@@ -290,7 +293,7 @@ class Timeline(SpanStore):
 
     def __repr__(self) -> str:
         devices = len(self.devices)
-        text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} spans, {self.elapsed_ns / 1e9:.3g} s"
+        text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, {seconds_shown(self.elapsed_ns / 1e9)}"
         if devices and self.elapsed_ns:
             text += f", busy {100 * self.utilisation().mean():.1f} %"
             table = self.bubbles()

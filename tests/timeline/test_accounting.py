@@ -176,7 +176,7 @@ def test_an_unknown_column_suggests_the_nearest():
 
 def test_repr_tells_the_shares():
     timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 100), ("a", 1, TWO, K.RUN, 50, 100))
-    assert repr(timeline) == "Timeline: 2 devices, 3 spans, 1e-07 s, busy 75.0 %, bubbles: fill 25.0 %"
+    assert repr(timeline) == "Timeline: 2 devices, 3 spans, 0.1 µs, busy 75.0 %, bubbles: fill 25.0 %"
 
 
 # --- every single nanosecond ---------------------------------------------------------------------------------

@@ -126,6 +126,20 @@ def test_what_is_joined_by_ids_overlaps_on_one_lane(tmp_path: Path) -> None:
     assert [(s.track.worker, s.start_ns, s.end_ns) for s in timeline.rows()] == [("send (async)", 0, 10_000), ("send (async)", 5_000, 15_000)]
 
 
+def test_instants_are_labels_of_no_length_within_the_time_of_the_others(tmp_path: Path) -> None:
+    def instant(name: str, ts: float, tid: int = 1, **scope: str) -> dict[str, Any]:
+        return {"ph": "i", "name": name, "pid": 1, "tid": tid, "ts": ts, **scope}
+
+    events = [
+        instant("saved", 3), x("step", 1, 10), instant("of its own thread", 5, 2, s="t"), instant("of all, here", 6, 1, s="g"),
+        instant("of all, nowhere", 6, 9, s="g"), instant("before", 0.5), instant("after", 11.5),
+    ]  # fmt: skip
+    timeline = Timeline.from_chrome(write(tmp_path / "i.json", events))
+    found = {(s.name, s.start_ns, s.end_ns) for s in timeline.rows() if s.kind == K.LABEL}
+    assert found == {("saved", 3000, 3000), ("of its own thread", 5000, 5000), ("of all, here", 6000, 6000)}
+    assert len(timeline) == 4 and timeline.elapsed_ns == 10_000 and timeline.busy()["ns"].tolist() == [10_000]
+
+
 @pytest.mark.parametrize("cut", [1, 2])
 def test_an_array_that_was_not_closed_is_read(tmp_path: Path, cut: int) -> None:
     text = json.dumps([x("a", 0, 1), x("b", 2, 1)])

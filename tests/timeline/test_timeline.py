@@ -152,3 +152,11 @@ def test_without_room_on_disk_it_stays_in_memory_and_says_so(monkeypatch: pytest
         array.append(np.arange(5000))
     array.append(np.arange(5000))
     assert not array.in_file and array.view.tolist() == [*range(5000)] * 2
+
+
+@pytest.mark.parametrize(("ns", "said"), [(0, "0 s"), (1500, "1.5 µs"), (12_345_678, "0.01235 s"), (187_654 * 10**9, "187,654 s")])
+def test_the_length_of_a_timeline_has_no_exponent(ns: int, said: str) -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("run"), 0, ns)
+    timeline.extend(recorder.drain())
+    assert repr(timeline).startswith(f"Timeline: 1 device, 1 span, {said}")
