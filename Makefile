@@ -20,10 +20,10 @@ demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, wit
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
 test: $(STAMP)  ## the test suite (under 15 minutes on 2 cores)
-	@$(PY) -m pytest -n 2 --dist loadgroup -m "not slow and not gpu" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
-	@$(PY) -m pytest -n 2 --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
 
 bench: $(STAMP)  ## measure, paired with peers, and write benchmarks/results
 	@$(PY) benchmarks/harness.py

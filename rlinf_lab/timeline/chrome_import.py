@@ -282,8 +282,9 @@ class _OwnReader(_Reader):
 
     def _add(self, event: Event) -> None:
         zero, args = self._other["start_ns"], event["args"]
-        start = args.get("start_ns", zero + _ns(event["ts"]))
-        end = args.get("end_ns", start + _ns(event["dur"]))
+        # Where ns are given, microseconds are not looked at: as a double they may be beyond what 64 bits hold.
+        start = args["start_ns"] if "start_ns" in args else zero + _ns(event["ts"])
+        end = args["end_ns"] if "end_ns" in args else start + _ns(event["dur"])
         channel = self._name(args["channel"]) if args["channel"] else -1
         self._rows.append((
             start, end, args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
@@ -293,7 +294,7 @@ class _OwnReader(_Reader):
     def _sample(self, event: Event) -> None:
         value = event["args"]["value"]
         number = float(event.get("not_finite", "nan") if value is None else value)
-        time = event.get("time_ns", self._other["start_ns"] + _ns(event["ts"]))
+        time = event["time_ns"] if "time_ns" in event else self._other["start_ns"] + _ns(event["ts"])
         self._samples.append((self._name(event["name"]), time, number))
 
     def devices(self) -> list[str]:

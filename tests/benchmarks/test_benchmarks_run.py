@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "name",
     [
-        "import_time", "engine", "simulator", "planner_optimality", "planner_search",
-        "prediction_error", "recorder", "switching", "asynchronous", "workflow_overhead",
+        "import_time", "engine", "simulator", "planner_optimality", "planner_search", "prediction_error", "switching", "asynchronous",
+        pytest.param("recorder", marks=pytest.mark.slow), pytest.param("workflow_overhead", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_benchmark_runs(name: str) -> None:

@@ -13,16 +13,16 @@ import nbformat
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "notebooks"))
-from test_notebooks import NOTEBOOKS, SMALL
+from test_notebooks import IN_LAB, NOTEBOOKS, SMALL
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
-ELSEWHERE = {"10_workflows", "20_profiling", "22_published_comparisons", "40_any_plan"}  # by nbclient at each change; what they show is in the others, too
-HERE = [pytest.param(path, id=path.stem, marks=[pytest.mark.slow] if path.stem in ELSEWHERE else []) for path in NOTEBOOKS]
+# The others are run by nbclient at each change; what they show is in these, too.
+HERE = [pytest.param(path, id=path.stem, marks=[] if path.stem in IN_LAB else [pytest.mark.slow]) for path in NOTEBOOKS]
 
-LAST_HAS_RUN = """() => {
+EVERY_CELL_HAS_RUN = """() => {
     const code = window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code');
-    return Boolean(code[code.length - 1].model.executionCount);
+    return code.every((c) => c.model.executionCount);
 }"""
 # Ids of the cells that leave more than printed text.
 SHOWING = """() => window.jupyterapp.shell.currentWidget.content.widgets.filter((c) => c.model.type === 'code'
@@ -68,7 +68,7 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     failures: list[str] = []
     lab.page.on("pageerror", lambda error: failures.append(str(error)))
     lab.run_all(wait=False)
-    lab.wait_until(lambda: lab.page.evaluate(LAST_HAS_RUN) or any(lab.errors()), "the last cell", 200)
+    lab.wait_until(lambda: lab.page.evaluate(EVERY_CELL_HAS_RUN) or any(lab.errors()), "the last cell", 200)
     assert not any(lab.errors())
     boards, spans, explorers = [], [], []
     for theme in ("dark", "light"):

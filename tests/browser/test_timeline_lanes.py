@@ -123,7 +123,9 @@ def test_statistics_of_a_range_agree_with_the_timeline(page: Any) -> None:
     assert steps["count"] == 20 and steps["total"] == pytest.approx(135 * MS) and steps["most"] == 40 * MS
 
 
-@pytest.mark.parametrize(("name", "case"), [("timeline_fps", "timeline_fps_nested"), ("event_to_screen", "event_to_screen_python")])
+@pytest.mark.parametrize(("name", "case"), [
+    pytest.param("timeline_fps", "timeline_fps_nested", marks=pytest.mark.slow), ("event_to_screen", "event_to_screen_python"),
+])  # fmt: skip
 def test_a_benchmark_in_the_browser_runs(name: str, case: str) -> None:
     done = subprocess.run([sys.executable, "benchmarks/harness.py", name, "--smoke"], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-2000:]

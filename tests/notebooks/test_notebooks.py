@@ -26,10 +26,12 @@ SMALL: dict[str, dict[str, Any]] = {
     "40_any_plan": {"steps": 4, "iterations": 3},
 }  # fmt: skip
 RAY = {"10_workflows", "40_any_plan"}
+IN_LAB = {"00_hello", "21_planning", "30_live_timeline", "31_reading_a_timeline"}  # run from top to bottom by tests/browser, in JupyterLab
 
 
 def parameters() -> list[Any]:
-    return [pytest.param(p, id=p.stem, marks=[pytest.mark.ray] if p.stem in RAY else []) for p in NOTEBOOKS]
+    marks = {name: [pytest.mark.ray] for name in RAY} | {name: [pytest.mark.slow] for name in IN_LAB}
+    return [pytest.param(p, id=p.stem, marks=marks.get(p.stem, [])) for p in NOTEBOOKS]
 
 
 @pytest.mark.timeout(180)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
@@ -112,6 +112,8 @@ def test_a_name_as_long_as_names_can_be_and_the_home_folder(tmp_path: Path, monk
 times = st.one_of(st.integers(0, 10**6), st.integers(-(1 << 62), 1 << 62), st.integers(1_699_999_999_999_999_990, 1_700_000_000_000_000_010))
 
 
+@example([(0, 0)], [4_611_686_018_427_386_501])
+@example([(-(1 << 62), 10**17), (1 << 62, 10**17)], [])
 @given(st.lists(st.tuples(times, st.integers(0, 10**17)), min_size=1, max_size=6), st.lists(times, max_size=3))
 def test_chrome_files_of_spans_years_apart_come_back_equal(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int]], samples: list[int]) -> None:
     recorder, timeline = Recorder(), Timeline()
