@@ -78,7 +78,7 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
 
     from rlinf_lab.widgets.dashboard import Dashboard
 
-    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, buttons=isinstance(run, Run))
+    board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, isinstance(run, Run), CLOCK_SECONDS)
     if isinstance(run, Run):
         commands = {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
         board.on_command(lambda command: commands[command]())

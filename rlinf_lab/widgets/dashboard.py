@@ -10,7 +10,7 @@ from typing import Any
 
 import traitlets
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
@@ -27,12 +27,14 @@ class Dashboard(PushedWidget):
     """Progress, learning curves, timeline, utilisation, bubbles and a picture of the environments.
 
     ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
-    ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none).
+    ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none). ``every_seconds`` promises
+    that something is pushed that often while the run is not over: the page then says when nothing has been heard for long, as of a kernel
+    that was restarted. None promises nothing. Raises `ConfigError` for a promise that is no time.
     """
 
     _esm = module(*DASHBOARD)
     _css = stylesheet()
-    config = traitlets.Dict(help="title, plan, devices, iterations, charts, buttons").tag(sync=True)
+    config = traitlets.Dict(help="title, plan, devices, iterations, charts, buttons, every_seconds").tag(sync=True)
 
     def __init__(
         self,
@@ -42,7 +44,10 @@ class Dashboard(PushedWidget):
         iterations: int | None = None,
         charts: Sequence[str] = ("success_rate", "return", "loss"),
         buttons: bool = True,
+        every_seconds: float | None = None,
     ) -> None:
+        if every_seconds is not None and not (isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf):
+            raise ConfigError(f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: every_seconds=60, or None.")
         self._feed: TimelineFeed | None = None
         self._state: dict[str, Any] = {}
         self._metrics: dict[int, dict[str, Any]] = {}
@@ -51,7 +56,7 @@ class Dashboard(PushedWidget):
         self._frame_at = -FRAME_SECONDS
         self._callbacks: list[Callable[[str], None]] = []
         config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts), "buttons": buttons}
-        super().__init__(config=config)
+        super().__init__(config=config | {"every_seconds": every_seconds})
 
     def push(
         self,

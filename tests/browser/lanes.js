@@ -70,6 +70,50 @@ const pixelsWithHits = () => {
     return { missed: [...there].filter((x) => pixels[x] === paint.full[OTHER] || pixels[x] === 0).length, there: there.size };
 };
 
+/** Instants, some at the same time, that come in batches: pixels without the right tick (also of a search), numbers that a search lists wrongly, wrong ranges. */
+const wrongTicks = () => {
+  const n = 20000, c = { start: new Float64Array(n), dur: new Float32Array(n), kind: new Uint8Array(n) }, lane = new InstantLane(), wrong = [];
+  for (let i = 0, t = 0; i < n; i++) { c.start[i] = t; c.kind[i] = Math.floor(random() * 9); if (random() < 0.8) t += Math.floor(random() ** 6 * 4000); }
+  const order = Array.from({ length: n }, (_, i) => i), t = c.start[n - 1], full = Uint32Array.from({ length: CATEGORIES }, (_, k) => k + 1), found = (i) => i % 97 === 5;
+  const check = (hits) => {
+    for (const [from, to, width] of [[0, t + 1, 700], [-t, 2 * t, 300], [t * 0.3, t * 0.31, 900], [t * 0.5, t * 0.5 + 50, 800]]) {
+      const pixel = (to - from) / width, pixels = new Uint32Array(width + 9), right = new Uint32Array(width + 9);
+      lane.paint(from, pixel, width, { full, hits }, pixels, 4);
+      for (let i = lane.count - 1; i >= 0; i--) {
+        const x = Math.floor((c.start[i] - from) / pixel);
+        if (x >= 0 && x < width && (!hits || found(i))) right[4 + x] = full[lane.found && !hits ? OTHER : c.kind[i]];
+      }
+      right.forEach((v, x) => { if (v !== pixels[x]) wrong.push(["tick", from, width, x, v, pixels[x]]); });
+      const [a, b] = lane.range(c.start[500], c.start[900]);
+      if (a !== c.start.indexOf(c.start[500]) || b !== c.start.lastIndexOf(c.start[900]) + 1) wrong.push(["range", a, b]);
+    }
+  };
+  for (let at = 0; at < n; at += 7001) {
+    lane.append(c, order.slice(at, at + 7001), 0);
+    lane.settle();
+    if (at === 7001) lane.search(found); // goes on with what comes
+  }
+  if (lane.found.hits !== order.filter(found).length || lane.found.rows.some((i, j) => i !== 5 + 97 * j)) wrong.push(["rows", lane.found.hits]);
+  check(true);
+  check(false);
+  const at = c.start[5 + 97 * 40], hit = lane.nearHit(at + 0.25, 1);
+  if (c.start[hit] !== at || !found(hit) || lane.nearHit(-10, 9) !== -1) wrong.push(["near", hit]);
+  lane.search(null);
+  check(false);
+  return wrong.slice(0, 3);
+};
+
+/** Numbers of all that a search finds, one after the other, forwards and backwards from the first and the last: [[label, lane's number, number], ...]. */
+const walked = (query) => {
+  const lanes = (track) => [...track.spans.lanes, ...track.labels.lanes, ...track.points.lanes], hits = store.search(query);
+  return [1, -1].map((direction) => {
+    const seen = [];
+    let hit = store.nextHit(-direction * Infinity, direction);
+    for (; hit && seen.length <= hits; hit = store.nextHit(hit[1].columns.start[hit[2]], direction, { lane: hit[1], i: hit[2] })) seen.push([hit[0].label, lanes(hit[0]).indexOf(hit[1]), hit[2]]);
+    return seen;
+  }).concat([hits]);
+};
+
 /** The largest error of a range's sums, as a share of the range. */
 const worstSum = () => {
   const [c, order, t] = madeSpans(20000), lane = filled(c, order);
@@ -177,5 +221,5 @@ const held = () => {
 };
 const columnsOfLane = (lane) => Object.fromEntries(Object.entries(lane.columns).map(([name, values]) => [name, [...values.subarray(0, lane.count)]]));
 
-window.checks = { held, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
+window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
   statistics: (from, to) => rangeStatistics(store, from, to) };

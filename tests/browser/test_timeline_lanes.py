@@ -71,6 +71,25 @@ def test_what_a_search_found_is_seen_among_what_it_did_not_find(page: Any) -> No
     assert found["missed"] == 0 and found["there"] >= 25
 
 
+def test_instants_are_ticks_and_a_search_lists_them(page: Any) -> None:
+    assert page.evaluate("() => checks.wrongTicks()") == []
+
+
+def test_one_steps_through_all_that_a_search_found(page: Any) -> None:
+    """Also what begins at the same time, on any lane and on one, and what took no time."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0", "cpu:1"])
+    tracks, step = [recorder.track("w", r, (f"cpu:{r}",)) for r in range(2)], recorder.name("step")
+    for at in (0, 5, 5, 9):
+        for track in tracks:
+            recorder.add(track, SpanKind.PUT, step, at * MS, at * MS, 0)
+            if at == 5:
+                recorder.add(track, SpanKind.RUN, step, at * MS, at * MS + MS, 0)
+    timeline.extend(recorder.drain())
+    fill(page, timeline)
+    forwards, backwards, hits = page.evaluate("() => checks.walked('step')")
+    assert hits == 12 == len(forwards) == len({tuple(seen) for seen in forwards}) and backwards == forwards[::-1]
+
+
 def test_sums_of_any_range_are_exact(page: Any) -> None:
     assert page.evaluate("() => checks.worstSum()") < 1e-6
 

@@ -152,3 +152,35 @@ def test_a_narrow_dashboard_has_room_for_its_figures(browser: Any) -> None:
     cut = page.evaluate("() => [...document.querySelectorAll('.rl-kpi > *')].filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.textContent)")
     assert not cut
     page.close()
+
+
+BOXES = """() => {
+    const box = (e) => { const b = e.getBoundingClientRect(); return [b.left, b.top, b.right, b.bottom]; }, root = document.querySelector(".rl-timeline");
+    const panel = root.querySelector(".rl-details"), body = root.querySelector(".rl-detailsbody");
+    const cut = body.scrollWidth > body.clientWidth, over = panel.closest(".rl-stage") !== null;
+    return { root: box(root), panel: box(panel), lanes: box(root.querySelector(".rl-stage")), cut, over };
+}"""
+
+
+@pytest.mark.parametrize(("width", "over"), [(380, False), (1000, True)])
+def test_a_panel_lies_beside_the_lanes_where_they_are_narrow(browser: Any, tmp_path: Path, width: int, over: bool) -> None:
+    page = opened(browser, timeline_html(handed_over(2, 20), tmp_path / "narrow.html"), (width, 700))
+    canvas, panel = page.locator("#timeline canvas").first, page.locator(".rl-details")
+    box, gutter = canvas.bounding_box(), float(page.evaluate("() => document.getElementById('timeline').dataset.plot.split(',')[0]"))
+    page.mouse.move(box["x"] + gutter + 20, box["y"] + 8)
+    page.mouse.down()
+    page.mouse.move(box["x"] + width - 60, box["y"] + 8)
+    page.mouse.up()
+    panel.get_by_text("selected").wait_for(timeout=10_000)
+    seen = page.evaluate(BOXES)
+    left, _, right, bottom = seen["root"]
+    assert seen["over"] is over and not seen["cut"]
+    assert left <= seen["panel"][0] and seen["panel"][2] <= right and bottom >= seen["panel"][3]
+    assert seen["lanes"][3] - seen["lanes"][1] >= 250
+    if not over:
+        assert seen["panel"][1] >= seen["lanes"][3]
+        page.get_by_role("button", name="Close").click()
+        page.wait_for_function(f"() => document.querySelector('.rl-stage').clientHeight > {seen['lanes'][3] - seen['lanes'][1] + 50}", timeout=10_000)
+        page.set_viewport_size({"width": 1000, "height": 700})
+        page.wait_for_function("() => document.querySelector('.rl-stage .rl-details')", timeout=10_000)
+    page.close()

@@ -14,7 +14,7 @@ import torch
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.notebook import _Feeder
+from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder
 from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
@@ -292,7 +292,8 @@ def test_a_dashboard_of_a_session_has_its_rows_states_and_no_buttons() -> None:
         assert s.state == "idle" and s.iterations is None
         for i in range(3):
             s.step(i)
-        assert lab.show(s).config["buttons"] is False and "idle" in s.state
+        config = lab.show(s).config
+        assert config["buttons"] is False and config["every_seconds"] == CLOCK_SECONDS and "idle" in s.state
     assert s.state == states[-1] == "finished" and board.ended.is_set() and [board.rows[i]["x"] for i in range(3)] == [0.0, 1.0, 2.0]
     with pytest.raises(KeyError), session(flow, plan) as s:
         raise KeyError("mine")

@@ -151,6 +151,15 @@ def test_metrics_that_diverged_do_not_break_the_picture() -> None:
     assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
 
 
+@pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), "60", True, None])
+def test_how_often_something_is_pushed_is_a_time(every: Any) -> None:
+    if every is None:
+        assert Dashboard().config["every_seconds"] is None and Dashboard(every_seconds=60).config["every_seconds"] == 60
+        return
+    with pytest.raises(ConfigError, match=r"Dashboard\(every_seconds=.*Next: "):
+        Dashboard(every_seconds=every)
+
+
 def test_a_stored_picture_says_why_a_run_failed() -> None:
     board = Dashboard("dead")
     plain = board.still().scene

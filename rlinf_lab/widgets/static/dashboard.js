@@ -7,7 +7,8 @@ import { DIVERGED, Rows, Sums } from "./history.js";
 import { Bubbles, Figures, Header, Picture, Utilisation, headline, label, share } from "./panels.js";
 import { Standstill } from "./standstill.js";
 
-const KEPT = 600, SILENT = 15; // samples; s without a word of the kernel, which has one every half second
+const KEPT = 600; // samples
+const SILENT = 15, MISSED = 4; // s without a word of a kernel that said it would have one in time, at least; and pushes that have not come
 const ENDED = new Set(["finished", "stopped", "failed"]);
 
 /** What the kernel has told so far. */
@@ -76,10 +77,16 @@ class DashboardView {
     this.appearing.observe(this.root);
     this.wished().forEach((key) => this.chart(key));
     this.refresh();
-    this.listening = setInterval(() => { if (run.silence > SILENT) this.refresh(); }, 1000);
+    this.listening = this.config.every_seconds ? setInterval(() => { if (this.silence) this.refresh(); }, 1000) : 0;
   }
 
   destroy() { clearInterval(this.listening); this.stopTheme(); this.observer.disconnect(); this.appearing.disconnect(); this.refresh.stop(); this.timeline.destroy(); }
+
+  /** Seconds without a word, where that is longer than the kernel said; 0 also where it has said nothing of when there will be one. */
+  get silence() {
+    const { every_seconds: every } = this.config, { silence } = this.run;
+    return every && silence > Math.max(SILENT, MISSED * every) ? silence : 0;
+  }
 
   /** New data came. All of it is drawn in one frame: what `draw` asked for would be drawn in the next. */
   changed() {
@@ -109,7 +116,7 @@ class DashboardView {
 
   draw() {
     const run = this.run, state = { iterations: this.config.iterations, ...run.state };
-    this.header.set(state, run.silence > SILENT ? run.silence : 0);
+    this.header.set(state, this.silence);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
     for (const [key, chart] of this.charts) {

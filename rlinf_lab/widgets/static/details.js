@@ -7,6 +7,8 @@ const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
+const NARROW = 640; // px: a picture less wide would be covered by what lies over it
+
 export class Details {
   constructor(view) {
     this.view = view;
@@ -23,6 +25,14 @@ export class Details {
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
     this.view.tip.style.display = "none";
+  }
+
+  /** Over the lanes where they are wide, else below them. */
+  place() {
+    const { root, stage } = this.view, below = stage.clientWidth < NARROW, home = below ? root : stage;
+    if (this.node.parentNode === home) return;
+    this.node.dataset.place = below ? "below" : "over";
+    home.append(this.node);
   }
 
   hide() { this.node.dataset.open = "false"; }
@@ -49,9 +59,10 @@ export class Details {
     }
     const kind = KINDS[c.kind[i]], cause = KIND_CAUSE[kind];
     const lines = [`${track.label}${of} · ${store.name(c.name[i]) || kind}`];
-    if (cause) lines.push(`${kind}: ${CAUSE_TEXT[cause]}`);
+    if (!c.dur[i]) lines.push(`${kind}, took no time`);
+    else if (cause) lines.push(`${kind}: ${CAUSE_TEXT[cause]}`);
     if (c.kind[i] === LABEL) lines.push("label");
-    lines.push(`${duration(c.dur[i])} from ${duration(c.start[i])}`);
+    lines.push(`${c.dur[i] ? `${duration(c.dur[i])} from` : "at"} ${duration(c.start[i])}`);
     if (c.channel[i] >= 0) lines.push(`channel ${store.name(c.channel[i])}`);
     if (c.items[i] > 0) lines.push(`${c.items[i].toLocaleString("en")} items`);
     if (c.iteration[i] >= 0) lines.push(`iteration ${c.iteration[i]}`);
@@ -80,7 +91,7 @@ export class Details {
     if (c.kind[i] === RUN || c.kind[i] === LABEL) {
       const all = durationsOf(store, track.worker, c.name[i], c.kind[i]), at = (q) => all[Math.min(all.length - 1, Math.floor(q * all.length))];
       if (all.length > 1) {
-        parts.push(make("div.muted", {}, `${all.length.toLocaleString("en")} like it: median ${duration(at(0.5))}, p95 ${duration(at(0.95))}, longest ${duration(all[all.length - 1])}; this one is ${(c.dur[i] / at(0.5)).toFixed(2)} × the median`));
+        parts.push(make("div.muted", {}, `${all.length.toLocaleString("en")} like it: median ${duration(at(0.5))}, p95 ${duration(at(0.95))}, longest ${duration(all[all.length - 1])}${at(0.5) ? `; this one is ${(c.dur[i] / at(0.5)).toFixed(2)} × the median` : ""}`));
       }
     }
     const pairs = arrowsOf(store, lane, i);
@@ -101,12 +112,12 @@ export class Details {
 
   // ---- a range
 
-  /** Select the time of the chosen span. */
+  /** Select the time of the chosen span, and around an instant what is seen as one. */
   selectPicked() {
     const p = this.view.picked;
     if (!p) return;
-    const c = p.lane.columns, shift = this.view.shift(p.layer);
-    this.view.selection = [c.start[p.i] + shift, c.start[p.i] + c.dur[p.i] + shift];
+    const c = p.lane.columns, start = c.start[p.i] + this.view.shift(p.layer), around = c.dur[p.i] ? 0 : 3 * ((this.view.to - this.view.from) / this.view.plot);
+    this.view.selection = [start - around, start + c.dur[p.i] + around];
     this.showSelection();
     this.view.redraw();
   }

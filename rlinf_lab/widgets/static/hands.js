@@ -1,5 +1,6 @@
 // Mouse and keyboard of a timeline. Keys as in Perfetto: W/S zoom, A/D pan.
 import { describeSample } from "./counters.js";
+import { NOTCH, sparse } from "./instants.js";
 import { moves } from "./paint.js";
 import { RULER } from "./rows.js";
 
@@ -88,17 +89,20 @@ export function spanAt(view, x, y) {
     const i = row.lane ? row.lane.near(time, slack) : -1;
     return i < 0 ? null : { layer: row.layer, device: row.device, lane: row.lane, i };
   }
-  const { spans, labels } = row.track, deep = spans.lanes.length;
+  const { spans, labels, points } = row.track, deep = spans.lanes.length, picked = (lane, i) => ({ layer: row.layer, track: row.track, lane, i });
+  const shift = view.shift(row.layer), there = points.lanes.map((lane) => [lane, lane.found ? lane.nearHit(time, slack) : lane.near(time, slack)]).find(([, i]) => i >= 0);
+  const notched = there && y < row.y + NOTCH + 2 && sparse(there[0], view.from - shift, view.to - shift, view.plot);
+  if (there && (there[0].found || notched)) return picked(...there);
   if (labels.lanes.length && y > row.y + row.h * 0.64) {
     const hit = labels.near(time, 0);
-    if (hit) return { layer: row.layer, track: row.track, lane: hit[0], i: hit[1] };
+    if (hit) return picked(...hit);
   }
   if (deep > 1) { // the lane under the pointer, else the ones around it
     const lane = spans.lanes[Math.min(deep - 1, Math.floor(((y - row.y) / row.h) * deep))], i = lane.near(time, slack);
-    if (i >= 0) return { layer: row.layer, track: row.track, lane, i };
+    if (i >= 0) return picked(lane, i);
   }
-  const hit = spans.near(time, slack);
-  return hit && { layer: row.layer, track: row.track, lane: hit[0], i: hit[1] };
+  const hit = spans.near(time, 0) || points.near(time, slack) || spans.near(time, slack);
+  return hit && picked(...hit);
 }
 
 function hover(view, x, y) {

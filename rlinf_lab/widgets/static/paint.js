@@ -1,6 +1,7 @@
 // One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
 import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, clock, duration, inkOn } from "./base.js";
 import { latest } from "./counters.js";
+import { NOTCH, sparse } from "./instants.js";
 import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf, missingArrows } from "./links.js";
 import { KIND_COLOUR, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
@@ -14,7 +15,7 @@ export function paintStrips(view, g, columns) {
   const strips = [];
   for (const row of view.rows) {
     if (row.y > view.height || row.y + row.h < RULER) continue;
-    for (const strip of stripsOf(row)) if (strip.lane.count && strip.y < view.height && strip.y + strip.h > RULER) strips.push({ ...strip, row });
+    for (const strip of [...stripsOf(row), ...ticksOver(view, row, columns)]) if (strip.lane.count && strip.y < view.height && strip.y + strip.h > RULER) strips.push({ ...strip, row });
   }
   if (!strips.length) return;
   const canvas = view.strip;
@@ -31,8 +32,8 @@ export function paintStrips(view, g, columns) {
   const pixel = (view.to - view.from) / columns, pixels = view.pixels;
   pixels.fill(0, 0, strips.length * columns);
   strips.forEach((strip, j) => {
-    const worker = strip.row.track ? view.workerColour(strip.row.track.worker) : "";
-    strip.lane.paint(view.from - view.shift(strip.row.layer), pixel, columns, paintOf(view.colours, view.colourBy, strip.paint, worker, strip.row.layer > 0), pixels, j * columns);
+    const worker = strip.row.track ? view.workerColour(strip.row.track.worker) : "", dense = strip.paint === "point" && !isSparse(view, strip.row, strip.lane, columns);
+    strip.lane.paint(view.from - view.shift(strip.row.layer), pixel, columns, paintOf(view.colours, view.colourBy, dense ? "dust" : strip.paint, worker, strip.row.layer > 0), pixels, j * columns);
   });
   context.putImageData(view.image, 0, 0, 0, 0, columns, strips.length);
   g.imageSmoothingEnabled = false;
@@ -40,6 +41,20 @@ export function paintStrips(view, g, columns) {
   g.beginPath(); g.rect(view.gutter, RULER, view.plot, view.height); g.clip();
   strips.forEach(({ y, h }, j) => g.drawImage(canvas, 0, j, columns, 1, view.gutter, y, view.plot, h));
   g.restore();
+}
+
+/** Strips of the instants that lie over the spans of a row: those that a search found, else all where they are few. */
+function ticksOver(view, row, columns) {
+  if (row.kind !== "track") return [];
+  return row.track.points.lanes.flatMap((lane) => {
+    if (lane.found) return [{ lane, y: row.y, h: row.h, paint: "hit" }];
+    return row.track.spans.count && isSparse(view, row, lane, columns) ? [{ lane, y: row.y, h: Math.min(NOTCH, row.h / 3), paint: "notch" }] : [];
+  });
+}
+
+function isSparse(view, row, lane, columns) {
+  const shift = view.shift(row.layer);
+  return sparse(lane, view.from - shift, view.to - shift, columns);
 }
 
 export function paintNames(view, g) {
@@ -50,7 +65,7 @@ export function paintNames(view, g) {
   for (const row of view.rows) {
     if (row.kind !== "track" || row.y > view.height || row.y + row.h < RULER) continue;
     for (const strip of stripsOf(row)) {
-      if (strip.h < 10) continue;
+      if (strip.h < 10 || strip.paint === "point") continue;
       const labelled = strip.paint === "kind" && row.track.labels.count && row.track.spans.lanes.length === 1;
       paintLaneNames(view, g, row, strip, labelled ? strip.y + strip.h * 0.34 : strip.y + strip.h / 2 + 0.5, least);
     }

@@ -35,7 +35,7 @@ export function listRows(stores, by, counters) {
       for (const track of store.tracks) if (track.worker === worker) both(track, { title: `${track.rank} on ${track.devices.join(", ")}`, device: track.devices[0] });
     }
   }
-  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && track.spans.count) add(track, layer, { title: track.label, device: "" }); });
+  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && (track.spans.count || track.points.count)) add(track, layer, { title: track.label, device: "" }); });
   if (counters) {
     const names = [...new Set(stores.flatMap((s) => [...s.counters.keys()]))];
     for (const name of names) stores.forEach((s, layer) => { if (s.counters.has(name)) rows.push({ kind: "counter", layer, title: name, series: s.counters.get(name) }); });
@@ -86,11 +86,11 @@ function counterHeight(room, count) {
   return whole < 1 || whole >= count ? COUNTER : room / whole;
 }
 
-/** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "kind" | "label". */
+/** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "point" | "kind" | "label"; later ones lie over earlier ones. */
 export function stripsOf(row) {
   if (row.kind === "device") return row.lane ? [{ lane: row.lane, y: row.y + 1, h: row.h - 2, paint: "cause" }] : [];
   if (row.kind !== "track") return [];
-  const { spans, labels } = row.track, out = [];
+  const { spans, labels, points } = row.track, out = points.lanes.map((lane) => ({ lane, y: row.y, h: row.h, paint: "point" }));
   const depth = Math.max(1, spans.lanes.length), each = row.h / depth;
   spans.lanes.forEach((lane, d) => out.push({ lane, y: row.y + d * each, h: depth > 1 ? each - 0.5 : each, paint: "kind" }));
   if (labels.lanes.length && row.h >= 9) {
@@ -107,7 +107,7 @@ const painted = new Map();
 /**
  * Colours of what is drawn: {full: packed, red, green, blue: of each category times its weight, weight, ground: of empty time, veil}. They are opaque,
  * but those of labels, which lie over the spans that they are part of: `veil` is then their alpha of 255.
- * `strip`: "cause", "kind" or "label"; `by`: "worker" or "kind"; `faint`: of the timeline that is laid over another.
+ * `strip`: "cause", "kind", "label", or of instants "point", "dust" (so many that they would seem to be one span), "notch" (over spans), "hit" (found by a search, which alone are drawn: `hits`); `by`: "worker" or "kind"; `faint`: of the timeline that is laid over another.
  */
 export function paintOf(colours, by, strip, workerColour, faint) {
   const key = `${colours.mode}|${by}|${strip}|${workerColour}|${faint}`;
@@ -122,7 +122,7 @@ export function paintOf(colours, by, strip, workerColour, faint) {
     full[k] = label && k === OTHER ? 0 : (((label ? Math.round(255 * a) : 255) << 24) | (shade[2] << 16) | (shade[1] << 8) | shade[0]) >>> 0;
     shade.forEach((v, j) => { channels[j][k] = v * weight[k]; });
   }
-  painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground, veil: label ? full[LABEL] >>> 24 : 0 }));
+  painted.set(key, (paint = { full, red: channels[0], green: channels[1], blue: channels[2], weight, ground, veil: label ? full[LABEL] >>> 24 : 0, hits: strip === "hit" }));
   return paint;
 }
 
@@ -131,6 +131,10 @@ function categoryColour(c, by, strip, workerColour, k) {
   if (k === OTHER) return [c.muted, 0.12]; // on a label strip: not drawn at all
   if (strip === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
   if (strip === "label") return [inkOn(by === "kind" ? c.busy : workerColour), 0.42];
+  if (strip === "hit") return [c.text, 1];
+  if (strip === "notch") return [inkOn(by === "kind" ? c.busy : workerColour), 1];
+  if (strip === "dust") return [categoryColour(c, by, "point", workerColour, k)[0], 0.35];
+  if (strip === "point" && by === "worker") return [workerColour, 1];
   const kind = KINDS[k];
   if (!kind || k === LABEL) return [c.muted, 0.3];
   if (by === "kind") { const name = KIND_COLOUR[kind] || "off"; return [name === "busy" ? c.busy : c.causes[name], 1]; }

@@ -6,13 +6,13 @@ import { CATEGORIES } from "./lane.js";
 export function rangeStatistics(store, from, to) {
   const workers = new Map(), names = new Map();
   for (const track of store.tracks) {
-    if (!track.spans.count) continue;
+    if (!track.spans.count && !track.points.count) continue;
     const entry = workers.get(track.worker) || { worker: track.worker, sums: new Float64Array(CATEGORIES), ranks: 0, spans: 0 };
     track.spans.sum(from, to, entry.sums);
     entry.ranks++;
-    for (const lane of track.spans.lanes) { const [a, b] = lane.range(from, to); entry.spans += b - a; }
+    for (const lane of [...track.spans.lanes, ...track.points.lanes]) { const [a, b] = lane.range(from, to); entry.spans += b - a; }
     workers.set(track.worker, entry);
-    for (const stack of [track.spans, track.labels]) for (const lane of stack.lanes) byName(names, track.worker, lane, from, to);
+    for (const stack of [track.spans, track.labels, track.points]) for (const lane of stack.lanes) byName(names, track.worker, lane, from, to);
   }
   const devices = [...store.idle].map(([device, lane]) => {
     const sums = lane.sum(from, to, new Float64Array(CATEGORIES));
@@ -59,7 +59,7 @@ export function alike(lane, i, most = 20000) {
 /** Durations of the RUN spans (or labels) of one worker and name, sorted; at most `most` of them, evenly picked. */
 export function durationsOf(store, worker, name, kind, most = 20000) {
   let total = 0;
-  const lanes = store.tracks.filter((t) => t.worker === worker).flatMap((t) => [...t.spans.lanes, ...t.labels.lanes]);
+  const lanes = store.tracks.filter((t) => t.worker === worker).flatMap((t) => [...t.spans.lanes, ...t.labels.lanes, ...t.points.lanes]);
   for (const lane of lanes) total += lane.count;
   const step = Math.max(1, Math.floor(total / (most * 8))), found = [];
   for (const lane of lanes) {
@@ -78,7 +78,7 @@ export function outliers(store, most = 8) {
   for (const track of store.tracks) {
     const own = groups.get(track.worker) || new Map();
     groups.set(track.worker, own);
-    for (const stack of [track.spans, track.labels]) {
+    for (const stack of [track.spans, track.labels, track.points]) {
       for (const lane of stack.lanes) {
         const { kind, name, dur } = lane.columns;
         for (let i = 0; i < lane.count; i++) {

@@ -1,5 +1,6 @@
 // What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
 import { KINDS, LABEL, MARK } from "./base.js";
+import { InstantLane } from "./instants.js";
 import { Lane } from "./lane.js";
 import { addSamples } from "./series.js";
 
@@ -10,7 +11,7 @@ const IDLE_COLUMNS = { waitKind: Uint8Array, track: Int32Array, channel: Int32Ar
 
 /** Spans that may overlap, on as many lanes as they need: what is nested lies one lane below what encloses it. */
 export class Stack {
-  constructor() { this.lanes = []; this.count = 0; this.keeper = null; }
+  constructor(kind = Lane) { this.lanes = []; this.count = 0; this.keeper = null; this.kind = kind; }
 
   get end() { return this.lanes.length ? Math.max(...this.lanes.map((lane) => lane.end)) : -Infinity; }
 
@@ -41,7 +42,7 @@ export class Stack {
 
   lane(d) {
     if (d === this.lanes.length) {
-      this.lanes.push(new Lane(SPAN_COLUMNS));
+      this.lanes.push(new this.kind(SPAN_COLUMNS));
       if (this.keeper) this.lanes[d].search(this.keeper(this.lanes[d]));
     }
     return this.lanes[d];
@@ -142,7 +143,7 @@ export class Store {
     this.tables = tables;
     tables.tracks.forEach(([worker, rank, devices, host], number) => {
       if (this.tracks[number]) return;
-      this.tracks[number] = { number, worker, rank, devices, host, label: `${worker} ${rank}`, spans: new Stack(), labels: new Stack(), points: new Stack() };
+      this.tracks[number] = { number, worker, rank, devices, host, label: `${worker} ${rank}`, spans: new Stack(), labels: new Stack(), points: new Stack(InstantLane) };
       if (devices.length && !this.workers.includes(worker)) this.workers.push(worker);
     });
     this.version++;
@@ -227,39 +228,48 @@ export class Store {
     };
     for (const track of this.tracks) {
       const all = () => () => true, own = !query ? null : track.label.toLowerCase().includes(query) ? all : keeper;
-      track.spans.search(own);
-      track.labels.search(own);
+      for (const stack of [track.spans, track.labels, track.points]) stack.search(own);
     }
     return this.hits();
   }
 
   hits() {
     let total = 0;
-    for (const track of this.tracks) for (const stack of [track.spans, track.labels]) for (const lane of stack.lanes) total += lane.found ? lane.found.hits : 0;
+    for (const [, lane] of this.lanes()) total += lane.found ? lane.found.hits : 0;
     return total;
   }
 
-  /** The nearest found span that starts after `time` (or before it): [track, lane, number], or null. */
-  nextHit(time, direction) {
-    let best = null, bestStart = direction * Infinity;
-    for (const track of this.tracks) {
-      for (const stack of [track.spans, track.labels]) {
-        for (const lane of stack.lanes) {
-          const i = this.nextIn(lane, time, direction);
-          if (i >= 0 && (bestStart - lane.columns.start[i]) * direction > 0) { best = [track, lane, i]; bestStart = lane.columns.start[i]; }
-        }
-      }
+  /** [track, lane] of everything that a search looks at. */
+  *lanes() {
+    for (const track of this.tracks) for (const stack of [track.spans, track.labels, track.points]) for (const lane of stack.lanes) yield [track, lane];
+  }
+
+  /**
+   * The nearest found span that starts after `time` (or before it): [track, lane, number], or null. Starting from a span, `from`: {lane, i}, also those
+   * of the same start come, lane by lane.
+   */
+  nextHit(time, direction, from = null) {
+    let best = null, bestStart = direction * Infinity, passed = false;
+    for (const [track, lane] of this.lanes()) {
+      const own = from !== null && lane === from.lane, same = from !== null && !own && passed === direction > 0;
+      passed ||= own;
+      const i = nextIn(lane, own ? from.i + direction : begin(lane, time, direction, same), direction), start = lane.columns.start[i];
+      if (i >= 0 && ((bestStart - start) * direction > 0 || (direction < 0 && start === bestStart))) { best = [track, lane, i]; bestStart = start; }
     }
     return best;
   }
+}
 
-  nextIn(lane, time, direction) {
-    const { start } = lane.columns;
-    let i = lane.at(time);
-    if (direction > 0) { for (i++; i < lane.count; i++) if (start[i] > time && lane.keep(i)) return i; return -1; }
-    for (; i >= 0; i--) if (start[i] < time && lane.keep(i)) return i;
-    return -1;
-  }
+/** The first span of a lane to look at after `time` (or before it), with `same` also of those that start at it. */
+function begin(lane, time, direction, same) {
+  const until = lane.at(same === direction > 0 ? time - 0.5 : time); // times are whole ns
+  return direction > 0 ? until + 1 : until;
+}
+
+/** The first found span from the i-th on, in this direction; -1 where there is none. */
+function nextIn(lane, i, direction) {
+  while (i >= 0 && i < lane.count && !lane.keep(i)) i += direction;
+  return i < lane.count ? i : -1;
 }
 
 /** A message of rlinf_lab/widgets/feed.py: news of the first store, and of the one that is laid over it. */

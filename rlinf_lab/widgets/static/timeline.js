@@ -61,7 +61,7 @@ export class TimelineView {
     this.tip = make("div.tip");
     this.details = new Details(this);
     this.note = make("div.note", { role: "status" });
-    this.stage = make("div.stage", {}, this.canvas, this.note, this.tip, this.details.node);
+    this.stage = make("div.stage", {}, this.canvas, this.note, this.tip);
     this.redraw = painter(this.stage, () => this.draw());
     this.legend = make("div.legend");
     this.search = make("input.search", { type: "search", placeholder: "Search spans", "aria-label": "Search spans" });
@@ -191,8 +191,8 @@ export class TimelineView {
 
   next(direction) {
     if (!this.store.query) return;
-    const at = this.picked && this.picked.layer === 0 && this.picked.track ? this.picked.lane.columns.start[this.picked.i] : (this.from + this.to) / 2;
-    const hit = this.store.nextHit(at, direction) || this.store.nextHit(direction > 0 ? -1 : Infinity, direction);
+    const from = this.picked && this.picked.layer === 0 && this.picked.track ? this.picked : null, at = from ? from.lane.columns.start[from.i] : (this.from + this.to) / 2;
+    const hit = this.store.nextHit(at, direction, from) || this.store.nextHit(direction > 0 ? -1 : Infinity, direction);
     if (!hit) return;
     const [track, lane, i] = hit, half = (this.to - this.from) / 2, mid = lane.columns.start[i] + lane.columns.dur[i] / 2;
     this.setFollow(false);
@@ -259,7 +259,7 @@ export class TimelineView {
       const widest = Math.max(60, ...this.rows.slice(0, 500).map((r) => g.measureText(r.title || "").width + (r.kind === "counter" ? 28 : 0)));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
       this.gutter = Math.round(Math.min(190, Math.max(104, widest + 46)) + this.labelWidth);
-      this.stage.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
+      this.root.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
@@ -276,6 +276,7 @@ export class TimelineView {
 
   draw() {
     const began = performance.now();
+    this.details.place();
     this.width = this.stage.clientWidth;
     this.height = this.stage.clientHeight;
     const g = fitCanvas(this.canvas, this.width, this.height), c = this.colours;
