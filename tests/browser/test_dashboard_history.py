@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.widgets.assets import DASHBOARD, module
+from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
 
@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.ma
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
     page = browser.new_page()
+    page.add_style_tag(content=stylesheet())  # without it a dashboard grows with each frame, and is drawn for ever
     code = module("base.js", "history.js", "charts.js", "panels.js")
     page.add_script_tag(content=f"{code}\nwindow.parts = {{ Rows, Sums, axisEnd, LineChart, headline, palette }};", type="module")
     page.wait_for_function("() => window.parts", timeout=10_000)

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from test_live_widgets import data, pixels, watch_errors
 
+from rlinf_lab.timeline.palette import colour_numbers, worker_colour
+
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 PROFILES = Path(__file__).parents[2] / "docs" / "profiles"
@@ -22,6 +24,12 @@ explorer = lab.PlanExplorer(lab.plan(profile, {devices}))
 explorer
 """
 ROOT = ".rl-explorer"
+
+
+KEYS = """(all) => all.map((key) => {
+    const rgb = getComputedStyle(key.querySelector("i")).backgroundColor.match(/\\d+/g);
+    return [key.textContent, "#" + rgb.map((v) => Number(v).toString(16).padStart(2, "0")).join("")];
+})"""
 
 
 def opened(jupyterlab: Any, theme: str, name: str, devices: int, gib: dict[str, float], first: str = "") -> tuple[Any, list[str], list[str]]:
@@ -67,6 +75,9 @@ def test_it_draws_plans_side_by_side_and_fits_a_laptop(jupyterlab: Any, theme: s
         assert len(colours) > 6, "bars of several workers"
     assert (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "light")
     assert lab.page.locator(f"{ROOT} tbody tr").count() >= 3
+    keys = lab.page.locator(f"{ROOT} .rl-answers .rl-legend").first.locator(".rl-key").evaluate_all(KEYS)
+    workers = {name: colour for name, colour in keys if name != "switching"}
+    assert len(workers) > 1 and workers == {name: worker_colour(number, theme) for name, number in colour_numbers(workers).items()}, "as in its timelines"
     lab.set_theme("dark" if theme == "light" else "light")
     lab.wait_until(lambda: (pixels(lab.page, ROOT)[3, 3].mean() > 200) == (theme == "dark"), "the other theme")
     assert not errors and not lab.errors() and not outside

@@ -2,7 +2,7 @@
 import { Lane, OTHER } from "./lane.js";
 
 export const NOTCH = 4; // px at the top of a lane where instants lie over its spans
-const APART = 8; // columns: nearer to each other, ticks over spans would be a line that hides them
+const APART = 24; // columns: nearer to each other, ticks over spans would be a line that hides them
 
 /** Spans without a length on one line, by start. */
 export class InstantLane extends Lane {

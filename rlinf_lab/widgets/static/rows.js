@@ -3,7 +3,7 @@ import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
 import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
-const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, SUBLANE = 5, NAMED = 14;
+const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, COMB = 16, SUBLANE = 5, NAMED = 14;
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
@@ -47,7 +47,8 @@ export function listRows(stores, by, counters) {
 function heights(row) {
   const { spans, labels } = row.track, deep = spans.lanes.length, labelled = labels.lanes.length > 1 ? 10 + labels.lanes.length * SUBLANE : 0;
   const least = Math.max(row.layer ? LEAST * 0.6 : LEAST, deep > 1 ? deep * SUBLANE : 0, labelled) - 2;
-  return [least, Math.max(least, row.layer ? TALLEST * 0.6 : TALLEST, deep > 1 ? deep * NAMED : 0)];
+  const wished = spans.count || labels.count ? TALLEST : COMB; // ticks alone say where, not what
+  return [least, Math.max(least, row.layer ? wished * 0.6 : wished, deep > 1 ? deep * NAMED : 0)];
 }
 
 /** Gives each row `y` (from the top of the content) and `h`; returns the content's height. */
