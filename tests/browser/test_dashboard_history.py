@@ -64,7 +64,7 @@ def test_a_metric_that_diverged_is_not_shown_as_what_it_was(page: Any) -> None:
       rows.put({ iteration: 4, always: 4 }); // an iteration that does not measure it
       document.body.append(chart.node);
       chart.colours = parts.palette("light");
-      Object.assign(chart.stage.style, { width: "300px", height: "100px" });
+      Object.assign(chart.stage.style, { flex: "none", width: "300px", height: "100px" });
       chart.set(rows.points("loss"), 0, rows.last.iteration, rows.latest("loss"));
       const diverged = [chart.value.textContent, chart.value.dataset.odd];
       rows.put({ iteration: 5, loss: 0.25 });
