@@ -6,11 +6,13 @@ A filler that fails ends, and the iterations go on: its error is in ``fillers`` 
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Filled, HostContext, Process
@@ -20,6 +22,65 @@ from rlinf_lab.workflow.filler import Filler
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
+
+
+PATIENCE_SECONDS = 30.0  # for which an iteration waits for the end of a step, which takes milliseconds
+
+
+class Patience:
+    """Of one host: an iteration that waits for a step without end fails, and so does each later one that waits for it. (A step is never interrupted: it may be
+    in the middle of anything.) A thread looks from the first wait for a step on."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._since: dict[Process, tuple[int, float]] = {}  # fillers in the way: in which step, and since when that is known
+
+    def begin(self) -> None:
+        """Under the mutex: a step is in the way."""
+        if self._thread is None and self._host._mock is None:  # mock time does not pass while nothing ends
+            self._thread = threading.Thread(target=self._watch, name="patience with fillers", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(PATIENCE_SECONDS / 10):
+            with self._host._mutex:
+                self._look()
+            self._host.flush()
+
+    def _look(self) -> None:
+        now, awaited = time.monotonic(), self._awaited()
+        for process, waiting in awaited.items():
+            assert process.filled is not None
+            step, since = self._since.get(process, (-1, now))
+            if step != process.filled.steps:
+                self._since[process] = process.filled.steps, now
+            elif now - since >= PATIENCE_SECONDS:
+                self._since[process] = step, now
+                self._host.report(_without_end(self._host, process, waiting))
+        self._since = {process: known for process, known in self._since.items() if process in awaited}
+
+    def _awaited(self) -> dict[Process, list[str]]:
+        """Fillers in a step, and who of the flow waits for their device."""
+        host, found = self._host, dict[Process, list[str]]()
+        for index, why, device in host._engine.waiting():
+            holder = host._engine.holder(device) if why == "lock" else None
+            if holder is not None and host._processes[holder].filled is not None:
+                found.setdefault(host._processes[holder], []).append(host._processes[index].label)
+        return found
+
+
+def _without_end(host: Host, process: Process, waiting: Sequence[str]) -> ExecutorError:
+    method, filled = host.layout.filler[process.worker].method, process.filled
+    assert filled is not None
+    return ExecutorError(
+        f"Filler {process.label} keeps {', '.join(waiting)} from {filled.device} for {PATIENCE_SECONDS:g} s: call {filled.steps + 1} of its {method}() does "
+        f"not end. Next: return from {method}() every few milliseconds and go on in the next call; what cannot be cut belongs on a device outside of the plan."
+    )
 
 
 def keep_filling(host: Host, process: Process, context: HostContext) -> None:

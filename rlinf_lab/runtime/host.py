@@ -17,12 +17,12 @@ from typing import Any
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime import turnover, wire
+from rlinf_lab.runtime import setups, turnover, wire
 from rlinf_lab.runtime.arguments import arguments
 from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
-from rlinf_lab.runtime.fillers import keep_filling
+from rlinf_lab.runtime.fillers import Patience, keep_filling
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.parcels import Parcel, opened
@@ -91,6 +91,7 @@ class Host(Scheduler):
         self._set_up = 0
         self._ready = threading.Condition()
         self._send, self._sent_all = send, sent
+        self._patience = Patience(self)
         self._postman: threading.Thread | None = None
         self._post_waits = threading.Event()
         self._outgoing: deque[tuple[str, tuple]] = deque()
@@ -122,7 +123,7 @@ class Host(Scheduler):
         """Build every worker of this host in its own thread, one after another, and wait until all are set up.
 
         Not at the same time: what a setup does to its process (``torch.manual_seed`` above all) would change what the others draw, differently each time.
-        Raises their `WorkerError`, or `Cancelled` when the host is stopped meanwhile.
+        Raises their `WorkerError`, `ExecutorError` for one that waits for a later one, or `Cancelled` when the host is stopped meanwhile.
         """
         self._declarations, self._torch_device = declarations, torch_device
         mine = [p for p in self.ranks if p.worker != DRIVER and (p.worker, p.rank) not in self.layout.absent]
@@ -132,13 +133,19 @@ class Host(Scheduler):
                     break
                 self._running += process.counts
             self._begin_thread(process)
-            with self._ready:
-                while self._set_up < number and not self.stopping:
-                    self._ready.wait()
+            self._wait_for_setup(number, process, mine[number:])
             if self.failure is not None:
                 raise self.failure
         if self._set_up < len(mine):
             raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
+
+    def _wait_for_setup(self, number: int, process: Process, later: Sequence[Process]) -> None:
+        """Until so many have ended; see `setups` for one that waits itself for ``later`` ones."""
+        idleness = setups.Idleness() if later else None
+        with self._ready:
+            while self._set_up < number and not self.stopping:
+                if not self._ready.wait(setups.IDLE_SECONDS / setups.LOOKS) and idleness is not None and idleness.seconds() >= setups.IDLE_SECONDS:
+                    raise setups.waits_for_others(process.label, process.thread, [p.label for p in later])
 
     def _begin_thread(self, process: Process) -> None:
         worker, rank = process.worker, process.rank
@@ -166,6 +173,7 @@ class Host(Scheduler):
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
         self.flush()
         self._post_waits.set()
+        self._patience.end()
         with self._ready:
             self._ready.notify_all()
         for thread in list(self._threads):
@@ -420,6 +428,7 @@ class Host(Scheduler):
             self._engine.over(iteration)
 
     def _delayed(self) -> None:
+        self._patience.begin()
         if not self._alone:
             self.say(self.place[DRIVER, 0], ("delayed", self.name))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +13,7 @@ import pytest
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.waits import Wait, standstill
+from rlinf_lab.runtime import setups
 from rlinf_lab.runtime.device_host import DeviceHost
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.process_executor import ProcessExecutor
@@ -126,3 +129,52 @@ def test_the_advice_fits_what_lies_in_the_ring(waits: list[Wait], advice: str) -
     error = standstill(waits)
     assert isinstance(error, DeadlockError) and error.waits == tuple(waits)
     assert f"Next: {advice}" in str(error) or f"or {advice}" in str(error), error
+
+
+class Meets(Worker):
+    """In its setup it waits until the last rank is there, and at most for so many seconds."""
+
+    def __init__(self, path: str, seconds: float) -> None:
+        self.path, self.seconds = Path(path), seconds
+
+    def setup(self) -> None:
+        if self.rank == self.ranks - 1:
+            self.path.touch()
+        deadline = time.monotonic() + self.seconds
+        while not self.path.exists() and not self.cancelled and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def go(self) -> int:
+        return self.rank
+
+
+@pytest.mark.parametrize("does_something", [False, True])
+def test_a_setup_that_waits_for_another_of_its_process_is_told(does_something: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(1000))
+    monkeypatch.setattr(setups, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(setups.Work, "so_far", lambda: setups.Work(next(seconds) if does_something else 0, 0, 0))
+    flow = Workflow("meets")
+    meets = flow.worker(Meets, str(tmp_path / "there"), 0.8 if does_something else 60.0, name="meets")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return meets.go()
+
+    plan = ExecutionPlan.spatial(flow, DEVICES, {"meets": [0, 1]})
+    if does_something:
+        with session(flow, plan, emulate=True) as s:
+            assert s.step() == [0, 1]
+        return
+    told = r"meets\[0\] has waited in its setup\(\) for 0.3 s.*the setup of meets\[1\] comes after it in the same process(.|\n)*Next: (.|\n)*time.sleep\(0.01\)"
+    with pytest.raises(ExecutorError, match=told), session(flow, plan, emulate=True):
+        pass
+
+
+def test_little_is_told_from_much() -> None:
+    before = setups.Work(10.0, 1 << 30, 1 << 30)
+    assert before._replace(seconds=10.4).is_next_to_nothing_since(before, 10.0)
+    assert not before._replace(seconds=10.6).is_next_to_nothing_since(before, 10.0)
+    assert not before._replace(seconds=9.0).is_next_to_nothing_since(before, 10.0)
+    assert not before._replace(read=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)
+    assert setups.Work.so_far().is_next_to_nothing_since(setups.Work(1e9, 0, 0), 1.0) is False
+    assert not before._replace(received=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)

@@ -16,8 +16,9 @@ from flows import DEVICES, cell_flow, cell_plans
 from mesh import MeshExecutor
 
 import rlinf_lab as lab
-from rlinf_lab.errors import DeadlockError, WorkerError
+from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import fillers as at_work
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Session
@@ -215,3 +216,43 @@ def test_a_result_that_cannot_travel_is_the_fillers_error() -> None:
     with pytest.raises(WorkerError, match=failed), session(flow, plan, "processes", fillers=[Filler(GivesALock, on="cpu:0", name="gives")]) as s:
         until.append(lambda: s.fillers[0].error is not None)
         assert s.step() == 14
+
+
+class Endless(Worker):
+    """Its second step ends only when the test says so."""
+
+    is_in_it: Any = None
+    may_end: Any = None
+
+    def setup(self) -> None:
+        self.steps = 0
+
+    def step(self) -> int:
+        self.steps += 1
+        if self.steps == 2:
+            type(self).is_in_it.set()
+            type(self).may_end.wait()
+        return self.steps
+
+
+def test_an_iteration_does_not_wait_for_ever_for_a_step_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(at_work, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(Endless, "is_in_it", threading.Event())
+    monkeypatch.setattr(Endless, "may_end", threading.Event())
+    monkeypatch.setattr(Holds, "until", staticmethod(Endless.is_in_it.is_set))
+    flow = Workflow("held")
+    holds, lives = flow.worker(Holds, name="holds"), flow.worker(Lives, name="lives")
+
+    @flow.iteration
+    def iteration() -> Any:
+        holds.work().wait()
+        return lives.work()
+
+    plan = ExecutionPlan("held", ("cpu:0", "cpu:1"), {"holds": [[1]], "lives": [[0]]})
+    message = r"Filler endless\[0\] keeps lives\[0\] from cpu:0 for 0.2 s: call 2 of its step\(\) does not end. Next: "
+    with session(flow, plan, fillers=[Filler(Endless, on="cpu:0")]) as s:
+        for _ in range(2):  # each later iteration, too: the step goes on
+            with pytest.raises(ExecutorError, match=message):
+                s.step()
+        Endless.may_end.set()
+        assert s.step() == 7

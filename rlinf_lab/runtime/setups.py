@@ -1,0 +1,74 @@
+"""Setups of one process come one after another (`host.Host.start`). One that waits for a later one would wait for ever; here it is found out.
+
+A setup may take as long as it likes while it does something: loading a model computes, reads or receives. One during which its process (with
+those it has started) does next to nothing for `IDLE_SECONDS`, while others are still to come after it, is taken for one that waits for them. A
+download by another process of this machine counts as something: files are fetched by one and awaited by the others behind a lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rlinf_lab.errors import ExecutorError
+
+IDLE_SECONDS = 120.0
+LOOKS = 20  # in that time
+IDLE_SHARE = 0.05  # of one core: more than a loop needs that looks for something a hundred times a second
+IDLE_BYTES = 1 << 20
+
+
+class Work(NamedTuple):
+    """``seconds``: of processors, by this process and those it has started; ``read``, ``received``: bytes, the latter by the machine."""
+
+    seconds: float
+    read: int
+    received: int
+
+    @classmethod
+    def so_far(cls) -> Work:
+        import psutil
+
+        me, seconds = psutil.Process(), 0.0
+        for process in [me, *me.children(recursive=True)]:
+            try:
+                times = process.cpu_times()
+            except psutil.Error:  # it has ended meanwhile
+                continue
+            seconds += times.user + times.system
+        files = me.io_counters() if hasattr(me, "io_counters") else None  # there is none on a Mac
+        received = sum(found.bytes_recv for name, found in psutil.net_io_counters(pernic=True).items() if name != "lo")
+        return cls(seconds, 0 if files is None else files.read_bytes + getattr(files, "read_chars", 0), received)
+
+    def is_next_to_nothing_since(self, before: Work, elapsed: float) -> bool:
+        """A child that has ended takes its seconds along: less than before is no idleness."""
+        done = self.seconds - before.seconds
+        return 0 <= done <= IDLE_SHARE * max(1.0, elapsed) and max(self.read - before.read, self.received - before.received) <= IDLE_BYTES
+
+
+class Idleness:
+    """For how long next to nothing has been done here."""
+
+    def __init__(self) -> None:
+        self._since, self._before = time.monotonic(), Work.so_far()
+
+    def seconds(self) -> float:
+        elapsed, now = time.monotonic() - self._since, Work.so_far()
+        if not now.is_next_to_nothing_since(self._before, elapsed):
+            self._since, self._before = time.monotonic(), now
+            return 0.0
+        return elapsed
+
+
+def waits_for_others(label: str, thread: int, later: Sequence[str]) -> ExecutorError:
+    """``thread``: that of the setup; ``later``: whose setups come after it."""
+    frame = sys._current_frames().get(thread)
+    where = "" if frame is None else "\n" + "".join(traceback.format_stack(frame))
+    return ExecutorError(
+        f"{label} has waited in its setup() for {IDLE_SECONDS:g} s without doing anything, and the setup of {', '.join(later)} comes after it in the same "
+        f"process: if it waits for that it would do so for ever. Next: let ranks meet in a call (self.exchange, RankGroup) instead of in setup(), or give them "
+        f"devices and processes of their own; wait for what others do on other machines before the session, or in the first call.{where}"
+    )
