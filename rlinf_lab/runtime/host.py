@@ -12,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
@@ -33,6 +34,7 @@ from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
+from rlinf_lab.runtime.shares import LostShares, Reading
 from rlinf_lab.runtime.traffic import Traffic
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
@@ -78,6 +80,7 @@ class Host(Scheduler):
         self._router = Router(layout, place, name)
         self._queues = QueueTable(layout, self._engine, self._router, name)
         self._readers = Readers()
+        self._lost_shares = LostShares(self._queues, self._engine, partial(wire.remark, self))
         self._values = ValueTable()
         self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
@@ -133,19 +136,14 @@ class Host(Scheduler):
                     break
                 self._running += process.counts
             self._begin_thread(process)
-            self._wait_for_setup(number, process, mine[number:])
+            setups.wait_for(self._ready, partial(self._has_set_up, number), process, mine[number:])
             if self.failure is not None:
                 raise self.failure
         if self._set_up < len(mine):
             raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
 
-    def _wait_for_setup(self, number: int, process: Process, later: Sequence[Process]) -> None:
-        """Until so many have ended; see `setups` for one that waits itself for ``later`` ones."""
-        idleness = setups.Idleness() if later else None
-        with self._ready:
-            while self._set_up < number and not self.stopping:
-                if not self._ready.wait(setups.IDLE_SECONDS / setups.LOOKS) and idleness is not None and idleness.seconds() >= setups.IDLE_SECONDS:
-                    raise setups.waits_for_others(process.label, process.thread, [p.label for p in later])
+    def _has_set_up(self, number: int) -> bool:
+        return self._set_up >= number or self.stopping
 
     def _begin_thread(self, process: Process) -> None:
         worker, rank = process.worker, process.rank
@@ -251,6 +249,7 @@ class Host(Scheduler):
             self._given_up = {i: cause for i, cause in self._given_up.items() if i > iteration}
             self._values.retire(iteration)
             self._readers.retire(iteration)
+            self._lost_shares.retire(iteration)
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
         start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None
@@ -342,19 +341,23 @@ class Host(Scheduler):
         process.call = None
         for channel in call.channels(WRITE):
             self._close(channel, call.iteration, process.rank)
+        reading = Reading(process.label, process.machine.part) if error is None else None
         for channel in call.channels(READ):
             home = self._router.home(channel, self.layout.shard(channel, process.rank)) if self._router.has_far_readers(channel) else self.name
             if home != self.name:
-                self.say(home, ("read", channel, call.iteration, self.name, process.index))
+                self.say(home, ("read", channel, call.iteration, self.name, process.index, reading))
             else:
-                self.reader_ended(channel, call.iteration)
+                self.reader_ended(channel, call.iteration, reading)
         self.weights.ended(process, error is None)  # before the driver hears that the call has ended
         self._complete(call, process, value, error)
         self._wake(process)
 
-    def reader_ended(self, channel: str, iteration: int) -> None:
-        """Under the mutex: one rank's call that reads this channel, which lives here, has ended."""
-        if not self._queues.is_retired(iteration) and self._readers.end(iteration, channel):
+    def reader_ended(self, channel: str, iteration: int, reading: Reading | None = None) -> None:
+        """Under the mutex: one rank's call that reads this channel, which lives here, has ended; ``reading``: well."""
+        if self._queues.is_retired(iteration):
+            return
+        self._lost_shares.ended(channel, iteration, reading)
+        if self._readers.end(iteration, channel):
             wire.abandon(self, channel, iteration)
 
     def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
@@ -555,7 +558,8 @@ class Host(Scheduler):
         wire.extend_credit(self, self._queues.of(channel), n)
 
     def _divide(self, channel: int, count: int) -> None:
-        self._queues.of(channel).divide(count)
+        (queue := self._queues.of(channel)).divide(count)
+        self._lost_shares.look(queue.name.channel, queue.name.iteration)
 
     def _takes_nothing_more(self, process: Process) -> bool:
         return process.queue is not None and turnover.takes_nothing_more(self, process, process.queue.name.channel)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -52,9 +53,17 @@ class Loop:
         self.members = Members(host, self)
         self.ending = False  # the run is being stopped: nothing begins any more, and nobody needs idle workers
         self.lost: ExecutorError | None = None
+        self.remarks: deque[str] = deque()  # to be told to the user
+        self._remarked: set[str] = set()  # about what
         self._open: dict[int, OpenIteration] = {}
         self._calls: dict[tuple[int, int], tuple[str, str, int]] = {}  # (call, rank) that has not ended: its host, label, iteration
         self._has_come: Callable[[], bool] = bool  # what the driver's thread waits for while its ``waits_for`` is "calls"
+
+    def remark(self, about: str, text: str) -> None:
+        """Under the mutex: something that is no error and hardly meant; told once."""
+        if about not in self._remarked:
+            self._remarked.add(about)
+            self.remarks.append(text)
 
     # --- iterations --------------------------------------------------------------------------------------
     def begin(self, iteration: int) -> None:

@@ -69,6 +69,7 @@ class ObservedSession(Session, Observed):
     def _stop(self) -> BaseException | None:
         """What went wrong, if anything. Warns of ranks that compute on."""
         late, problem = aside(self._stopped)
+        self._tell_remarks()
         if late:
             warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
         return problem

@@ -214,11 +214,16 @@ class Session:
                 raise
             finally:
                 self._frame = None
+        self._tell_remarks()
         if one._error is None:
             return one._result
         if one._error is self._untold:
             self._untold = None
         raise one._error from one._error.__cause__
+
+    def _tell_remarks(self) -> None:
+        while self._loop.remarks:
+            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=5)
 
     def _refuse_inside(self, what: str) -> None:
         if self._is_inside():

@@ -8,12 +8,14 @@ download by another process of this machine counts as something: files are fetch
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.runtime.process import Process
 
 IDLE_SECONDS = 120.0
 LOOKS = 20  # in that time
@@ -61,6 +63,15 @@ class Idleness:
             self._since, self._before = time.monotonic(), now
             return 0.0
         return elapsed
+
+
+def wait_for(ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]) -> None:
+    """Until ``has_come``, asked under ``ready``. Raises where the setup of ``process``, which is going on, waits for one of ``later``."""
+    idleness = Idleness() if later else None
+    with ready:
+        while not has_come():
+            if not ready.wait(IDLE_SECONDS / LOOKS) and idleness is not None and idleness.seconds() >= IDLE_SECONDS:
+                raise waits_for_others(process.label, process.thread, [p.label for p in later])
 
 
 def waits_for_others(label: str, thread: int, later: Sequence[str]) -> ExecutorError:

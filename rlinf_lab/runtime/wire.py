@@ -9,6 +9,7 @@
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
+    remarked                    to the driver: the user is told, once for each channel
     delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
@@ -29,6 +30,7 @@ from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
+from rlinf_lab.runtime.shares import Reading
 from rlinf_lab.runtime.traffic import Transit
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.watch import Pulse
@@ -158,9 +160,22 @@ def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, parts
         host.far.take(host._queues.queue(name), index, asked, first, parts)
 
 
-def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int) -> None:
+def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int, reading: Reading | None) -> None:
     host.far.left(origin, index)
-    host.reader_ended(channel, iteration)
+    host.reader_ended(channel, iteration, reading)
+
+
+def remark(host: Host, about: str, text: str) -> None:
+    """Under the mutex: for the user; see `Loop.remark`."""
+    if host.loop is not None:
+        host.loop.remark(about, text)
+    else:
+        host.say(host.place[DRIVER, 0], ("remarked", about, text))
+
+
+def _on_remarked(host: Host, about: str, text: str) -> None:
+    assert host.loop is not None
+    host.loop.remark(about, text)
 
 
 def _on_close(host: Host, stream: StreamId) -> None:
@@ -275,7 +290,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
     "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
-     "pulse?": _on_probe, "pulse": _on_pulse, "relieve": _on_relieve, "relieved": _on_relieved,
+     "pulse?": _on_probe, "pulse": _on_pulse, "remarked": _on_remarked, "relieve": _on_relieve, "relieved": _on_relieved,
 }  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import rlinf_lab as lab
@@ -56,11 +58,11 @@ def test_the_end_of_a_stream_divides_what_no_get_has_taken_yet(makers: int, read
 def test_an_error_of_the_runtime_in_the_thread_of_a_rank_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ended, reader_ended = [], Host.reader_ended
 
-    def fails(self: Host, channel: str, iteration: int) -> None:
+    def fails(self: Host, channel: str, *rest: Any) -> None:
         ended.append(channel)
         if len(ended) == 3:
             raise IndexError("pop from an empty deque")
-        reader_ended(self, channel, iteration)
+        reader_ended(self, channel, *rest)
 
     monkeypatch.setattr(Host, "reader_ended", fails)
     flow = reading(x_whole=False)

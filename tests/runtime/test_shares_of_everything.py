@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,12 @@ class Reader(Worker):
         found = inbox.get_all()
         self.exchange(0)
         return found
+
+    def late_ends(self, inbox: Inbox, late: int) -> None:
+        """The late rank ends when the others have what they asked for."""
+        if self.rank != late:
+            inbox.get_all()
+        self.exchange(0)
 
     def one_asks(self, inbox: Inbox, late: int) -> list[Any]:
         return inbox.get_all() if self.rank == late else []
@@ -170,8 +177,29 @@ def test_ranks_that_meet_before_and_after_do_not_wait_for_each_other_for_ever(fa
 
 @pytest.mark.parametrize("far", [False, True])
 def test_the_share_of_a_rank_that_does_not_ask_is_given_to_nobody(far: bool) -> None:
+    """And the user hears so, once."""
     flow = flow_of("one_asks", whole=True)
-    assert step(executor_of(flow, plan_of(flow, 2), far), 6, 1) == [[], [(0, 3), (0, 4), (0, 5)]]
+    told = r"3 items of channel 'items' in iteration 0 went to nobody: another rank of 'reader' asked.*and reader\[0\] ended without asking.*Next: "
+    with pytest.warns(RuntimeWarning, match=told) as caught:
+        assert step(executor_of(flow, plan_of(flow, 2), far), 6, 1) == [[], [(0, 3), (0, 4), (0, 5)]]
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize(("method", "count"), [("one_asks", 1), ("all", 7), ("in_parts", 9), ("weighed", 9)])
+def test_who_asks_or_has_no_share_is_not_complained_of(method: str, count: int, far: bool) -> None:
+    """Of one item rank 1 has everything."""
+    flow = flow_of(method, whole=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        step(executor_of(flow, plan_of(flow, 2), far), count, 1)
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_a_rank_that_ends_after_another_has_asked_is_told_of_too(far: bool) -> None:
+    flow = flow_of("late_ends", whole=True)
+    with pytest.warns(RuntimeWarning, match=r"2 items .* and reader\[1\] ended without asking"):
+        step(executor_of(flow, plan_of(flow, 2), far), 4, 1)
 
 
 def test_a_rank_alone_gets_everything_also_of_its_own_queue() -> None:
