@@ -114,6 +114,7 @@ class Run(Observed):
             self._warn()
 
     def _warn(self) -> None:
+        self._session._tell_remarks(stacklevel=4)  # those of another process that came after the last iteration had ended
         if self.left_behind:
             warnings.warn(left_behind(self.left_behind), RuntimeWarning, stacklevel=3)
 

@@ -221,9 +221,9 @@ class Session:
             self._untold = None
         raise one._error from one._error.__cause__
 
-    def _tell_remarks(self) -> None:
+    def _tell_remarks(self, stacklevel: int = 5) -> None:
         while self._loop.remarks:
-            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=5)
+            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=stacklevel)
 
     def _refuse_inside(self, what: str) -> None:
         if self._is_inside():

@@ -67,10 +67,13 @@ class Idleness:
 
 def wait_for(ready: threading.Condition, has_come: Callable[[], bool], process: Process, later: Sequence[Process]) -> None:
     """Until ``has_come``, asked under ``ready``. Raises where the setup of ``process``, which is going on, waits for one of ``later``."""
-    idleness = Idleness() if later else None
+    idleness: Idleness | None = None  # looked at only where a setup lasts: a look takes ten milliseconds
     with ready:
         while not has_come():
-            if not ready.wait(IDLE_SECONDS / LOOKS) and idleness is not None and idleness.seconds() >= IDLE_SECONDS:
+            if ready.wait(IDLE_SECONDS / LOOKS) or not later:
+                continue
+            idleness = idleness or Idleness()
+            if idleness.seconds() >= IDLE_SECONDS:
                 raise waits_for_others(process.label, process.thread, [p.label for p in later])
 
 

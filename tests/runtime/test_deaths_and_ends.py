@@ -178,3 +178,19 @@ def test_little_is_told_from_much() -> None:
     assert not before._replace(read=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)
     assert setups.Work.so_far().is_next_to_nothing_since(setups.Work(1e9, 0, 0), 1.0) is False
     assert not before._replace(received=(1 << 30) + (2 << 20)).is_next_to_nothing_since(before, 10.0)
+
+
+def test_a_setup_that_does_not_last_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look takes milliseconds, for each rank of each session."""
+    looks: list[int] = []
+    monkeypatch.setattr(setups.Work, "so_far", lambda: looks.append(1))
+    flow = Workflow("meets")
+    meets = flow.worker(Meets, str(tmp_path / "there"), 0.0, name="meets")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return meets.go()
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"meets": [0, 1]}), emulate=True) as s:
+        assert s.step() == [0, 1]
+    assert not looks

@@ -19,6 +19,7 @@ from rlinf_lab.planning.books import Channel, Part, Stream
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import run
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -236,3 +237,13 @@ def test_a_rank_of_another_call_finds_nothing_where_all_was_divided() -> None:
     queue.divide(Part(1, 0, 2))
     assert [(s.head, s.tail, s.total) for s in queue.shares] == [(0, 1, 5), (1, 3, 13)] and queue.depth == 3 and queue.total == 0
     assert queue.share(Part(1, 1, 2)) is queue.shares[1] and queue.share(Part(2, 0, 2)) is None and queue.share(Part(1, 2, 2)) is None
+
+
+def test_what_comes_after_the_last_iteration_of_a_run_is_told_too() -> None:
+    """The home of a queue may be another process than that of the rank that ended last."""
+    flow = flow_of("all")
+    over = run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, inputs=[3])
+    over.wait(20)
+    over._session._loop.remark("items", "3 items of channel 'items' went to nobody")
+    with pytest.warns(RuntimeWarning, match="3 items of channel 'items' went to nobody"):
+        over.wait(20)
