@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from itertools import accumulate
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.devices import cores
+from rlinf_lab.runtime.rounds import Rounds
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.typical import TypicalWork
 from rlinf_lab.timeline.span import SpanKind
@@ -57,13 +57,14 @@ def crowding(executor: str = "processes", devices: Sequence[str] | None = None, 
     return crowd.factors()
 
 
-class Crowd:
+class Crowd(Rounds):
     """Copies of a workflow, one on each device, that work alone and together by turns. Arguments are those of `crowding`.
 
     ``with Crowd(...) as crowd:`` and in it `round`, at least twice (the first one warms up); `factors` after it, when all that was recorded has come.
     """
 
     def __init__(self, executor: str = "processes", devices: Sequence[str] | None = None, flow: Workflow | None = None, **options: Any) -> None:
+        super().__init__()
         self.devices = tuple(devices) if devices is not None else tuple(f"cpu:{i}" for i in range(len(cores())))
         if not self.devices:
             raise PlanError("crowding(devices=[]): at least one device. Next: crowding(), or crowding(devices=['cpu:0', 'cpu:1']).")
@@ -71,48 +72,39 @@ class Crowd:
         self._counts = sorted({1 << k for k in range(n.bit_length()) if 1 << k <= n} | {n})
         self._shifts = [*((i,) for i in range(n)), *(tuple(range(count)) for count in self._counts[1:])]
         self._flow, self._executor, self._options = _typical() if flow is None else flow, executor, options
-        self._steps: list[list[int]] = [[] for _ in self.devices]  # of each copy, which step of all its iterations were
-        self._done, self._over = 0, False
-        self._open = ExitStack()
+        self._steps: list[dict[int, int]] = [{} for _ in self.devices]  # of each copy, which step of all its iterations were
 
-    def __enter__(self) -> Crowd:
-        with ExitStack() as opening:  # whoever fails closes those before it
-            plans = [ExecutionPlan.temporal(self._flow, [device]) for device in self.devices]
-            self._copies = [opening.enter_context(session(self._flow, plan, self._executor, **self._options)) for plan in plans]
-            self._threads = opening.enter_context(ThreadPoolExecutor(len(plans)))
-            self._open = opening.pop_all()
-        return self
+    def _open(self, opening: ExitStack) -> None:
+        plans = [ExecutionPlan.temporal(self._flow, [device]) for device in self.devices]
+        self._copies = [opening.enter_context(session(self._flow, plan, self._executor, **self._options)) for plan in plans]
+        self._threads = opening.enter_context(ThreadPoolExecutor(len(plans)))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._open.__exit__(kind, error, trace)
-        self._over = True
-
-    def round(self) -> None:
+    def _do_round(self) -> None:
         """Each copy does an iteration alone, then two at the same time, then more."""
-        for shift in self._shifts:
-            for step in [self._threads.submit(self._copies[i].step) for i in shift]:
+        done: list[dict[int, int]] = [{} for _ in self.devices]
+        for number, shift in enumerate(self._shifts, self._rounds * len(self._shifts)):
+            steps = [self._threads.submit(self._copies[i].step) for i in shift]
+            wait(steps)  # nobody computes on when one of them has failed
+            for i, step in zip(shift, steps, strict=True):
                 step.result()
-            for i in shift:
-                self._steps[i].append(self._done)
-            self._done += 1
+                done[i][self._copies[i].iteration - 1] = number
+        for steps_of_copy, new in zip(self._steps, done, strict=True):
+            steps_of_copy.update(new)
 
     def factors(self) -> tuple[float, ...]:
         """As `crowding` returns them. Raises `PlanError` before the end of the block and for less than two rounds."""
-        rounds = self._done // len(self._shifts)
-        if not self._over:
-            raise PlanError(f"{self!r} is open: what was recorded is still coming. Next: crowd.factors() after the with block.")
-        if rounds < 2:
-            raise PlanError(f"{self!r}: the first round warms up, and {rounds} were done. Next: crowd.round() at least twice.")
+        self._refuse_early("factors")
         spent = {
             (steps[iteration], i): seconds
             for i, (copy, steps) in enumerate(zip(self._copies, self._steps, strict=True))
             for iteration, seconds in computed(copy.timeline).items()
+            if iteration in steps  # of a round that was done to its end
         }
         times = np.interp(range(1, len(self.devices) + 1), self._counts, _factors(spent, self._shifts))
         return tuple(accumulate(map(float, times), max))  # noise falls, too
 
     def __repr__(self) -> str:
-        return f"Crowd({', '.join(self.devices)}: copies of workflow {self._flow.name!r}, {self._done // len(self._shifts)} rounds)"
+        return f"Crowd({', '.join(self.devices)}: copies of workflow {self._flow.name!r}, {self._rounds} rounds)"
 
 
 def _typical() -> Workflow:

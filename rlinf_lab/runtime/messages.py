@@ -13,8 +13,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from rlinf_lab.planning.profile import Message
 from rlinf_lab.runtime.crowding import computed
 from rlinf_lab.runtime.devices import cores
 from rlinf_lab.runtime.observed_session import ObservedSession
+from rlinf_lab.runtime.rounds import Rounds
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.typical import TypicalWork
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -79,23 +79,23 @@ def message_costs(executor: str = "processes", devices: Sequence[str] | None = N
     return measuring.costs()
 
 
-class PingPong:
+class PingPong(Rounds):
     """Two workers that answer each other, in threads and in processes by turns. Arguments are those of `message_costs`.
 
     ``with PingPong(...) as measuring:`` and in it `round`, at least twice (the first one warms up); `costs` after it, when all that was recorded has come.
-    In turn, because the machine may be faster in one second than in the next by more than a message costs.
     """
 
     def __init__(self, executor: str = "processes", devices: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__()
         here, *others = devices or ("cpu:0", f"cpu:{min(1, len(cores()) - 1)}")
         if executor != "local" and (not others or here in others):
             raise PlanError(f"message_costs(devices={devices!r}): two different devices at least. Next: a machine with two cores, or devices of two nodes.")
-        self._executor, self._options, self._rounds = executor, options, 0
+        self._executor, self._options = executor, options
         self._here, self._others = here, () if executor == "local" else tuple(others)
         self._sessions: list[ObservedSession] = []  # in threads, then by other device
-        self._open, self._over = ExitStack(), False
+        self._numbers: list[list[int]] = []  # of each round, which iterations they were
 
-    def __enter__(self) -> Self:
+    def _open(self, opening: ExitStack) -> None:
         flow = Workflow("messages")
         forth, back = flow.channel("forth"), flow.channel("back")
         asks, answers = flow.worker(_Asks, name="asks"), flow.worker(_Answers, name="answers")
@@ -107,48 +107,45 @@ class PingPong:
 
         apart = {"asks": [0], "answers": [1]}
         plans = [ExecutionPlan.spatial(flow, [self._here, other], apart, chunk=1) for other in self._others]
-        with ExitStack() as opening:  # whoever fails closes those before it
-            threads = [opening.enter_context(session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])))] if plans else []
-            self._sessions = [*threads, *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans)]
-            self._open = opening.pop_all()
-        return self
+        threads = [opening.enter_context(session(flow, ExecutionPlan.temporal(flow, ["cpu:0"])))] if plans else []
+        self._sessions = [*threads, *(opening.enter_context(session(flow, plan, self._executor, **self._options)) for plan in plans)]
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._over = True
-        self._open.__exit__(kind, error, trace)
-
-    def round(self) -> None:
+    def _do_round(self) -> None:
         """A hundred messages each way in threads, then in processes."""
+        numbers = []
         for one in self._sessions:
             one.step()
-        self._rounds += 1
+            numbers.append(one.iteration - 1)
+        self._numbers.append(numbers)
 
     def costs(self) -> tuple[Message, ...]:
         """As `message_costs` returns them. Raises `PlanError` before the end of the block and for less than two rounds."""
-        if not self._over:
-            raise PlanError(f"{self!r} is open: what was recorded is still coming. Next: costs() after the with block.")
-        if self._rounds < 2:
-            raise PlanError(f"{self!r}: the first round warms up. Next: round() at least twice.")
+        self._refuse_early("costs")
         if not self._sessions:
             return ()
-        threads, *processes = self._sessions
-        together = computed(threads.timeline)
-        return tuple({m.transport: m for m in (_measured(together, one) for one in processes)}.values())
+        (threads, theirs), *processes = zip(self._sessions, zip(*self._numbers, strict=True), strict=True)
+        together = _by_round(computed(threads.timeline), theirs)
+        return tuple({m.transport: m for m in (_measured(together, *one) for one in processes)}.values())
 
     def __repr__(self) -> str:
         return f"PingPong({self._executor!r}, {', '.join((self._here, *self._others))}: {self._rounds} rounds)"
 
 
-def _measured(together: Mapping[int, float], processes: ObservedSession) -> Message:
+def _measured(together: Mapping[int, float], processes: ObservedSession, numbers: Sequence[int]) -> Message:
     table = processes.timeline.iterations()
     elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
     edges = processes.transports()
     transport = str(edges[edges["channel"] == "forth"]["transport"].iloc[0])
-    return _cost(transport, together, computed(processes.timeline), elapsed)
+    return _cost(transport, together, _by_round(computed(processes.timeline), numbers), _by_round(elapsed, numbers))
+
+
+def _by_round(seconds: Mapping[int, float], numbers: Sequence[int]) -> dict[int, float]:
+    """``seconds``: by iteration; ``numbers``: the iterations of the rounds that were done to their end."""
+    return {number: seconds[iteration] for number, iteration in enumerate(numbers)}
 
 
 def _cost(transport: str, together: Mapping[int, float], apart: Mapping[int, float], elapsed: Mapping[int, float]) -> Message:
-    """Seconds computed in threads and in processes, and seconds passed in processes, by iteration; the first one does not count."""
+    """Seconds computed in threads and in processes, and seconds passed in processes, by round; the first one does not count."""
     warm, hops = sorted(elapsed)[1:], 2 * ROUNDS
     computing = statistics.median(apart[i] - together[i] for i in warm) / hops
     under_way = statistics.median(elapsed[i] - apart[i] for i in warm) / hops

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -133,3 +134,42 @@ def test_copies_of_a_workflow_of_one_s_own_work_alone_and_together() -> None:
         crowd.round()
     with pytest.raises(PlanError, match="the first round warms up, and 1 were done"):
         crowd.factors()
+
+
+class Doubtful(lab.Worker):
+    """Fails in its sixth call: in the third round, beside the other copy."""
+
+    def setup(self) -> None:
+        self.calls = 0
+
+    def work(self) -> None:
+        self.calls += 1
+        if self.calls == 6:
+            raise ValueError("not today")
+        self.compute(0.005)
+
+
+def test_a_round_that_fails_does_not_count() -> None:
+    flow = lab.Workflow("doubtful")
+    worker = flow.worker(Doubtful, name="doubtful")
+    flow.iteration(lambda: worker.work())
+    with Crowd("local", ["cpu:0", "cpu:1"], flow, emulate=True) as crowd:
+        crowd.round()
+        crowd.round()
+        with pytest.raises(lab.WorkerError, match="not today"):
+            crowd.round()
+        crowd.round()
+    assert "3 rounds" in repr(crowd) and [list(steps) for steps in crowd._steps] == [[0, 1, 2, 3, 6, 7]] * 2
+    assert [list(steps.values()) for steps in crowd._steps] == [[0, 2, 3, 5, 6, 8], [1, 2, 4, 5, 7, 8]]
+    assert crowd.factors()[0] == 1.0
+
+
+@pytest.mark.parametrize("made", [lambda: Crowd("local", ["cpu:0"]), lambda: lab.PingPong("local")])
+def test_rounds_are_done_in_the_block(made: Callable[[], lab.Crowd | lab.PingPong]) -> None:
+    measuring = made()
+    with pytest.raises(PlanError, match=r"its sessions are not open\. Next: round\(\) in the with block"):
+        measuring.round()
+    with measuring:
+        measuring.round()
+    with pytest.raises(PlanError, match="its sessions are not open"):
+        measuring.round()
