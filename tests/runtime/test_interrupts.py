@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ import pytest
 import rlinf_lab
 from rlinf_lab import notebook
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import servant as served
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.servant import Servant, Task
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -102,6 +103,7 @@ def test_a_step_may_be_interrupted_at_any_line() -> None:
 
 def test_opening_and_closing_a_session_may_be_interrupted_at_any_line() -> None:
     flow, plan = chain()
+    others = set(threading.enumerate())  # of other tests, by the same names perhaps
 
     def opened(lines: Lines) -> None:
         with lines.watching(), session(flow, plan):
@@ -115,13 +117,14 @@ def test_opening_and_closing_a_session_may_be_interrupted_at_any_line() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             opened(lines)
         for thread in threading.enumerate():
-            if thread.name in ("source[0]", "between[0]", "sink[0]"):  # what ends them may go on in the background
+            if thread not in others and thread.name in ("source[0]", "between[0]", "sink[0]"):  # what ends them may go on in the background
                 thread.join(20)
                 assert not thread.is_alive(), f"{thread.name} after an interrupt at {lines.where}"
 
 
 def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = chain()
+    others = set(threading.enumerate())
 
     def interrupted(run: Any) -> None:
         raise KeyboardInterrupt
@@ -130,7 +133,7 @@ def test_a_run_whose_dashboard_was_interrupted_is_stopped(monkeypatch: pytest.Mo
     with pytest.raises(KeyboardInterrupt):
         notebook.run(flow, plan, dashboard=True)
     for thread in threading.enumerate():
-        if thread.name == "run chain":
+        if thread not in others and thread.name == "run chain":
             thread.join(20)
             assert not thread.is_alive()
 
@@ -170,7 +173,7 @@ class Interrupted(threading.Thread):
 def test_a_servant_whose_start_was_interrupted_does_one_thing_after_another_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     servant = Servant("served twice")
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(threading, "Thread", Interrupted)
+        patched.setattr(served, "threading", SimpleNamespace(**{**vars(threading), "Thread": Interrupted}))  # of nobody else
         servant.do(lambda: 1)
     order: list[str] = []
 

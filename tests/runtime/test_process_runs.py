@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -34,14 +35,22 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 
+def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
+    """By this process and its new children: what was there before (a browser, a Ray) starts some of its own at any time."""
+    new = [child for child in psutil.Process().children() if child not in before]
+    for child in list(new):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            new += child.children(recursive=True)
+    return new
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     """Of no test, however it ends: no child, and no thread of a link."""
-    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    before = set(psutil.Process().children())
     threads = set(threading.enumerate())
     yield
-    new = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
-    _, alive = psutil.wait_procs(new, timeout=10)
+    _, alive = psutil.wait_procs(started_since(before), timeout=10)
     assert not alive
     ours = [t for t in threading.enumerate() if t not in threads and t.name.startswith(("link", "listen", "write to", "answers", "postman"))]
     for thread in ours:

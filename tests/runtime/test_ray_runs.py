@@ -129,8 +129,11 @@ def test_shutdown_ends_the_private_ray() -> None:
     flow = failing_flow()
     with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
         assert s.step(1) == 2
-    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server")]
-    assert children
+    import ray
+
+    session_name = ray._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
+    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server") and session_name in " ".join(p.cmdline())]
+    assert {p.name() for p in children} == {"gcs_server", "raylet"}
     shutdown()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]

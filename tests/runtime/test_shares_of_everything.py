@@ -183,7 +183,7 @@ def test_the_share_of_a_rank_that_does_not_ask_is_given_to_nobody(far: bool) -> 
     told = r"3 items of channel 'items' in iteration 0 went to nobody: another rank of 'reader' asked.*and reader\[0\] ended without asking.*Next: "
     with pytest.warns(RuntimeWarning, match=told) as caught:
         assert step(executor_of(flow, plan_of(flow, 2), far), 6, 1) == [[], [(0, 3), (0, 4), (0, 5)]]
-    assert len(caught) == 1
+    assert [w.category for w in caught].count(RuntimeWarning) == 1  # a socket of another test may be collected meanwhile
 
 
 @pytest.mark.parametrize("far", [False, True])
@@ -192,7 +192,7 @@ def test_who_asks_or_has_no_share_is_not_complained_of(method: str, count: int, 
     """Of one item rank 1 has everything."""
     flow = flow_of(method, whole=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         step(executor_of(flow, plan_of(flow, 2), far), count, 1)
 
 

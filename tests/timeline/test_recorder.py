@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -217,7 +218,7 @@ def test_a_disk_that_has_room_again_is_used_again(tmp_path: Path, monkeypatch: p
         def __init__(self, target: Callable[[], None], **_: object) -> None:
             self.start = target
 
-    monkeypatch.setattr(threading, "Thread", AtOnce)
+    monkeypatch.setattr("rlinf_lab.timeline.recorder.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
     write, full = spill.write_arrow, True
 
     def into_a_full_disk(*what: Any) -> None:
@@ -279,13 +280,16 @@ def test_without_a_disk_what_is_beyond_the_limit_is_counted_and_said(monkeypatch
 
 
 def _in_a_fork(told: Callable[[], bytes]) -> bytes:
-    """What a forked child tells; it ends as an ordinary process does, its clean-up included."""
+    """What a forked child tells; it ends as an ordinary process does, its clean-up included (but for what is not of the toolkit: folders of other tests)."""
+    gc.collect()
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.write(write, told())
             gc.collect()
+            for end in list(weakref.finalize._registry):
+                end.atexit = end.atexit and type((end.peek() or (None,))[0]).__module__.startswith("rlinf_lab.")
             weakref.finalize._exitfunc()  # the clean-up of a process that ends by itself
             os._exit(0)
         finally:
