@@ -14,7 +14,7 @@ class Wait:
     """A rank that waits. ``who``: worker[rank]; ``what``: in words; ``on``: the workers, or worker[rank]s, that could end it.
 
     ``via``: what lies between, one for each of ``on``: the channel's name, the device's, or "" for the value of a call. ``needs``: those of ``on`` that
-    all must move; of the others any one is enough.
+    all must move; of the others any one is enough. ``advice``: what would end it, where that is neither an item nor a device.
     """
 
     who: str
@@ -22,6 +22,7 @@ class Wait:
     on: tuple[str, ...] = ()
     via: tuple[str, ...] = ()
     needs: frozenset[str] = frozenset()
+    advice: str = ""
 
     def __str__(self) -> str:
         return f"{self.who} waits for {self.what}"
@@ -37,12 +38,12 @@ def standstill(waits: Sequence[Wait]) -> DeadlockError:
 
 
 def _advice(waits: Sequence[Wait], found: Sequence[Sequence[str]]) -> str:
+    after = dict(pairwise(found[0])) if found else {}
+    ways = list(dict.fromkeys(wait.advice for wait in waits if wait.advice and (wait.who in after or not found)))
     if not found:
-        return "Next: have somebody put what is waited for, ask for less (get(n) of fewer items), or leave that call out."
-    after = dict(pairwise(found[0]))
+        return f"Next: {'; or '.join(ways) or 'have somebody put what is waited for, ask for less (get(n) of fewer items), or leave that call out'}."
     between = {via for wait in waits for name, via in zip(wait.on, wait.via, strict=False) if name in (after.get(wait.who), worker_of(after.get(wait.who, "")))}
     devices, channels = (sorted(via for via in between if via and (":" in via) is is_device) for is_device in (True, False))
-    ways = []
     if channels:
         ways.append(f"have one of {', '.join(after)} put before it gets (channel {', '.join(map(repr, channels))}), or get before it puts where that is full")
     if devices:

@@ -37,7 +37,11 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
         for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
             host._wake(waiter)
     host.flush()
-    found = [value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration) for r in range(ranks)]
+    within = f" in exchange() {process.exchanges} of {call.method}()"
+    advice = f"have every rank of {process.worker!r} call exchange() equally often in {call.method}()"
+    found = [
+        value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
+    ]
     process.since = host.clock.now_ns()
     if process.since > start:
         host._spans.add(process, SpanKind.WAIT, start, process.since)

@@ -437,9 +437,9 @@ class Host(Scheduler):
 
     # --- values ------------------------------------------------------------------------------------------
     def fetch(
-        self, process: Process, call_id: int, producer: str, rank: int, iteration: int, timeout: float | None = None
+        self, process: Process, call_id: int, producer: str, rank: int, iteration: int, timeout: float | None = None, within: str = "", advice: str = ""
     ) -> Any:
-        """The value that a rank returned, from wherever it is; blocks; raises what the call raised."""
+        """The value that a rank returned, from wherever it is; blocks; raises what the call raised. ``within``: what else it may be, in words."""
         home = self.place[producer, rank]
         with self._mutex:
             self._raise_if_interrupted(process)
@@ -451,8 +451,8 @@ class Host(Scheduler):
                 self.say(home, ("want", call_id, rank, iteration, self.name))
             if blocked:
                 value.waiters.append(process)
-                process.awaited = f"{producer}[{rank}]"
-                self._block(process, "value", f"the value of {producer}[{rank}]")
+                process.awaited, process.advice = f"{producer}[{rank}]", advice
+                self._block(process, "value", f"the value of {producer}[{rank}]{within}")
         self.flush()
         if blocked:
             try:

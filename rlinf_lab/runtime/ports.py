@@ -50,8 +50,15 @@ class InboxPort:
     def take(self, *, key: int | None = None) -> Any:
         items = self._host.get(self._process, self._queue(key), 1)
         if not items:
-            raise ChannelClosed(f"{self._who()}: take() after the end of the stream: every producer has finished.")
+            raise ChannelClosed(f"{self._who()}: take({'' if key is None else f'{key=}'}) after the end of the stream: {self._why_nothing_comes(key)}")
         return items[0]
+
+    def _why_nothing_comes(self, key: int | None) -> str:
+        if self._process.leaving:
+            return "the rank leaves, and the others take what it would have taken."
+        producers = self._host.layout.graph.producers(self._channel)
+        done = f"{' and '.join(producers)} {'have' if len(producers) > 1 else 'has'} finished"
+        return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
 
     def _queue(self, key: int | None) -> Any:
         number = self._key(key)

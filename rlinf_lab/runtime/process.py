@@ -87,7 +87,8 @@ class Process:
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
     event: int = -1  # what it has told the engine before it waited
-    awaited: str = ""  # the rank whose value it waits for
+    awaited: str = ""  # the rank whose value it waits for; "": nobody known
+    advice: str = ""  # what would end that; see `planning.waits.Wait`
     asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far

@@ -34,13 +34,14 @@ def wait_of(host: Host, process: Process) -> Wait | None:
             needs.add(label)
             held.append(f"{name} is held by {label}")
     note = f" ({', '.join(held)})" if held else ""
-    return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs))
+    advice = process.advice if process.waits_for == "value" else ""
+    return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)
 
 
 def _others(host: Host, process: Process) -> dict[str, str]:
     """Who puts what it wants, takes what it puts, or computes what it needs; and the channel in between."""
     if process.waits_for == "value":
-        return {process.awaited: ""}
+        return {process.awaited: ""} if process.awaited else {}
     if process.waits_for == "calls" and host.loop is not None:
         return dict.fromkeys(sorted({label.split(".")[0] for label in host.loop.open_calls()}), "")
     if process.event not in (Event.GET, Event.PUT) or process.queue is None:

@@ -108,7 +108,9 @@ class WeightTable:
             if waits:
                 store.waiters.append(process)
                 self._ask(name, store)
-                process.awaited = f"{store.owner}[0]"
+                process.awaited = f"{store.owner}[0]" if store.owner else ""
+                there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
+                process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
                 host._block(process, "value", f"version {wanted} of the weights {name!r}")
         host.flush()
         if waits:

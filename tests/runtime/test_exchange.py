@@ -96,5 +96,6 @@ def test_a_rank_that_does_not_come_is_a_deadlock_by_name(executor: str) -> None:
     uneven = flow.worker(Uneven, name="uneven")
     flow.iteration(lambda: uneven.meet())
     plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"uneven": [0, 1]})
-    with lab.session(flow, plan, executor=executor) as session, pytest.raises(DeadlockError, match=r"uneven\[0\] waits for the value of uneven\[1\]"):
+    told = r"uneven\[0\] waits for the value of uneven\[1\] in exchange\(\) 2 of meet\(\)\nNext: have every rank of 'uneven' call exchange\(\) equally often"
+    with lab.session(flow, plan, executor=executor) as session, pytest.raises(DeadlockError, match=told):
         session.step()
