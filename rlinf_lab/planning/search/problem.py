@@ -6,6 +6,8 @@ tells the seconds of one chunk for every number of devices; everything else foll
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,6 +15,8 @@ from functools import cached_property
 import numpy as np
 
 Counts = tuple[int, ...]
+MOST_CUTS = 6_305  # of a graph, in all its parts: those of eight leaves without an edge; of ten a search took minutes
+FEW_LEAVES = 8  # which have no more
 
 
 @dataclass(frozen=True)
@@ -120,31 +124,100 @@ class Cuts:
     def __init__(self, problem: Problem) -> None:
         self._edges = dict(problem.edges)
         self._coarsest = problem.granularities - 1
-        count = len(problem.names)
-        self._before = [sum(1 << p for p, c in self._edges if c == v) for v in range(count)]
-        self._after = [sum(1 << c for p, c in self._edges if p == v) for v in range(count)]
+        self._orders = Orders.of(problem)
+        self._after = [sum(1 << c for p, c in self._edges if p == v) for v in range(len(problem.names))]
         self._known: dict[int, tuple[Cut, ...]] = {}
 
     def of(self, leaves: int) -> tuple[Cut, ...]:
-        """Every way to cut a set, smaller upstream parts first."""
+        """Every way to cut a set, smaller upstream parts first; where the graph has too many, those of one order of its leaves (`Orders`)."""
         if leaves not in self._known:
-            found = [self._cut(part, leaves & ~part) for part in subsets(leaves) if not self._feeds(leaves & ~part, part)]
+            found = [self._cut(part, leaves & ~part) for part in self._orders.upstream(leaves)]
             found.sort(key=lambda c: (c.before.bit_count(), c.before))
             self._known[leaves] = tuple(found)
         return self._known[leaves]
 
     def sources(self, leaves: int) -> int:
-        return sum(1 << v for v in members(leaves) if not self._before[v] & leaves)
+        return sum(1 << v for v in members(leaves) if not self._orders.producers[v] & leaves)
 
     def sinks(self, leaves: int) -> int:
         return sum(1 << v for v in members(leaves) if not self._after[v] & leaves)
 
-    def _feeds(self, producers: int, consumers: int) -> bool:
-        return any(self._before[v] & producers for v in members(consumers))
-
     def _cut(self, before: int, after: int) -> Cut:
         crossing = [finest for (p, c), finest in self._edges.items() if before >> p & 1 and after >> c & 1]
         return Cut(before, after, bool(crossing), min([self._coarsest, *crossing]))
+
+
+class Orders:
+    """In which orders the leaves of a graph may stand: any in which producers come before consumers, or one of these, where they have more cuts than can be
+    looked at (they grow threefold with every leaf that no edge holds)."""
+
+    def __init__(self, edges: frozenset[tuple[int, int]], count: int) -> None:
+        self.producers = [sum(1 << p for p, c in edges if c == v) for v in range(count)]
+        self._first = list(self.producers)  # by leaf, those that no cut puts after it
+        self._order = self._topological()
+
+    @staticmethod
+    def of(problem: Problem) -> Orders:
+        return _orders(frozenset(problem.edges), len(problem.names))
+
+    @cached_property
+    def all(self) -> bool:
+        """Whether every order is looked at."""
+        follows = all(self.producers[w] >> v & 1 for v, w in itertools.pairwise(self._order))  # of a chain there is one
+        return follows or len(self._order) <= FEW_LEAVES or not self._exceeds(MOST_CUTS)
+
+    def upstream(self, leaves: int) -> list[int]:
+        """Proper subsets, not empty, that nobody else in the set feeds."""
+        return self._closed(leaves, self._first if self.all else self._in_one_order)
+
+    @cached_property
+    def _in_one_order(self) -> list[int]:
+        found = list(self._first)
+        for v, w in itertools.pairwise(self._order):
+            found[w] |= found[v] | 1 << v
+        return found
+
+    def _topological(self) -> list[int]:
+        order: list[int] = []
+        placed, left = 0, list(range(len(self.producers)))
+        while left:
+            v = next(v for v in left if not self.producers[v] & ~placed)
+            order.append(v)
+            left.remove(v)
+            placed |= 1 << v
+        return order
+
+    def _closed(self, leaves: int, first: list[int], most: int | None = None) -> list[int]:
+        """``most``: no need to go on when there are more."""
+        found = [0]
+        for v in self._order:
+            if leaves >> v & 1:
+                needed = first[v] & leaves
+                found += [part | 1 << v for part in found if part & needed == needed]
+                if most is not None and len(found) > most:
+                    break
+        return [part for part in found if part and part != leaves]
+
+    def _exceeds(self, most: int) -> bool:
+        """Whether the set of all leaves, and all that come of cutting it, have more cuts together."""
+        count, seen, open_ = 0, set[int](), [(1 << len(self.producers)) - 1]
+        while open_:
+            leaves = open_.pop()
+            if leaves in seen or not leaves & (leaves - 1):
+                continue
+            seen.add(leaves)
+            parts = self._closed(leaves, self._first, most)
+            count += len(parts)
+            if count > most:
+                return True
+            open_ += [*parts, *(leaves & ~part for part in parts)]
+        return False
+
+
+@functools.lru_cache(64)
+def _orders(edges: frozenset[tuple[int, int]], count: int) -> Orders:
+    """Every search, and everything that follows a plan, asks for those of the same graph."""
+    return Orders(edges, count)
 
 
 def members(mask: int) -> list[int]:
