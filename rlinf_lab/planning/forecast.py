@@ -18,7 +18,7 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.budget import Budget
-from rlinf_lab.planning.by_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank
+from rlinf_lab.planning.by_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank, separable
 from rlinf_lab.planning.costs import Stream
 from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.device import Device
@@ -49,21 +49,22 @@ METHODS = {"generation": "generate", "simulator": "step", "batch": "work"}
 
 def forecast(
     placement: Placement, iterations: int = 2, devices: Sequence[str] = (), noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = (),
-    detail: int = DETAIL,
+    detail: int = DETAIL, one_by_one: bool = False,
 ) -> Timeline:
     """The predicted timeline of some iterations. The first one includes coming to the devices; later ones are what a run settles to. With staleness
     they overlap.
 
     ``devices``: names (default: their kind and number). ``noise``: relative standard deviation of every duration, drawn from ``seed``.
     ``outages``: when devices are away; a gang waits for all of its devices, a rank by itself for its own. ``detail``: bundles of items at most,
-    unless the plan's chunks ask for more.
+    unless the plan's chunks ask for more. ``one_by_one``: sources hand over each bundle as soon as it is made, and
+    ranks take theirs by themselves, whatever the plan's chunks.
     """
     whole("iterations", iterations, 1, MOST_ITERATIONS)
     number("noise", noise, 0, 10)
     whole("seed", seed, 0, 2**63)
     if isinstance(outages, str | bytes) or not isinstance(outages, Sequence) or not all(isinstance(o, Outage) for o in outages):
         raise PlanError(f"outages is {shown(outages)}; give a list of them. Next: outages=[lab.Outage.of('cuda:3', 100, 160)], from and to in seconds.")
-    return _Forecast(placement, devices, noise, seed, detail).run(iterations, outages)
+    return _Forecast(placement, devices, noise, seed, detail, one_by_one).run(iterations, outages)
 
 
 def device_names(placement: Placement) -> tuple[str, ...]:
@@ -127,14 +128,15 @@ def _answers(profile: Profile, edge: EdgeProfile) -> bool:
 
 
 class _Forecast:
-    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int) -> None:
+    def __init__(self, placement: Placement, devices: Sequence[str], noise: float, seed: int, detail: int, one_by_one: bool) -> None:
         self.placement, self.setting, self.profile = placement, placement.setting, placement.setting.profile
         self.problem = self.setting.problem(placement.arrangement)
         self.edges = (*self.profile.edges, *gates(self.profile))
         self.names = tuple(devices) or device_names(placement)
         self.noise, self.random = noise, np.random.default_rng(seed)
+        self.one_by_one = one_by_one
         self.streams: dict[tuple[str, int], Stream] = {}
-        self.by_rank = frozenset(name for name in by_rank(placement) if not self._streams(name))
+        self.by_rank = frozenset(name for name in (separable if one_by_one else by_rank)(placement) if not self._streams(name))
         self.items = self._bundles(detail)
         self.taken: dict[tuple[str, str, int], int] = {}
         self.links = Links.of(self.profile, self._moving(), self.items)
@@ -357,7 +359,8 @@ class _Forecast:
 
         def script(turn: Turn) -> Script:
             if not inputs:
-                for part in made or _divided(self._share(name, turn.position, turn.count), seat.chunks):
+                share = self._share(name, turn.position, turn.count)
+                for part in _divided(share, share) if self.one_by_one else made or _divided(share, seat.chunks):
                     yield from work(turn.iteration, part)
                 return
             n = 0

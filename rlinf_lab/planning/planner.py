@@ -17,7 +17,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import SAME, Candidate, alike
-from rlinf_lab.planning.caveats import caveats
+from rlinf_lab.planning.caveats import WORTH, caveats
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
@@ -83,10 +83,26 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only."""
+        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only;
+        whose items may come at other times."""
         placement = self.candidate.placement
         told = [s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1]
-        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in told))
+        return (*caveats(placement), *self._one_by_one, *(f"{split}. Next: {split.advice}" for split in told))
+
+    @cached_property
+    def _one_by_one(self) -> tuple[str, ...]:
+        """Where iterations overlap: what it would change if sources put items one by one, simulated. A profile does not say when within a call items appear."""
+        placement = self.candidate.placement
+        sources = sorted(placement.setting.sources)
+        if self.simulated is None or not placement.setting.overlap or not sources:
+            return ()
+        _, seconds = settled(steady(placement, self.devices, one_by_one=True), placement.setting.staleness)
+        if abs(seconds - self.simulated) <= WORTH * self.simulated:
+            return ()
+        return (
+            f"{' and '.join(sources)}: simulated as handing over items in the plan's chunks, to all ranks at a time; where items are put one by one, and ranks "
+            f"begin with theirs in another turn, an iteration takes about {seconds:.4g} s",
+        )
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -104,7 +120,7 @@ class Planned:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the timeline, which is simulated again."""
-        return {key: value for key, value in self.__dict__.items() if key != "timeline"}
+        return {key: value for key, value in self.__dict__.items() if key not in ("timeline", "_one_by_one")}
 
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "mode": self.mode, "shape": self.shape, "seconds": self.seconds, "seconds_are": self.seconds_are,

@@ -84,11 +84,12 @@ class Profile:
         try:
             data = json.loads(text, object_pairs_hook=_distinct)
         except json.JSONDecodeError as error:
-            raise ConfigError(f"The profile is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.") from error
+            found = f"{error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
+            raise ConfigError(f"The profile is not JSON: {found}. Next: mend it there; docs/profile.md has examples.") from error
         except ConfigError:
             raise
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise ConfigError(f"The profile is not JSON that can be read: {error}.") from error
+            raise ConfigError(f"The profile is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote.") from error
         return cls.from_dict(data)
 
     @classmethod
@@ -96,11 +97,11 @@ class Profile:
         """Read a JSON file."""
         file = _path(path)
         try:
-            if not file.is_file():
+            if file.is_dir() or not file.exists():  # a pipe is as good as a file
                 folder = file if file.is_dir() else file.parent
-                near = sorted(p.name for p in folder.glob("*.json"))[:5] if folder.is_dir() else []
-                raise ConfigError(f"No profile at {str(path)!r}. JSON files there: {listing(near)}.")
-            return cls.from_json(file.read_text(encoding="utf-8"))
+                near = sorted(p.name for p in folder.glob("*.json") if p.is_file())[:5] if folder.is_dir() else []
+                raise ConfigError(f"No profile at {str(path)!r}{' (a folder)' * file.is_dir()}. JSON files there: {listing(near)}.")
+            return cls.from_json(file.read_text(encoding="utf-8-sig"))  # some editors begin with a mark of the encoding
         except UnicodeDecodeError as error:
             raise ConfigError(f"{str(path)!r} is no JSON: byte {error.start} is no text. Next: a file that profile.save(path) wrote.") from error
         except (OSError, ValueError) as error:
@@ -163,7 +164,7 @@ class Profile:
             lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
         for h in self.handovers:
             lines.append(f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after))
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -175,7 +176,8 @@ class Profile:
             for n, w in self.workers.items()
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))
-        return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table></div>"
+        notes = "".join(f"<br><small>{escape(note)}</small>" for note in self.notes)
+        return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table>{notes}</div>"
 
 
 def _path(path: Any) -> Path:

@@ -22,14 +22,14 @@ MOST_SPANS = 100_000  # of a forecast that is made longer: some tenths of a seco
 ALIKE = 1e-7  # relative to the run: durations are rounded to nanoseconds
 
 
-def steady(placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL) -> Timeline:
-    """A forecast of as many iterations as it takes to settle. ``detail``: of `forecast`."""
+def steady(placement: Placement, devices: Sequence[str] = (), detail: int = DETAIL, one_by_one: bool = False) -> Timeline:
+    """A forecast of as many iterations as it takes to settle. ``detail``, ``one_by_one``: of `forecast`."""
     staleness = placement.setting.staleness
     iterations = needed(staleness)
-    timeline = forecast(placement, iterations, devices, detail=detail)
+    timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
     while staleness and iterations < LONGEST and 2 * len(timeline.spans) <= MOST_SPANS and _period(timeline, staleness) is None:
         iterations = min(2 * iterations, LONGEST)
-        timeline = forecast(placement, iterations, devices, detail=detail)
+        timeline = forecast(placement, iterations, devices, detail=detail, one_by_one=one_by_one)
     return timeline
 
 
