@@ -66,6 +66,8 @@ def main(arguments: list[str] | None = None) -> int:
     command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
     try:
         if isinstance(command, PlanCommand):
+            if isinstance(command, SimulateCommand) and command.out is not None:
+                _known_ending(command.out)  # before everything is planned and simulated
             return command.run(write_timeline)
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:

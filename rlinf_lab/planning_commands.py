@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +49,7 @@ class PlanCommand:
     def run(self, write: Writer) -> int:
         """Print the ranked plans; the exit status. ``write``: of a timeline to a file."""
         plans = self.plans()
-        print(plans.to_json() if self.json else plans)
+        show(plans.to_json() if self.json else str(plans))
         return 0
 
 
@@ -78,8 +80,19 @@ class SimulateCommand(PlanCommand):
                 why = error.strerror or error
                 raise ConfigError(f"The timeline cannot be written to {str(self.out)!r}: {why}. Next: --out in a folder that exists.") from error
         report = simulation(chosen, timeline)
-        print(json.dumps(report, indent=1) if self.json else _text(report))
+        show(json.dumps(report, indent=1) if self.json else _text(report))
         return 0
+
+
+def show(text: str) -> None:
+    """Print, down to the last byte. `ConfigError` where that cannot be (a full disk); whoever has read enough of a pipe is told by `BrokenPipeError`."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end goes there
+        raise ConfigError(f"The output cannot be written: {error.strerror or error}. Next: another file, or a disk with room.") from error
 
 
 def counts(text: str) -> int | Mapping[str, int]:

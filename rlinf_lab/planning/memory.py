@@ -79,4 +79,5 @@ def slots(worker: WorkerProfile, devices: np.ndarray, free_gib: np.ndarray) -> n
     """Sequences that a rank of a generator can run at once beside its weights; None: memory is no limit."""
     if not worker.memory.per_item_gib or not np.isfinite(free_gib).any():
         return None
-    return np.floor((free_gib - resident(worker, devices)) * worker.ranks.devices_per_rank / worker.memory.per_item_gib + ROUNDING)
+    with np.errstate(over="ignore"):  # of next to nothing there is room for any number
+        return np.floor((free_gib - resident(worker, devices)) * worker.ranks.devices_per_rank / worker.memory.per_item_gib + ROUNDING)

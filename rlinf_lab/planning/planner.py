@@ -83,11 +83,15 @@ class Planned:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only;
-        whose items may come at other times."""
+        """What it assumes, and what other times of its items would change."""
+        return (*self.assumed, *self._one_by_one)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """Where its seconds rest on ranks going on together, and ranks that take items by themselves may take another time; who may have one rank only."""
         placement = self.candidate.placement
         told = [s for s in splits(placement.setting.profile, self.graph) if s.sure or placement.seats[s.worker].ranks > 1]
-        return (*caveats(placement), *self._one_by_one, *(f"{split}. Next: {split.advice}" for split in told))
+        return (*caveats(placement), *(f"{split}. Next: {split.advice}" for split in told))
 
     @cached_property
     def _one_by_one(self) -> tuple[str, ...]:

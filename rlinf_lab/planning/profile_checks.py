@@ -12,6 +12,7 @@ from rlinf_lab.planning.profile_parts import Cell, DeviceKind, EdgeProfile, Hand
 from rlinf_lab.planning.reading import check, known, listing
 from rlinf_lab.workflow.graph import DRIVER
 
+LEAST_ITEMS = 1e-6  # of a call; numbers near the smallest of all make no seconds an item
 MOST_SUB_BATCHES = 64
 MOST_RANKS = 1_000_000
 NEAR = 8192  # devices: so far the nearest number to a pin is looked for
@@ -75,6 +76,8 @@ def check_profile(profile: Parts) -> None:
 
 
 def _check_name(where: str, name: str) -> None:
+    if not name.strip():
+        raise ConfigError(f"{where} has the name {shown(name)}, in which there is nothing to read. Next: a text such as 'h100'.")
     if not name.isprintable():
         plain = "".join(c if c.isprintable() else "_" for c in name)
         raise ConfigError(f"{where} has the name {shown(name)}, which does not fit on a line of text. Next: {plain!r}.")
@@ -98,7 +101,7 @@ def _check_cells(profile: Parts) -> None:
             )
         cycles.remove(set(cell.members))  # a second entry for it would be ignored
         if not cell.sub_batches or min(cell.sub_batches) < 1 or max(cell.sub_batches) > MOST_SUB_BATCHES:
-            raise ConfigError(f"profile.cells[{i}].sub_batches is {list(cell.sub_batches)}; give numbers from 1 to {MOST_SUB_BATCHES}, such as [1, 2].")
+            raise ConfigError(f"profile.cells[{i}].sub_batches is {shown(list(cell.sub_batches))}; give numbers from 1 to {MOST_SUB_BATCHES}. Next: [1, 2].")
 
 
 def _cycles(profile: Parts) -> list[set[str]]:
@@ -167,6 +170,8 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
     for i, sample in enumerate(worker.samples):
         if sample.devices == 0 and worker.resource == "device":
             raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")
+        if sample.items < LEAST_ITEMS:
+            raise ConfigError(f"{where}.samples[{i}].items is {sample.items:g}, hardly any of an item. Next: the items of the measured call, such as 1.")
         for other in sample.beside:
             known("worker", other, profile.workers, f"{where}.samples[{i}].beside")
             if other == name:
@@ -183,7 +188,7 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
                 f"{where}.exponent is {worker.exponent:g}: of a generator it is the part of the measured seconds that falls with devices. Next: 1 or less."
             )
     elif worker.lengths is not None or worker.model is not None or worker.max_running is not None:
-        raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'.")
+        raise ConfigError(f"{where}.kind is {worker.kind!r}, but lengths, model and max_running belong to kind 'generation'. Next: that kind, or without them.")
     _check_ranks(where, worker.ranks, worker.devices)
 
 
@@ -203,7 +208,10 @@ def _check_outputs(where: str, sample: Sample) -> None:
     """When outputs appeared: in order, within the call, at most all of them."""
     rising = all(a[0] <= b[0] and a[1] <= b[1] for a, b in itertools.pairwise(sample.outputs))
     if sample.outputs and not (rising and sample.outputs[0][0] >= 0 and sample.outputs[0][1] >= 0 and sample.outputs[-1][1] <= 1):
-        raise ConfigError(f"{where} goes from {list(sample.outputs[0])} to {list(sample.outputs[-1])}; both columns must rise from 0 or more, to at most 1.")
+        raise ConfigError(
+            f"{where} goes from {list(sample.outputs[0])} to {list(sample.outputs[-1])}; both columns must rise from 0 or more, to at most 1. "
+            f"Next: [seconds since the start, part of the outputs that had appeared], the earliest first."
+        )
     if sample.outputs and sample.outputs[-1][0] > sample.seconds:
         raise ConfigError(
             f"{where} ends with {list(sample.outputs[-1])}: {sample.outputs[-1][0]:g} s after the start of a call of {sample.seconds:g} s. "
@@ -214,9 +222,12 @@ def _check_outputs(where: str, sample: Sample) -> None:
 def _check_lengths(where: str, lengths: Lengths) -> None:
     given = [n for n in ("completion", "quantiles") if getattr(lengths, n)] + ["mean_tokens"] * (lengths.mean_tokens is not None)
     if len(given) != 1:
-        raise ConfigError(f"{where} gives {listing(given)}; exactly one of completion, quantiles and mean_tokens describes the lengths.")
+        raise ConfigError(f"{where} gives {listing(given)}; exactly one of completion, quantiles and mean_tokens describes the lengths. Next: one of them.")
     if lengths.mean_tokens is not None and lengths.mean_tokens >= lengths.max_tokens:
-        raise ConfigError(f"{where}.mean_tokens is {lengths.mean_tokens:g}, not below max_tokens = {lengths.max_tokens:g}.")
+        raise ConfigError(
+            f"{where}.mean_tokens is {lengths.mean_tokens:g}, not below max_tokens = {lengths.max_tokens:g}. "
+            "Next: the longest response as max_tokens."
+        )
     for name in ("completion", "quantiles"):
         curve = getattr(lengths, name)
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))

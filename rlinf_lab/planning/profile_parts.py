@@ -87,7 +87,7 @@ class ModelShape:
 class Lengths:
     """Distribution of response lengths: a completion curve of a measured run, token quantiles, or a mean and a maximum."""
 
-    max_tokens: float = rule(above=0, high=1e9, unit="tokens", doc="longest response")
+    max_tokens: float = rule(low=1, high=1e9, unit="tokens", doc="longest response")
     completion: tuple[tuple[float, float], ...] = rule((), doc="(seconds, fraction finished) of a run with all requests started at once")
     quantiles: tuple[tuple[float, float], ...] = rule((), doc="(tokens, fraction of responses not longer)")
     mean_tokens: float | None = rule(None, above=0, unit="tokens", doc="mean length, with nothing else known: a log-normal cut at max_tokens")
@@ -183,5 +183,5 @@ class DeviceKind:
     """One kind of device, where there are several."""
 
     name: str = rule(doc="such as 'h100'")
-    speed: float = rule(1.0, above=0, high=1e6, doc="relative to the first kind, for workers without samples on this kind")
+    speed: float = rule(1.0, low=1e-6, high=1e6, doc="relative to the first kind, for workers without samples on this kind")
     memory_gib: float | None = rule(None, above=0, high=1e9, unit="GiB", doc="memory of one such device; null: device_memory_gib")

@@ -79,8 +79,13 @@ def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...
     if arguments[-1] is Ellipsis:
         return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.")
+        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.{_example(arguments)}")
     return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
+
+
+def _example(kinds: tuple[Any, ...]) -> str:
+    values = {float: "0.5", int: "1", str: "'name'"}
+    return f" Next: such as [{', '.join(values.get(k, '...') for k in kinds)}]."
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
