@@ -13,7 +13,9 @@ import numpy as np
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import counted
 
 
 @dataclass(frozen=True)
@@ -60,14 +62,19 @@ class Window:
 
     @classmethod
     def of(cls, timeline: Timeline, profile: Profile, most: int) -> Window:
-        """Of ``most`` iterations at most, without the first, which warms up. Raises `PlanError` where that leaves fewer than two."""
-        spans = timeline.spans
+        """Of ``most`` iterations at most that have ended, without the first, which warms up. Raises `PlanError` where that leaves fewer than two."""
+        timeline = timeline.snapshot()
+        spans, over = timeline.spans, whole_iterations(timeline)
         runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
         every = np.unique(runs["iteration"])
+        every = every if over is None else every[np.isin(every, sorted(over))]
         warm = every[1:][-most:]
         if len(warm) < 2:
-            raise PlanError(f"The timeline has {len(every)} iterations; the first one warms up, and two more are needed to see a drift.")
-        runs = runs[runs["iteration"] >= warm[0]]
+            raise PlanError(
+                f"The timeline has {counted(len(every), 'iteration')} that came to an end; the first one warms up, and two more are needed to see a drift. "
+                f"Next: replan(...) after {3 - len(every)} more."
+            )
+        runs = runs[np.isin(runs["iteration"], warm)]
         handed, rest = {}, np.ones(len(runs), bool)
         for h in profile.handovers:
             own = [i for i, track in enumerate(timeline.tracks) if track.worker == h.worker]

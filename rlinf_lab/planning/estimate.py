@@ -38,6 +38,7 @@ from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.under_way import Flights
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, Step, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
@@ -249,7 +250,7 @@ def estimate(
             f"estimate({shown(flow)}, plan={shown(plan)}, timeline={shown(timeline)}): costs are read off a finished run; the plan and the Timeline of that "
             f"run are needed. Next: run = lab.run(flow, plan, 4); run.wait(); lab.estimate(flow, plan, run.timeline)."
         )
-    measured = checked_layout(flow, plan)
+    measured, timeline = checked_layout(flow, plan), timeline.snapshot()
     graph = measured.graph
     records = read(graph, timeline, iterations)
     consumers = {}
@@ -260,8 +261,8 @@ def estimate(
         for channel in step.call.writes:
             if graph.channel(channel).keyed and DRIVER in graph.consumers(channel):
                 raise PlanError(f"The loop of workflow {graph.name!r} reads the keyed channel {channel!r}: that cannot be predicted. Next: run the plan.")
-    seconds = timeline.iterations().set_index("iteration")["seconds"]
-    warm = sorted(i for i in seconds.index if iterations is None or i in iterations)[1:]
+    seconds, over = timeline.iterations().set_index("iteration")["seconds"], whole_iterations(timeline) or set()
+    warm = sorted(i for i in over if iterations is None or i in iterations)[1:]
     in_processes = any(row.track.worker in graph.workers and row.track.host not in ("local", "simulated") for row in timeline.rows())
     costs, median = seen_messages(graph, timeline, warm, messages), float(seconds.loc[warm].median())
     return Estimate(graph, plan, records.calls, records.loop, consumers, records.switches, median, costs, in_processes, checked_factors(crowding))

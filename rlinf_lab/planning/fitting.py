@@ -19,6 +19,7 @@ from rlinf_lab.planning.profile import Handover, Lengths, Memory, Message, Profi
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -58,7 +59,8 @@ def profile_from_run(
 
 def _unaccounted(timeline: Timeline) -> list[str]:
     """A note where in much of an iteration nobody computes nor switches: a plan of the profile has no such time."""
-    table = timeline.iterations().sort_values("iteration").iloc[1:]
+    table, over = timeline.iterations().sort_values("iteration"), whole_iterations(timeline)
+    table = table[table["iteration"].isin(over or ())].iloc[1:]
     spans = timeline.spans
     work = spans[np.isin(spans["kind"], (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD)) & (spans["iteration"] >= 0)]
     work = np.sort(work, order="start")

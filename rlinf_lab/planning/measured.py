@@ -17,6 +17,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Sample
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 
@@ -56,11 +57,13 @@ class Observed:
 
     @classmethod
     def of(cls, graph: WorkflowGraph, plan: ExecutionPlan, timeline: Timeline) -> Observed:
-        """Raises `PlanError` when the timeline has no second iteration, or lacks a worker."""
+        """Of the iterations that came to their end. Raises `PlanError` when the timeline has no second one, or lacks a worker."""
+        timeline = timeline.snapshot()
+        over = whole_iterations(timeline)
         spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.GET, SpanKind.PUT) and s.iteration >= 0]
-        warm = set(sorted({s.iteration for s in spans})[1:])
+        warm = set(sorted({s.iteration for s in spans if over is None or s.iteration in over})[1:])
         if not warm:
-            raise PlanError("The timeline has one iteration at most, and the first one warms up. Next: run two iterations or more.")
+            raise PlanError("The timeline has one iteration at most that came to its end, and the first one warms up. Next: run two iterations or more.")
         seen = {s.track.worker for s in spans if s.iteration in warm}
         missing = [w for w in graph.workers if w not in seen]
         if missing:

@@ -19,7 +19,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.store import SpanStore
-from rlinf_lab.timeline.tables import rows_of
+from rlinf_lab.timeline.tables import rows_of, whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, LoopStep, Step, WorkflowGraph
 
@@ -65,8 +65,12 @@ class Records:
 
 
 def read(graph: WorkflowGraph, timeline: Timeline, wanted: Collection[int] | None) -> Records:
-    """Leaves the first of the wanted iterations out: it warms up. Raises `PlanError` naming the call that cannot be told apart."""
-    rows = (row for row in timeline.rows() if row.kind in _KINDS and row.iteration >= 0 and (wanted is None or row.iteration in wanted))
+    """Leaves the first of the wanted iterations out: it warms up; and those that did not come to their end. Raises `PlanError` naming the call that cannot be
+    told apart."""
+    timeline = timeline.snapshot()
+    over = whole_iterations(timeline)
+    looked = over if wanted is None else set(wanted) if over is None else over & set(wanted)
+    rows = (row for row in timeline.rows() if row.kind in _KINDS and row.iteration >= 0 and (looked is None or row.iteration in looked))
     spans = [s for row in rows for s in _one_by_one(row)]
     warm = set(sorted({s.iteration for s in spans})[1:])
     if not warm:

@@ -21,6 +21,7 @@ from rlinf_lab.runtime.servant import Servant, aside
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.store import FAILED, ITERATION
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, bind
 from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.declaration import check_iteration_call
@@ -301,7 +302,8 @@ class Session:
         host, recorder = self._host, self._host.recorder
         closed = self._loop.close(one.number)
         end = host.clock.now_ns() if closed.failure is not None else closed.ended_ns
-        recorder.add(self._track, SpanKind.MARK, recorder.name("iteration"), closed.began_ns, end, one.number)
+        channel = recorder.name(FAILED) if one._error is not None else -1
+        recorder.add(self._track, SpanKind.MARK, recorder.name(ITERATION), closed.began_ns, end, one.number, channel=channel)
         one._seconds = max(0, end - max(closed.began_ns, self._ended_ns)) / 1e9
         self._ended_ns = max(self._ended_ns, end)
         one._returned, one._is_over = None, True

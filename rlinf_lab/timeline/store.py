@@ -22,6 +22,7 @@ from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_DTYPE, SPAN_DTYPE, Sp
 from rlinf_lab.timeline.span import SpanKind, Track, writable
 
 ITERATION = "iteration"  # the name of the MARK spans that say where an iteration begins and ends
+FAILED = "failed"  # what stands as channel in the mark of an iteration that failed, or was given up because another one did
 #: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
 _NUMBERS = slice(SPAN_DTYPE.fields["track"][1] // 4, SPAN_DTYPE.fields["channel"][1] // 4 + 1)  # type: ignore[index]
 _NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)  # added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.timeline.span import Span, SpanKind
-from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.store import FAILED, SpanStore
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,6 +95,13 @@ def iterations(store: SpanStore) -> pd.DataFrame:
             "seconds": np.maximum(marks["end"] - begins, 0) / 1e9,
         }
     )
+
+
+def whole_iterations(store: SpanStore) -> set[int] | None:
+    """Those that came to their end; None where nothing says so (traces without marks). The others hold a part of their work: one that is going on, or failed."""
+    marks = store.marks()
+    failed = store.names.index(FAILED) if FAILED in store.names else -2
+    return set(marks["iteration"][marks["channel"] != failed].tolist()) if len(marks) else None
 
 
 def diff(ours: SpanStore, theirs: SpanStore, limit: int = 5) -> str:

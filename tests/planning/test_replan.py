@@ -88,7 +88,7 @@ def test_cells_and_long_tails() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     best = plan(chain(), 8).best
-    with pytest.raises(PlanError, match="has 2 iterations; the first one warms up"):
+    with pytest.raises(PlanError, match="has 2 iterations that came to an end; the first one warms up"):
         replan(run_of(best, chain(), 2), best)
     with pytest.raises(PlanError, match="window=1"):
         replan(run_of(best, chain()), best, window=1)

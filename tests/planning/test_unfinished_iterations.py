@@ -1,0 +1,141 @@
+"""What a run has not brought to its end says nothing of what its workers take: iterations that are going on, that failed, or were given up."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.timeline.tables import whole_iterations
+from rlinf_lab.timeline.timeline import Timeline
+
+ITEMS, LAST = 8, 4  # the last iteration stops in its middle
+DEVICES = ["cpu:0", "cpu:1"]
+PROFILE = Profile.from_dict(
+    {
+        "items": ITEMS, "edges": [{"producer": "source", "consumer": "learner"}],
+        "workers": {w: {"ranks": {"most": 1}, "samples": [{"devices": 1, "items": n, "seconds": n} for n in (1, ITEMS)]} for w in ("source", "learner")},
+    }
+)  # fmt: skip
+
+
+class Source(lab.Worker):
+    def generate(self, out: lab.Outbox) -> None:
+        for i in range(ITEMS):
+            self.compute(1.5)
+            out.put(i)
+
+
+class Learner(lab.Worker):
+    def __init__(self, moment: Moment) -> None:
+        self.moment = moment
+
+    def train(self, inbox: lab.Inbox) -> None:
+        for n, batch in enumerate(inbox):
+            self.compute(1.5 * len(batch))
+            if (self.iteration, n) == (LAST, 0):
+                self.moment.come()
+
+
+class Moment:
+    """Of a run: stands still there until it may go on, or fails."""
+
+    def __init__(self, fails: bool) -> None:
+        self.fails, self.there, self.on = fails, threading.Event(), threading.Event()
+
+    def come(self) -> None:
+        self.there.set()
+        if self.fails:
+            raise RuntimeError("no gradient")
+        assert self.on.wait(60)
+
+
+def flow_of(moment: Moment) -> lab.Workflow:
+    flow = lab.Workflow("two stages")
+    items = flow.channel("items")
+    source, learner = flow.worker(Source, name="source"), flow.worker(Learner, moment, name="learner")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.generate(items)
+        learner.train(items)
+
+    return flow
+
+
+@pytest.fixture(params=[(False, 0), (False, 2), (True, 0), (True, 2)], ids=["going on", "several going on", "failed", "failed with others"])
+def stopped(request: pytest.FixtureRequest) -> Iterator[tuple[lab.Workflow, Planned, Timeline]]:
+    """A run that stands in the middle of its last iteration, or failed there."""
+    fails, staleness = request.param
+    moment = Moment(fails)
+    flow = flow_of(moment)
+    plan = lab.plan(flow, DEVICES, PROFILE, chunks=ITEMS, staleness=staleness)["spatial"]
+    run = lab.run(flow, plan, LAST + 4, dashboard=False, clock=MockClock())
+    assert moment.there.wait(60)
+    if fails:
+        with pytest.raises(WorkerError, match="no gradient"):
+            run.wait()
+    while LAST not in run.timeline.spans["iteration"]:  # what is recorded arrives a few times a second
+        moment.on.wait(0.01)
+    yield flow, plan, run.timeline
+    moment.on.set()
+    if not fails:
+        run.wait()
+
+
+Stopped = tuple[lab.Workflow, Planned, Timeline]
+
+
+def test_the_timeline_tells_which_came_to_their_end(stopped: Stopped) -> None:
+    _, _, timeline = stopped
+    assert whole_iterations(timeline) == set(range(LAST))
+    assert LAST in set(timeline.spans["iteration"].tolist())
+
+
+@pytest.mark.parametrize("window", [2, 3, 8])
+def test_a_drift_is_seen_while_the_run_goes_on(stopped: Stopped, window: int) -> None:
+    _, plan, timeline = stopped
+    found = lab.replan(timeline, plan, window=window)
+    assert [(d.worker, d.measured, d.sustained) for d in found.drifts] == [("source", 12.0, True), ("learner", 12.0, True)]
+    assert found.iterations == min(window, LAST - 1)
+
+
+def test_a_profile_knows_nothing_of_the_rest(stopped: Stopped) -> None:
+    flow, plan, timeline = stopped
+    profile = lab.profile_from_run(flow, plan.execution, timeline)
+    for worker in profile.workers.values():
+        assert [s.seconds for s in worker.samples] == [1.5 * s.items for s in worker.samples]
+
+
+def test_an_estimate_knows_nothing_of_the_rest(stopped: Stopped) -> None:
+    flow, plan, timeline = stopped
+    seconds = {line.split()[0]: line.split()[1] for line in repr(lab.estimate(flow, plan.execution, timeline)).splitlines() if " s on each rank" in line}
+    assert seconds == {"source.generate": "12", "learner.train": "12"}
+
+
+def test_files_keep_what_failed(stopped: Stopped, tmp_path: Path) -> None:
+    _, _, timeline = stopped
+    for name in ("t.parquet", "t.json", "t.pftrace"):
+        path = tmp_path / name
+        {"parquet": timeline.to_parquet, "json": timeline.to_chrome, "pftrace": timeline.to_perfetto}[name.split(".")[1]](path)
+        assert whole_iterations(Timeline.open(path)) == set(range(LAST)), name
+
+
+def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
+    flow, plan, timeline = stopped
+    with pytest.raises(PlanError, match="one iteration at most"):
+        lab.estimate(flow, plan.execution, timeline, iterations=[0, LAST])
+    moment = Moment(True)
+    short = flow_of(moment)
+    run = lab.run(short, ExecutionPlan.spatial(short, DEVICES, {"source": [0], "learner": [1]}), 2, dashboard=False, clock=MockClock())
+    run.wait()
+    with pytest.raises(PlanError, match=r"2 iterations that came to an end.*Next: replan\(\.\.\.\) after 1 more"):
+        lab.replan(run, plan)
