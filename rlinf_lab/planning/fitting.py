@@ -10,7 +10,7 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.given import whole
+from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.of_flow import begins_at_once
@@ -27,11 +27,13 @@ NOBODY = 0.15  # of an iteration: less time in which nobody computes is not wort
 
 
 def profile_from_run(
-    flow: Workflow, plan: ExecutionPlan, timeline: Timeline, items: int | None = None, fingerprint: Fingerprint | None = None
-) -> Profile:
+    flow: Workflow, plan: ExecutionPlan, timeline: Timeline, items: int | None = None, fingerprint: Fingerprint | None = None,
+    ranks: Mapping[str, Sequence[int]] | None = None,
+) -> Profile:  # fmt: skip
     """What the workers of a finished run cost: for asking what another plan would have done.
 
-    ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number). It knows one
+    ``items`` of an iteration (default: the most that pass a channel; environments cannot be seen, give their number). ``ranks``: for each worker that
+    may have others than it had, the numbers that plans may give it, such as ``{"simulator": [1, 2, 4]}``. It knows one
     device count and the batch sizes of that run; ``lab.profile`` measures more. Memory is in the units of the plan, as GiB; who never left is taken to leave as
     fast as it came (`Profile.notes` says so).
     """
@@ -39,9 +41,12 @@ def profile_from_run(
         raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
     if items is not None:
         whole("profile_from_run: items", items, 1, 10**9)
+    rules = _rules(flow, ranks)
     observed = Observed.of(flow.graph, plan, timeline)
-    ranks = ", ".join(f"{w} {plan.ranks(w)}" for w in flow.graph.workers)
-    note = f"Fitted to one run: plans give every worker the ranks that it had ({ranks}). Change profile.workers.NAME.ranks to allow more."
+    allowed = ", ".join(f"{w} {' or '.join(map(str, rules[w].counts))}" if w in rules else f"{w} {plan.ranks(w)}" for w in flow.graph.workers)
+    other = f", or those that were asked for: {listing(list(rules))}" if rules else ""
+    advice = f"ranks={{{flow.graph.workers[0]!r}: [1, 2]}} allows others"
+    note = f"Fitted to one run: plans give every worker the ranks that it had{other} ({allowed}). Next: {advice}."
     switches, seen = _switches(observed, timeline)
     seen += _unaccounted(timeline) if not plan.staleness else []
     memory = {w: Memory(float(units)) for w, units in plan.memory.items()} if plan.device_memory is not None else {}
@@ -52,9 +57,23 @@ def profile_from_run(
             f"Where those are no GiB, change device_memory_gib and profile.workers.NAME.memory."
         )
     return fitted(
-        [observed], items, f"{flow.name}, run under {plan.name}", memory=memory, switches=switches, fingerprint=fingerprint,
+        [observed], items, f"{flow.name}, run under {plan.name}", rules=rules, memory=memory, switches=switches, fingerprint=fingerprint,
         device_memory_gib=float(plan.device_memory) if memory and plan.device_memory else None, notes=(note, *seen),
     )  # fmt: skip
+
+
+def _rules(flow: Workflow, ranks: Mapping[str, Sequence[int]] | None) -> dict[str, RankRule]:
+    """Who may have which numbers of ranks. Raises `PlanError` or `UnknownNameError` naming the entry that cannot be."""
+    first = flow.graph.workers[0]
+    if ranks is not None and not isinstance(ranks, Mapping):
+        raise PlanError(f"profile_from_run: ranks is {shown(ranks)}; for each worker the numbers that it may have. Next: ranks={{{first!r}: [1, 2]}}.")
+    for worker, counts in (ranks or {}).items():
+        known("worker", worker, flow.graph.workers, "ranks")
+        if not isinstance(counts, Sequence) or isinstance(counts, str | bytes) or not counts:
+            raise PlanError(f"profile_from_run: ranks[{worker!r}] is {shown(counts)}; the numbers that it may have. Next: ranks={{{worker!r}: [1, 2]}}.")
+        for count in counts:
+            whole(f"profile_from_run: ranks[{worker!r}] has {shown(count)}, which", count, 1, MOST_DEVICES)
+    return {worker: RankRule(counts=tuple(sorted(set(map(int, counts))))) for worker, counts in (ranks or {}).items()}
 
 
 def _unaccounted(timeline: Timeline) -> list[str]:
@@ -114,6 +133,8 @@ def fitted(
     if items and items != passing and not graph.cells:  # environments cannot be seen on a channel
         notes = [*notes, f"An iteration counts {items} items, as asked; what passed was {passing}: one of these counts as {items / passing:.3g}."]
     items = items or passing
+    empty = [c.name for c in graph.channels if not any(run.items(c.name) for run in runs)]
+    notes = [*notes, *(f"Nothing passed channel {name!r} in the iterations that were measured: what items of it cost is not known." for name in empty)]
     workers = {}
     every = sum(run.iterations() for run in runs)
     for worker in graph.workers:

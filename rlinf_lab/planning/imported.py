@@ -19,6 +19,7 @@ from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfi
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.timeline.span import Span, SpanKind, Track
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import counted as of
 
 
 def profile_from_trace(
@@ -33,10 +34,11 @@ def profile_from_trace(
 ) -> Profile:
     """A profile from the timeline of any tool (`Timeline.open` reads Chrome traces of Ray, RLinf, verl, torch's profiler).
 
-    ``workers``: for each worker a pattern (``"generate*"``) of the names of its spans, or of the lanes that it works on. Where some of its spans are on
-    a GPU, only those count. ``items`` of an iteration. ``iterations`` that the trace holds (default: those that it marks, as torch's profiler does
-    with ``step()``; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many each worker has (default: those it was seen on);
-    where it is fewer than the lanes, as many of them are taken to work at a time as lanes do, all of them for equally long.
+    ``workers``: for each worker the name of its spans or of the lanes that it works on, or a pattern of these (``"generate*"``). Where some of its spans are
+    on a GPU, only those count. ``items`` of an iteration. ``iterations`` that the trace holds (default: those that it marks, as torch's profiler does
+    with ``step()``, and what begins before or after them does not count; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many
+    each worker has (default: those it was seen on); where it is fewer than the lanes, as many of them are taken to work at a time as lanes do, all of
+    them for equally long.
 
     Raises `PlanError` naming a pattern that nothing matches, with what is there, or two patterns whose time would count twice.
     """
@@ -46,10 +48,12 @@ def profile_from_trace(
     items = whole("profile_from_trace: items", items, 1, 10**9)
     marked = int(timeline.iterations()["iteration"].nunique())
     counted = iterations or marked or 1
-    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL) and s.end_ns > s.start_ns]
-    seen = {worker: _seen(spans, worker, pattern) for worker, pattern in workers.items()}
+    spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL)]
+    reach = _reach(timeline) if iterations in (None, marked) else None
+    seen = {worker: _seen(spans, worker, pattern, reach) for worker, pattern in workers.items()}
     _check_apart(seen, workers)
-    notes = [f"Fitted to a trace of {counted} iterations: one device count, so scaling is assumed. Add samples or exponents where you know them."]
+    notes = [f"Fitted to a trace of {of(counted, 'iteration')}: one device count, so scaling is assumed. Add samples or exponents where you know them."]
+    notes += [f"{worker}: {own.left_out}." for worker, own in seen.items() if own.left_out]
     if iterations is not None and marked not in (0, iterations):
         notes.append(f"The trace marks {marked} iterations, {iterations} were asked for: seconds are its time over {iterations}.")
     found = {}
@@ -80,12 +84,13 @@ def _check(timeline: object, workers: object, edges: object, devices: object) ->
 @dataclass(frozen=True)
 class _Seen:
     """``spans`` of one worker, and when each of its places was at work, [start, end) in ns, apart and in order. Places are its devices, or its lanes where
-    those are not known (``guessed``) or it has none; ``seen_on`` so many devices."""
+    those are not known (``guessed``) or it has none; ``seen_on`` so many devices. ``left_out``: what of it does not count, in words."""
 
     spans: tuple[Span, ...]
     guessed: bool
     seen_on: int
     work: tuple[tuple[tuple[int, int], ...], ...]
+    left_out: str
 
     @property
     def at_once(self) -> int:
@@ -110,20 +115,60 @@ class _Seen:
             yield active, then - at
 
 
-def _seen(spans: Sequence[Span], worker: str, pattern: str) -> _Seen:
-    own = [s for s in spans if fnmatch.fnmatch(s.name, pattern) or fnmatch.fnmatch(s.track.worker, pattern)]
+def _reach(timeline: Timeline) -> tuple[int, int] | None:
+    """When the first iteration that is marked begins, and the last one ends."""
+    marks = timeline.iterations()
+    return (int(marks["start_ns"].min()), int(marks["end_ns"].max())) if len(marks) else None
+
+
+def _seen(spans: Sequence[Span], worker: str, pattern: str, reach: tuple[int, int] | None) -> _Seen:
+    """``reach``: of the iterations that count; None: everything does."""
+    matching = [s for s in spans if _matches(s.name, pattern) or _matches(s.track.worker, pattern)]
+    own = [s for s in matching if s.end_ns > s.start_ns]
     if not own:
-        names = sorted({s.name for s in spans})[:12]
-        raise PlanError(f"Nothing in the timeline matches {pattern!r} (worker {worker!r}). Spans there: {listing(names)}. Next: one of these.")
+        raise _nothing(spans, worker, pattern, len(matching))
     # What the host does for a GPU is on both, at different times: the GPU's tell what it takes.
     own = [s for s in own if _on_gpu(s.track)] or own
+    inside = [s for s in own if reach is None or _counts(s, *reach)]
+    if not inside:
+        raise PlanError(
+            f"All {of(len(own), 'span')} that match {pattern!r} (worker {worker!r}) begin before the iterations that the trace marks, or after them. "
+            f"Next: a pattern of what lies in them, or a trace without steps."
+        )
+    left_out = f"{of(len(own) - len(inside), 'span')} before and after the marked iterations left out, {_seconds(own) - _seconds(inside):.3g} s"
+    return _placed(inside, left_out if len(inside) < len(own) else "")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)  # a name may have brackets
+
+
+def _counts(span: Span, start: int, end: int) -> bool:
+    """Whether a span is of the marked iterations. A GPU is behind the host that marks them, and may begin what belongs to the last one after its end."""
+    return span.start_ns >= start and (span.start_ns < end or _on_gpu(span.track))
+
+
+def _seconds(spans: Iterable[Span]) -> float:
+    return sum(s.end_ns - s.start_ns for s in spans) / 1e9
+
+
+def _nothing(spans: Sequence[Span], worker: str, pattern: str, matching: int) -> PlanError:
+    if matching:
+        return PlanError(f"All {of(matching, 'span')} that match {pattern!r} (worker {worker!r}) last 0 s. Next: another pattern, or without this worker.")
+    names = sorted({s.name for s in spans if s.end_ns > s.start_ns})[:12]
+    if not names:
+        return PlanError(f"The timeline has no span that lasts any time, so nothing for worker {worker!r}. Next: a trace with spans of what it did.")
+    return PlanError(f"Nothing in the timeline matches {pattern!r} (worker {worker!r}). Spans there: {listing(names)}. Next: one of these.")
+
+
+def _placed(own: Sequence[Span], left_out: str) -> _Seen:
     guessed = not all(_devices(s.track) for s in own if s.track.devices)
     times: dict[object, list[tuple[int, int]]] = {}
     for s in own:
         for place in [s.track] if guessed or not s.track.devices else [(s.track.host, d) for d in s.track.devices]:
             times.setdefault(place, []).append((s.start_ns, s.end_ns))
     seen_on = len(times) if guessed else sum(not isinstance(p, Track) for p in times)
-    return _Seen(tuple(own), guessed, seen_on, tuple(_joined(intervals) for intervals in times.values()))
+    return _Seen(tuple(own), guessed, seen_on, tuple(_joined(intervals) for intervals in times.values()), left_out)
 
 
 def _devices(track: Track) -> bool:

@@ -7,6 +7,7 @@ import gc
 import math
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
 
-from rlinf_lab.errors import PlanError, RlinfLabError
+from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.fitting import fitted
@@ -28,7 +29,7 @@ from rlinf_lab.runtime.run import run
 from rlinf_lab.runtime.subject import subject
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.graph import DRIVER, counted
 from rlinf_lab.workflow.worker import Context
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -88,6 +89,7 @@ class _Measuring:
     iterations: int
     executor: str
     notes: list[str] = field(default_factory=list)
+    failed: set[str] = field(default_factory=set)  # names of plans under which a worker did
 
     def _fingerprint(self) -> Fingerprint:
         return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
@@ -98,8 +100,9 @@ class _Measuring:
         probes = list(graph.workers)
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
+            runs = [first, self._try(self._smaller(first), bar, memory=True)]
             plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
-            runs = [first, self._try(self._smaller(first), bar, memory=True), *(self._try(plan, bar) for plan in plans)]
+            runs += [self._try(plan, bar) for plan in plans]
             probed = {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
         kept = {worker: p.resident_gib for worker, p in probed.items()}
@@ -144,8 +147,15 @@ class _Measuring:
         return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, chunks=single)
 
     def _rules(self) -> dict[str, RankRule]:
-        """Who was not said to have several ranks has one."""
-        return {w: RankRule() if max(self.ranks.get(w, (1,))) > 1 else RankRule(most=1) for w in self.flow.graph.workers}
+        """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those that worked."""
+        found = {}
+        for worker in self.flow.graph.workers:
+            asked = self.ranks.get(worker, (1,))
+            most = max(n for n in (1, *asked) if f"{n} ranks" not in self.failed)
+            found[worker] = RankRule(most=most) if most == 1 or most < max(asked) else RankRule()
+            if most < max(asked):
+                self.notes.append(f"{worker}: plans give it at most {counted(most, 'rank')}, for the run with {max(asked)} failed.")
+        return found
 
     # --- running ------------------------------------------------------------------------------------------
     def _try(self, plan: ExecutionPlan, bar: tqdm, memory: bool = False) -> Observed | None:
@@ -154,6 +164,8 @@ class _Measuring:
             return self._observe(plan, bar, memory)
         except RlinfLabError as error:
             self.notes.append(f"{plan.name}: not measured, {str(error).splitlines()[0]}")
+            if isinstance(error, WorkerError):
+                self.failed.add(plan.name)
             bar.update()
             return None
 
@@ -200,23 +212,38 @@ class Probed(NamedTuple):
 
 
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
-    """Sets the worker up and lets it leave and come a few times; the shortest seconds count."""
+    """Sets the worker up and lets it leave and come a few times; the shortest seconds count. Raises `WorkerError` naming the method that failed."""
     gc.collect()  # what is given back meanwhile would be counted against it
     before = _gib_used(device)
     context = Context()
     context.name, context.device = worker, torch_device([device])
-    instance = flow.declaration(worker).build(context)
-    instance.setup()
+    with _named(worker, "setup"):
+        instance = flow.declaration(worker).build(context)
+        instance.setup()
     resident = max(0.0, _gib_used(device) - before)
-    leaves, off, on = instance.can_leave(), [], []
-    nothing = resident < NOTHING_GIB and not leaves  # there is nothing that would have to leave
+    off, on = list[float](), list[float]()
     try:
+        with _named(worker, "can_leave"):
+            leaves = instance.can_leave()
         for _ in range(SWITCHES if leaves else 0):
-            off.append(_timed(instance.offload, device))
-            on.append(_timed(instance.onload, device))
+            with _named(worker, "offload"):
+                off.append(_timed(instance.offload, device))
+            with _named(worker, "onload"):
+                on.append(_timed(instance.onload, device))
     finally:
-        instance.close()
+        with _named(worker, "close"):
+            instance.close()
+    nothing = resident < NOTHING_GIB and not leaves  # there is nothing that would have to leave
     return Probed(0.0 if nothing else resident, min(on, default=0.0), min(off, default=0.0), leaves or nothing)
+
+
+@contextlib.contextmanager
+def _named(worker: str, method: str) -> Iterator[None]:
+    """What a worker raises by itself says as well as in a run where it comes from."""
+    try:
+        yield
+    except Exception as error:
+        raise WorkerError.of(worker, 0, method, error, traceback.format_exc()) from error
 
 
 def _timed(call: Callable[[], None], device: str) -> float:

@@ -98,7 +98,7 @@ def iterations(store: SpanStore) -> pd.DataFrame:
 
 
 def whole_iterations(store: SpanStore) -> set[int] | None:
-    """Those that came to their end; None where nothing says so (traces without marks). The others hold a part of their work: one that is going on, or failed."""
+    """Those that came to their end; None where nothing says so (traces without marks). The others hold a part of their work: they are going on, or failed."""
     marks = store.marks()
     failed = store.names.index(FAILED) if FAILED in store.names else -2
     return set(marks["iteration"][marks["channel"] != failed].tolist()) if len(marks) else None
