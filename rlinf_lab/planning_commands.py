@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.planner import Planned, Plans, plan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.timeline.timeline import Timeline
@@ -101,8 +101,11 @@ def counts(text: str) -> int | Mapping[str, int]:
         if "=" not in text:
             return int(text)
         pairs = [(kind.strip(), int(count)) for kind, count in (part.split("=") for part in text.split(","))]
+        if not all(kind for kind, _ in pairs):
+            raise ValueError("a kind without a name")
     except ValueError as error:
-        raise ConfigError(f"--devices is {text!r}; give a number such as 64, or a number of each kind such as h100=32,a100=16.") from error
+        wanted = "a number such as 64, or a number of each kind such as h100=32,a100=16"
+        raise ConfigError(f"--devices is {shown(text)}; give {wanted}. Next: --devices 8, or the kinds in the profile.") from error
     found = dict(pairs)
     for kind in found:
         if len(given := [n for name, n in pairs if name == kind]) > 1:

@@ -236,7 +236,9 @@ class ExecutionPlan:
         if not isinstance(text, str):
             raise PlanError(f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, from_dict reads a mapping.")
         try:
-            data = json.loads(text)
+            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_distinct)  # some editors begin with a mark of the encoding
+        except PlanError:
+            raise
         except json.JSONDecodeError as error:
             raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
@@ -328,6 +330,16 @@ class ExecutionPlan:
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
         )
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, whose names may not be given twice: one of the two would count for nothing."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanError(f"The plan gives {shown(twice)} twice in one object: {some([shown(n) for n in names])}. Next: one of the two.")
+    return found
 
 
 def _plain(value: Any) -> str:

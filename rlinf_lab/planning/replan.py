@@ -129,7 +129,7 @@ def replan(
     seen = Window.of(timeline, profile, window)
     missing = [w for w in profile.workers if w not in seen.workers]
     if missing:
-        raise PlanError(f"The timeline has no span of {', '.join(missing)}; is it of a run under plan {plan.name!r}?")
+        raise PlanError(f"The timeline has no span of {', '.join(missing)}, which plan {plan.name!r} places. Next: the timeline of a run under that plan.")
     _refuse_other_places(timeline, plan)
     expected = _expected(plan.candidate)
     workers = tuple(Drift.of(w, as_taken(plan.candidate, seen, w, expected[w]), seen.of_worker(profile, w), threshold) for w in profile.workers)

@@ -15,7 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.errors import PlanError
+from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
 from rlinf_lab.planning.handovers import is_closed
@@ -50,9 +50,12 @@ class Setting(Budget):
             devices = {kinds[0] if kinds else "": devices}
         if not devices:
             raise PlanError("devices is {}; give how many there are, or how many of each kind. Next: devices=8.")
-        for name in devices:
-            if name or kinds:
-                known("kind of device", name, kinds, "devices")
+        if not kinds and any(devices):
+            together = min(max(1, sum(n for n in devices.values() if isinstance(n, int))), MOST_DEVICES)
+            first = next(name for name in devices if name)
+            raise UnknownNameError(f"Unknown kind of device {shown(first)}: profile.kinds has none. It stands in devices. Next: devices={together}.")
+        for name in devices if kinds else ():
+            known("kind of device", name, kinds, "devices")
         counts = {name: whole(f"devices[{name!r}]" if name else "devices", n, 1, MOST_DEVICES, of="devices") for name, n in devices.items()}
         if math.prod(n + 1 for n in counts.values()) > MOST_COUNTS:
             raise PlanError(f"devices is {counts}: of several kinds, at most {MOST_COUNTS} combinations of counts are searched. Next: fewer devices or kinds.")
