@@ -81,6 +81,7 @@ def test_one_cannot_get_lost_beside_a_timeline(browser: Any, tmp_path: Path) -> 
 
 def test_of_two_timelines_all_is_in_sight_also_what_lies_before_the_first(browser: Any, tmp_path: Path) -> None:
     page = opened(browser, timeline_html(iterations(10), tmp_path / "over.html", over=iterations(20)))
+    assert page.locator(".rl-legend").inner_text().splitlines()[0] == "paler: predicted"  # low lanes have no room to say it
     assert numbers(page, "range") == [-30 * MS, 90 * MS]  # the fourth iteration of both begins at 30 ms
     page.get_by_role("button", name="Align: iteration").click()
     page.wait_for_function(f"() => document.getElementById('timeline').dataset.range === '0,{120 * MS}'", timeout=10_000)

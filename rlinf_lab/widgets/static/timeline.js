@@ -336,6 +336,7 @@ export class TimelineView {
     this.legend.replaceChildren(
       ...(dropped ? [make("span.dropped", { title: "Neither memory nor disk took them: they are missing here" }, `${dropped.toLocaleString("en")} spans dropped`)] : []),
       ...(samples ? [make("span.dropped", { title: "Nobody fetched them in time: the curves have gaps" }, `${samples.toLocaleString("en")} counter samples dropped`)] : []),
+      ...this.stores.slice(1).map((_, i) => make("span.key", { title: `of two lanes the lower, paler one is ${this.labels[i + 1]}` }, make("span", {}, `paler: ${this.labels[i + 1]}`))),
       ...first,
       ...(shown.length ? [make("span.sep"), item(c.busy, "busy", "user code on the device")] : []),
       ...shown.map((cause) => item(c.causes[cause], cause, CAUSE_TEXT[cause])),
