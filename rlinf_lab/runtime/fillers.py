@@ -12,8 +12,9 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
+from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Filled, HostContext, Process
 from rlinf_lab.timeline.span import SpanKind
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
 
 
-PATIENCE_SECONDS = 30.0  # for which an iteration waits for the end of a step, which takes milliseconds
+PATIENCE_SECONDS = 30.0  # for which an iteration waits for the end of a step, which takes milliseconds, before that is told
 
 
 class Patience:
-    """Of one host: an iteration that waits for a step without end fails, and so does each later one that waits for it. (A step is never interrupted: it may be
-    in the middle of anything.) A thread looks from the first wait for a step on."""
+    """Of one host: that the flow waits for a step without end is told, once for each filler. (It may be in the middle of anything and end after all, so
+    neither is it interrupted nor the iteration given up for it.) A thread looks from the first wait for a step on."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -61,7 +62,7 @@ class Patience:
                 self._since[process] = process.filled.steps, now
             elif now - since >= PATIENCE_SECONDS:
                 self._since[process] = step, now
-                self._host.report(_without_end(self._host, process, waiting))
+                wire.remark(self._host, f"filler {process.label}", _without_end(self._host, process, waiting), at_once=True)
         self._since = {process: known for process, known in self._since.items() if process in awaited}
 
     def _awaited(self) -> dict[Process, list[str]]:
@@ -74,12 +75,13 @@ class Patience:
         return found
 
 
-def _without_end(host: Host, process: Process, waiting: Sequence[str]) -> ExecutorError:
+def _without_end(host: Host, process: Process, waiting: Sequence[str]) -> str:
     method, filled = host.layout.filler[process.worker].method, process.filled
     assert filled is not None
-    return ExecutorError(
-        f"Filler {process.label} keeps {', '.join(waiting)} from {filled.device} for {PATIENCE_SECONDS:g} s: call {filled.steps + 1} of its {method}() does "
-        f"not end. Next: return from {method}() every few milliseconds and go on in the next call; what cannot be cut belongs on a device outside of the plan."
+    return (
+        f"Filler {process.label} keeps {', '.join(waiting)} from {filled.device} for {PATIENCE_SECONDS:g} s: call {filled.steps + 1} of its {method}() has "
+        f"not ended, and the iteration waits for it. Next: return from {method}() every few milliseconds and go on in the next call; what cannot be cut "
+        f"belongs on a device outside of the plan."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -59,10 +60,14 @@ class Loop:
         self._calls: dict[tuple[int, int], tuple[str, str, int]] = {}  # (call, rank) that has not ended: its host, label, iteration
         self._has_come: Callable[[], bool] = bool  # what the driver's thread waits for while its ``waits_for`` is "calls"
 
-    def remark(self, about: str, text: str) -> None:
-        """Under the mutex: something that is no error and hardly meant; told once."""
-        if about not in self._remarked:
-            self._remarked.add(about)
+    def remark(self, about: str, text: str, at_once: bool = False) -> None:
+        """Under the mutex: something that is no error and hardly meant; told once. ``at_once``: to the log, for no iteration may end before it is mended."""
+        if about in self._remarked:
+            return
+        self._remarked.add(about)
+        if at_once:
+            logging.getLogger("rlinf_lab").warning(text)
+        else:
             self.remarks.append(text)
 
     # --- iterations --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
-    remarked                    to the driver: the user is told, once for each channel
+    remarked                    to the driver: the user is told, once for each channel or filler
     delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
@@ -165,17 +165,17 @@ def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int, 
     host.reader_ended(channel, iteration, reading)
 
 
-def remark(host: Host, about: str, text: str) -> None:
+def remark(host: Host, about: str, text: str, at_once: bool = False) -> None:
     """Under the mutex: for the user; see `Loop.remark`."""
     if host.loop is not None:
-        host.loop.remark(about, text)
+        host.loop.remark(about, text, at_once)
     else:
-        host.say(host.place[DRIVER, 0], ("remarked", about, text))
+        host.say(host.place[DRIVER, 0], ("remarked", about, text, at_once))
 
 
-def _on_remarked(host: Host, about: str, text: str) -> None:
+def _on_remarked(host: Host, about: str, text: str, at_once: bool) -> None:
     assert host.loop is not None
-    host.loop.remark(about, text)
+    host.loop.remark(about, text, at_once)
 
 
 def _on_close(host: Host, stream: StreamId) -> None:
