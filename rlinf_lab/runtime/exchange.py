@@ -34,6 +34,8 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
     call, start = process.call, host._spans.end_run(process)
     key = _key(host, process)
     with host._mutex:
+        entry, _ = host._values.entry(key, process.rank, call.iteration)
+        entry.source = (process.worker, process.rank, call.method)  # to be named where it cannot travel
         for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
             host._wake(waiter)
     host.flush()

@@ -318,7 +318,8 @@ def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> 
         _, call_id, rank, iteration, _, _ = message
         with host._mutex:
             worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
-            failure = WorkerError.of(worker, rank, method, error, f"what {method}() returned, on its way to {to!r}")
+            what = f"what {method}() returned" if call_id > 0 else f"what {method}() gave to exchange()"
+            failure = WorkerError.of(worker, rank, method, error, f"{what}, on its way to {to!r}")
             host._sent -= 1  # what is sent in its place is counted
             host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
         host.report(failure)

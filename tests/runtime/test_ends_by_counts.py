@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,9 @@ class Counts(lab.Worker):
 
     def pulls(self, weights: lab.Weights, at_least: int) -> int:
         return weights.pull(at_least=at_least).version
+
+    def exchanges(self) -> Any:
+        return self.exchange(threading.Lock())
 
 
 def fails_with(flow: lab.Workflow, places: dict[str, list[int]], far: bool) -> BaseException:
@@ -86,6 +90,16 @@ def test_a_key_that_nobody_puts(far: bool) -> None:
     flow.iteration(lambda: (a.puts(items, 3), b.takes(items, 7)))
     told = str(fails_with(flow, {"a": [0], "b": [1]}, far))
     assert "b[0]: channel 'items': take(key=7) after the end of the stream: a has finished, and no item of key 7 is left. Next: take as many as are put" in told
+
+
+def test_what_cannot_be_exchanged_between_processes_is_named_by_who_gave_it() -> None:
+    flow = lab.Workflow("locks")
+    a = flow.worker(Counts, name="a")
+    flow.iteration(lambda: a.exchanges())
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"a": [0, 1]})
+    told = r"(?s)Worker 'a' rank . failed in exchanges\(\): WorkflowError: .*what exchanges\(\) gave to exchange\(\), on its way to 'host"
+    with lab.session(flow, plan, executor="processes", emulate=True) as session, pytest.raises(WorkerError, match=told):
+        session.step()
 
 
 def test_an_exchange_in_a_ring_is_part_of_the_advice() -> None:
