@@ -148,7 +148,7 @@ class Dashboard(PushedWidget):
             return fallback.dashboard_still(self.config, self._state, self._rows(), timeline, repr(self))
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        return self.still().beside(super()._repr_mimebundle_(**kwargs))
+        return self._bundle_with(self.still(), **kwargs)
 
     def __repr__(self) -> str:
         of = self._state.get("iterations", self.config["iterations"])

@@ -181,7 +181,7 @@ class PlanExplorer(PushedWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         picture = schedules(self.plans)
-        return fallback.Still(f"{self.plans._repr_html_()}{to_svg(picture)}", repr(self), picture).beside(super()._repr_mimebundle_(**kwargs))
+        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{to_svg(picture)}", repr(self), picture), **kwargs)
 
     def __repr__(self) -> str:
         best = self.plans.best

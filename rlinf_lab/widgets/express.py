@@ -71,6 +71,13 @@ class Express:
         return f"{self._date}.{nanoseconds // 1000:06d}Z"
 
 
+def attended() -> bool:
+    """Whether what runs this cell can show a widget, as far as that can be known: a program that runs a notebook for its file takes no input."""
+    if os.environ.get("SERVER_SOFTWARE", "").startswith("voila/"):  # runs them so, and shows the widgets
+        return True
+    return bool(getattr(kernel(), "_allow_stdin", True))
+
+
 def kernel() -> Any:
     """The ipykernel of this process, or None."""
     module = sys.modules.get("ipykernel.kernelbase")

@@ -17,6 +17,8 @@ from rlinf_lab.timeline.svg import to_svg
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
 _IN_A_ROW = 3
 
+#: The type of what a page makes a live widget of.
+WIDGET = "application/vnd.jupyter.widget-view+json"
 #: Metrics that are no numbers, as `no_number` writes them.
 DIVERGED = ("NaN", "∞", "−∞")
 
@@ -36,9 +38,11 @@ class Still:
     def __repr__(self) -> str:
         return self.text
 
-    def beside(self, bundle: Any) -> Any:
-        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG."""
+    def beside(self, bundle: Any, live: bool = True) -> Any:
+        """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG; instead of it unless ``live``."""
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        if not live:
+            data = {kind: part for kind, part in (data or {}).items() if kind != WIDGET}
         image = self._repr_png_()
         drawn = {} if image is None else {"image/png": base64.b64encode(image).decode("ascii")}
         return {**(data or {}), "text/html": self.html, "text/plain": self.text, **drawn}, metadata

@@ -13,6 +13,7 @@ from typing import Any
 import anywidget
 
 from rlinf_lab.widgets import express
+from rlinf_lab.widgets.fallback import Still
 
 
 class PushedWidget(anywidget.AnyWidget):
@@ -26,6 +27,7 @@ class PushedWidget(anywidget.AnyWidget):
         self._push_lock = threading.RLock()
         self._seq = 0
         self._express: express.Express | None = None
+        self._on_page = False  # a page has asked for something
         super().__init__(**traits)
         self.on_msg(self._receive)
 
@@ -51,6 +53,7 @@ class PushedWidget(anywidget.AnyWidget):
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):
             return
+        self._on_page = True
         if content.get("type") == "history":
             with self._push_lock:
                 self._transmit("history", *self._history())
@@ -59,6 +62,12 @@ class PushedWidget(anywidget.AnyWidget):
 
     def _handle(self, content: dict[str, Any]) -> None:
         """Other messages of the page; the base knows none."""
+
+    def _bundle_with(self, still: Still, **kwargs: Any) -> Any:
+        """The mimebundle of the widget with a picture beside it. Where a program runs the notebook for its file there is the picture alone: nobody
+        looks at a widget there, and a page made of the file would prefer it, without the spans, which only a kernel has.
+        """
+        return still.beside(super()._repr_mimebundle_(**kwargs), live=self._on_page or express.attended())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deltas sent: {self._seq})"

@@ -51,4 +51,4 @@ class TimelineView(PushedWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         still = fallback.timelines_still([feed.timeline for feed in self._feeds], self.labels, repr(self))
-        return still.beside(super()._repr_mimebundle_(**kwargs))
+        return self._bundle_with(still, **kwargs)
