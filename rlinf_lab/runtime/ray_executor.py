@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.errors import ExecutorError
+from rlinf_lab.errors import ExecutorError, PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.cluster import wait_for_nodes
@@ -55,6 +55,11 @@ class RayExecutor(HostsExecutor):
         ensure_ray(self._address)
         self._refuse_when_stopped()
         used = sorted({d for host in self.hosts for d in self._device_names(host)})
+        if is_private() and (far := [d for d in used if Device.parse(d).node]):  # nobody can join it
+            raise PlanError(
+                f"The plan uses {', '.join(far)}, and the Ray of this run is a private one of this process, with one node. Next: the address= of a cluster "
+                f"(after rlinf_lab.shutdown(), if a private one is up), or a plan on lab.devices()."
+            )
         self._nodes = wait_for_nodes(used, lambda: self.driver_host.stopping, emulate=self._emulate)
         if not is_private():
             self._reservation = Reservation.of(used, self._nodes, emulate=self._emulate)

@@ -28,10 +28,11 @@ def ensure_ray(address: str | None) -> None:
 
     with _RAY:
         if ray.is_initialized():
-            if address is not None and not is_private():
-                current = ray.get_runtime_context().gcs_address
-                if address not in (current, "auto"):
-                    raise ExecutorError(f"Ray is already initialised here with {current!r}, not {address!r}. Next: ray.shutdown() first.")
+            if address is not None:
+                current, mine = ray.get_runtime_context().gcs_address, is_private()
+                if address != current and (mine or address != "auto"):  # "auto" means a cluster, which a private Ray is not
+                    ours, end = (", a private Ray of earlier runs", "rlinf_lab.shutdown()") if mine else ("", "ray.shutdown()")
+                    raise ExecutorError(f"Ray is already initialised here with {current!r}{ours}, not {address!r}. Next: {end} first.")
             return
         named = address or os.environ.get("RAY_ADDRESS")
         if named:

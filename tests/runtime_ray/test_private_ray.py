@@ -1,0 +1,53 @@
+"""A private Ray has one node, and is no cluster that somebody has named."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlinf_lab.errors import ExecutorError, PlanError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import ray_executor, ray_start
+from rlinf_lab.runtime.ray_executor import RayExecutor
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class One(Worker):
+    def one(self) -> int:
+        return 1
+
+
+def test_devices_of_nodes_that_cannot_come_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_executor, "ensure_ray", lambda _: None)
+    monkeypatch.setattr(ray_executor, "is_private", lambda: True)
+    monkeypatch.setattr(ray_executor, "wait_for_nodes", lambda *_, **__: pytest.fail("nobody can join"))
+    flow = Workflow("far")
+    worker = flow.worker(One, name="w")
+    flow.iteration(lambda: worker.one())
+    executor = RayExecutor(flow, ExecutionPlan("far", ("node1/cpu:0",), {"w": ((0,),)}))
+    with pytest.raises(PlanError, match=r"The plan uses node1/cpu:0, and the Ray of this run is a private one.*Next: the address= of a cluster"):
+        executor._prepare()
+
+
+@pytest.mark.parametrize(
+    ("private", "address", "told"),
+    [
+        (True, "10.0.0.1:6379", r"'here:1', a private Ray of earlier runs, not '10.0.0.1:6379'. Next: rlinf_lab.shutdown\(\) first"),
+        (True, "auto", r"a private Ray of earlier runs, not 'auto'. Next: rlinf_lab.shutdown\(\) first"),
+        (False, "10.0.0.1:6379", r"'here:1', not '10.0.0.1:6379'. Next: ray.shutdown\(\) first"),
+        (False, "auto", ""), (True, "here:1", ""), (True, None, ""), (False, None, ""),
+    ],
+)  # fmt: skip
+def test_another_cluster_than_the_ray_that_is_up_is_refused(private: bool, address: str | None, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = SimpleNamespace(gcs_address="here:1")
+    ray: Any = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
+    monkeypatch.setattr(ray_start, "load_ray", lambda: ray)
+    monkeypatch.setattr(ray_start, "is_private", lambda: private)
+    if told:
+        with pytest.raises(ExecutorError, match=told):
+            ray_start.ensure_ray(address)
+    else:
+        ray_start.ensure_ray(address)
