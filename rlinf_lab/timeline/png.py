@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from rlinf_lab.timeline.span import Cause
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFont import FreeTypeFont
 
 _MOST = 40_000  # pixels of width
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}
@@ -37,7 +39,7 @@ def png_bytes(scene: Scene, scale: float = 1.5) -> bytes:
 
 
 def _drawn(scene: Scene, theme: str, scale: float) -> Image:
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     at = lambda *values: [round(v * scale) for v in values]  # noqa: E731
     image = Image.new("RGB", tuple(at(scene.width, scene.height)), GROUND[theme])
@@ -50,10 +52,19 @@ def _drawn(scene: Scene, theme: str, scale: float) -> Image:
             draw.rectangle((x0, y0, x1 - 1, y1 - 1), worker_colour(number[bar.fill], theme))
     for line in scene.lines:
         draw.line(at(line.x0, line.y0, line.x1, line.y1), _mixed(INK[theme], GROUND[theme], line.opacity), max(1, round(line.width * scale)))
-    font = ImageFont.load_default(11 * scale)
+    font = _font(11 * scale)
     for word in scene.words:
         draw.text((word.x * scale, word.y * scale), word.text, INK[theme], font, anchor=_ANCHORS[word.anchor])
     return image
+
+
+def _font(size: float) -> FreeTypeFont:
+    """matplotlib's own font, which the texts of an SVG have on Debian, too: Pillow's has no µ, no ∞ and no dashes."""
+    from PIL import ImageFont
+
+    found = find_spec("matplotlib")
+    assert found is not None and found.origin is not None
+    return ImageFont.truetype(Path(found.origin).parent / "mpl-data" / "fonts" / "ttf" / "DejaVuSans.ttf", size)
 
 
 def _hatch(image: Image, box: tuple[int, int, int, int], cause: Cause, theme: str, scale: float) -> None:

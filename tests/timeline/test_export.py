@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from rlinf_lab.errors import TimelineError, UnknownNameError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, png
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.palette import colour_numbers, worker_colour
 
@@ -238,3 +238,9 @@ def test_the_png_shows_the_same_bars_in_the_same_colours(timeline: Timeline, tmp
     assert 0.98 * area < shown <= area  # the line of the iteration lies over them
     with pytest.raises(UnknownNameError, match="theme"):
         timeline.to_png(tmp_path / "t.png", theme="bright")
+
+
+@pytest.mark.parametrize("letter", "µ∞−–→×ä…")
+def test_the_font_of_a_png_has_the_letters_of_rulers_and_names(letter: str) -> None:
+    font = png._font(33.0)
+    assert bytes(font.getmask(letter)) != bytes(font.getmask("\uffff")), "the box of a letter that is not there"
