@@ -8,6 +8,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside tests of other processes, what Ray starts hardly has its turn
 
 REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER"}
 
