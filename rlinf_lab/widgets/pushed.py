@@ -12,8 +12,8 @@ from typing import Any
 
 import anywidget
 
-from rlinf_lab.widgets import express
-from rlinf_lab.widgets.fallback import Still
+from rlinf_lab.widgets import apart, express
+from rlinf_lab.widgets.fallback import WIDGET, Still
 
 
 class PushedWidget(anywidget.AnyWidget):
@@ -28,6 +28,7 @@ class PushedWidget(anywidget.AnyWidget):
         self._seq = 0
         self._express: express.Express | None = None
         self._on_page = False  # a page has asked for something
+        self._picture: Any = None  # the output that has the still picture by itself
         super().__init__(**traits)
         self.on_msg(self._receive)
 
@@ -64,10 +65,17 @@ class PushedWidget(anywidget.AnyWidget):
         """Other messages of the page; the base knows none."""
 
     def _bundle_with(self, still: Still, **kwargs: Any) -> Any:
-        """The mimebundle of the widget with a picture beside it. Where a program runs the notebook for its file there is the picture alone: nobody
-        looks at a widget there, and a page made of the file would prefer it, without the spans, which only a kernel has.
+        """The mimebundle of the widget with a picture beside it; on Jupyter's pages the picture is an output of its own (see `apart`).
+
+        Where a program runs the notebook for its file there is the picture alone: nobody looks at a widget there, and a page made of the file would
+        prefer it, without the spans, which only a kernel has.
         """
-        return still.beside(super()._repr_mimebundle_(**kwargs), live=self._on_page or express.attended())
+        live, bundle = self._on_page or express.attended(), super()._repr_mimebundle_(**kwargs)
+        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
+        if not live or not apart.is_possible() or WIDGET not in (data or {}):
+            return still.beside(bundle, live)
+        self._picture = apart.show(still, self._picture)
+        return {**data, "text/plain": still.text}, metadata
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deltas sent: {self._seq})"

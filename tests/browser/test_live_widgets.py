@@ -187,6 +187,28 @@ def test_reload_brings_the_history_back_once(jupyterlab: Any) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
+    """Its kernel has gone, and no widget with it; while there is one the picture above it hides."""
+    path = jupyterlab.write_notebook(f"again-{theme}", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"])
+    lab = jupyterlab.open_notebook(path, theme=theme)
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and lab.page.locator(".rl-timeline").count() == 2, "both widgets")
+    pictures = lab.page.locator(".rlinf-lab-still")
+    assert pictures.count() == 2 and not any(picture.is_visible() for picture in pictures.all())
+    lab.save()
+    lab.wait_until(lambda: path.read_text().count("rlinf-lab-still") >= 2, "the file")
+    jupyterlab.close_pages()
+    lab = jupyterlab.open_notebook(path, theme=theme)
+    no_model = lab.page.get_by_text("Error displaying widget")
+    lab.wait_until(lambda: no_model.count() == 2, "widgets without a model")
+    assert not any(message.is_visible() for message in no_model.all())
+    pictures = lab.page.locator(".rlinf-lab-still")
+    assert pictures.count() == 2 and all(picture.is_visible() for picture in pictures.all())
+    assert {"cpu:0", "simulator", "starved"} <= set(pictures.last.locator("text").all_text_contents())
+    lab.screenshot(f"opened-again-{theme}")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
     """`jupyter nbconvert --to html` of a saved notebook: no widget runs there, the picture of the end is seen."""
     from nbconvert import HTMLExporter
@@ -204,6 +226,7 @@ def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path,
     assert {"cpu:0", "simulator", "starved"} <= set(picture.locator("text").all_text_contents())
     assert picture.bounding_box()["width"] > 600
     assert page.get_by_text("Meta-World button-press").last.is_visible()
+    assert page.locator('svg[role="img"]').count() == 1 and page.locator(".rlinf-lab-still").count() == 1, "one picture, not one of each output"
 
 
 def test_page_without_a_kernel(jupyterlab: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,9 @@ from widget_samples import SampleRun, picture
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.batch import SPAN_DTYPE
-from rlinf_lab.widgets import Dashboard, TimelineView, timeline_html
+from rlinf_lab.widgets import Dashboard, TimelineView, apart, timeline_html
 from rlinf_lab.widgets import feed as feed_module
-from rlinf_lab.widgets.fallback import dashboard_still
+from rlinf_lab.widgets.fallback import WIDGET, dashboard_still
 from rlinf_lab.widgets.feed import Numbers, TimelineFeed, Update
 from rlinf_lab.widgets.packing import BUSY, IDLE_WIRE
 
@@ -342,6 +343,42 @@ def test_every_widget_has_a_still_picture_in_both_forms() -> None:
             assert picture.format == "PNG" and picture.width == 1440 and picture.height > 20
         assert data["text/html"]
     assert "image/png" not in TimelineView(Timeline())._repr_mimebundle_()[0]  # nothing to be seen yet
+
+
+def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[tuple[str, str]] = []
+
+    class Handle:
+        def update(self, picture: Any) -> None:
+            shown.append(("again", picture._repr_html_()))
+
+    def display(picture: Any, display_id: bool) -> Handle:
+        shown.append(("new" if display_id else "", picture._repr_html_()))
+        return Handle()
+
+    monkeypatch.setattr(apart, "is_possible", lambda: True)
+    monkeypatch.setattr("IPython.display.display", display)
+    board = Dashboard("made up")
+    board.push({"state": "running"})
+    data, _ = board._repr_mimebundle_()
+    board.push({"state": "finished"}, final=True)
+    again, _ = board._repr_mimebundle_()
+    assert [how for how, _ in shown] == ["new", "again"] and "running" in shown[0][1] and "finished" in shown[1][1]
+    assert data.keys() == again.keys() == {WIDGET, "text/plain"} and again["text/plain"].startswith("Dashboard('made up': finished")
+
+
+@pytest.mark.parametrize("elsewhere", [("VSCODE_PID", "7"), ("VSCODE_CWD", "/")])
+def test_other_pages_would_show_both(monkeypatch: pytest.MonkeyPatch, elsewhere: tuple[str, str]) -> None:
+    class Shell:
+        kernel = object()
+
+    monkeypatch.setattr("IPython.core.getipython.get_ipython", Shell)
+    monkeypatch.setitem(sys.modules, "ipykernel", sys)
+    for name in ("VSCODE_PID", "VSCODE_CWD"):
+        monkeypatch.delenv(name, raising=False)
+    assert apart.is_possible()
+    monkeypatch.setenv(*elsewhere)
+    assert not apart.is_possible()
 
 
 def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

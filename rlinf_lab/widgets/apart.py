@@ -1,0 +1,42 @@
+"""The still picture of a widget as an output of its own, just above the widget's.
+
+JupyterLab and Notebook show the widget of an output whenever it names one. Where its kernel has gone (a notebook that is opened again) that is "Error
+displaying widget: model not found", though the same output has a picture. So the picture comes first, by itself; it hides while the widget below it is
+seen, and hides what is said there when no widget can be.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from rlinf_lab.widgets.fallback import Still
+
+_MARK = "rlinf-lab-still"
+#: Between two outputs that follow each other on a page of Jupyter's. Roots of our widgets are called rl-…; a message that there is none has only text.
+_STYLE = (
+    f"<style>.jp-OutputArea-child:has(.{_MARK}):has(+ .jp-OutputArea-child > .jp-OutputArea-output > .lm-Widget > [class^=rl-]),"
+    f".jp-OutputArea-child:has(.{_MARK}) + .jp-OutputArea-child > .jupyter-widgets:not(:has(*))"
+    "{display:none}</style>"
+)
+
+
+def is_possible() -> bool:
+    """In a kernel whose page is Jupyter's own, as far as that can be known: others would show both."""
+    if "ipykernel" not in sys.modules or "VSCODE_PID" in os.environ or "VSCODE_CWD" in os.environ or "google.colab" in sys.modules:
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def show(still: Still, shown: Any = None) -> Any:
+    """The handle of the output that it is in: a new one, or the one where it was ``shown`` before."""
+    from IPython.display import display
+
+    picture = Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, still.scene)
+    if shown is None:
+        return display(picture, display_id=True)
+    shown.update(picture)
+    return shown
