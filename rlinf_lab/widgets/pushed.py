@@ -72,7 +72,7 @@ class PushedWidget(anywidget.AnyWidget):
         """
         live, bundle = self._on_page or express.attended(), super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        if not live or not apart.is_possible() or WIDGET not in (data or {}):
+        if not live or not apart.is_possible() or data is None or WIDGET not in data:
             return still.beside(bundle, live)
         self._picture = apart.show(still, self._picture)
         return {**data, "text/plain": still.text}, metadata
