@@ -77,8 +77,9 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 def _reduced(value: Any) -> Any:
     """A plain CPU tensor as a numpy array: torch's own way copies it into the pickle. NotImplemented for everything else."""
-    torch = sys.modules.get("torch")
-    if torch is None or type(value) is not torch.Tensor or value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
+    torch: Any = sys.modules.get("torch")
+    # While another thread imports it there is a module without contents, and no tensor yet.
+    if type(value) is not getattr(torch, "Tensor", None) or value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
         return NotImplemented
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
