@@ -16,6 +16,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
 from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
+from rlinf_lab.planning.reading import distinct
 from rlinf_lab.planning.standstill import refuse_standstill, ring_of_channels
 from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
@@ -236,7 +237,7 @@ class ExecutionPlan:
         if not isinstance(text, str):
             raise PlanError(f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, from_dict reads a mapping.")
         try:
-            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_distinct)  # some editors begin with a mark of the encoding
+            data = json.loads(text.removeprefix("\ufeff"), object_pairs_hook=distinct("plan", PlanError))  # some editors begin with a mark of the encoding
         except PlanError:
             raise
         except json.JSONDecodeError as error:
@@ -330,16 +331,6 @@ class ExecutionPlan:
             f"<div><b>Plan {escape(self.name)}</b><table><thead><tr><th></th>{head}</tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table><small>{' · '.join(notes)}</small></div>"
         )
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose names may not be given twice: one of the two would count for nothing."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise PlanError(f"The plan gives {shown(twice)} twice in one object: {some([shown(n) for n in names])}. Next: one of the two.")
-    return found
 
 
 def _plain(value: Any) -> str:

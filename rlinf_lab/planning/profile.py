@@ -43,7 +43,7 @@ from rlinf_lab.planning.profile_parts import (
     Sample,
     WorkerProfile,
 )  # fmt: skip
-from rlinf_lab.planning.reading import known, listing, read, rule
+from rlinf_lab.planning.reading import distinct, known, listing, read, rule
 from rlinf_lab.timeline.files import whole
 
 FORMAT = "rlinf_lab.profile/1"
@@ -82,7 +82,7 @@ class Profile:
         if not isinstance(text, str):
             raise ConfigError(f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file.")
         try:
-            data = json.loads(text, object_pairs_hook=_distinct)
+            data = json.loads(text, object_pairs_hook=distinct("profile", ConfigError))
         except json.JSONDecodeError as error:
             found = f"{error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
             raise ConfigError(f"The profile is not JSON: {found}. Next: mend it there; docs/profile.md has examples.") from error
@@ -184,16 +184,6 @@ def _path(path: Any) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"{shown(path)} is no path. Next: a text such as 'profile.json'.")
     return Path(path)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON, whose names may not be given twice: one of the two would count for nothing."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ConfigError(f"The profile gives {shown(twice)} twice in one object: the fields {listing(names[:8])}. Next: one of the two.")
-    return found
 
 
 def _plain(value: Any) -> Any:

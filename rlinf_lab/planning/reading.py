@@ -10,10 +10,10 @@ import numbers
 import sys
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, shown
 
 _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
@@ -36,6 +36,20 @@ def known(what: str, name: str, names: Iterable[str], where: str) -> None:
 
 def listing(names: Collection[str]) -> str:
     return ", ".join(map(str, names)) or "none"
+
+
+def distinct(what: str, error: type[RlinfLabError]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """For ``json.loads(object_pairs_hook=...)``: raises ``error`` for an object of ``what`` that gives a name twice: one of the two would count for nothing."""
+
+    def made(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise error(f"The {what} gives {shown(twice)} twice in one object: {listing([shown(n) for n in names[:8]])}. Next: one of the two.")
+        return found
+
+    return made
 
 
 def read(cls: type, data: Any, where: str) -> Any:

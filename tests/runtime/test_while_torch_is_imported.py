@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import types
@@ -10,6 +11,7 @@ import pytest
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.runtime.pickling import Packed, pickled
+from rlinf_lab.runtime.pinning import on_core
 
 
 def test_messages_are_sent_while_torch_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,3 +19,10 @@ def test_messages_are_sent_while_torch_is_being_imported(monkeypatch: pytest.Mon
     data, buffers = pickled(("failed", ExecutorError("why"), [1, 2]))
     assert pickle.loads(data, buffers=buffers)[2] == [1, 2]
     assert Packed.of({"a": (1, lambda x: x + 1)}).open()["a"][1](2) == 3
+
+
+def test_a_thread_is_kept_on_its_core_while_torch_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    core = min(os.sched_getaffinity(0))
+    with on_core(core):
+        assert os.sched_getaffinity(0) == {core}
