@@ -29,8 +29,9 @@ def arguments(host: Host, process: Process, call: CallSpec) -> tuple[list[Any], 
 
 def _argument(host: Host, process: Process, call: CallSpec, value: Any) -> Any:
     if isinstance(value, ChannelArg):
-        port = outbox if value.direction == WRITE else InboxPort
-        return port(host, process, value.channel, call.iteration)
+        made = outbox if value.direction == WRITE else InboxPort
+        process.ports.append(made(host, process, value.channel, call.iteration))
+        return process.ports[-1]
     if isinstance(value, WeightsArg):
         return WeightsPort(host, process, value.name, call)
     if isinstance(value, Packed):

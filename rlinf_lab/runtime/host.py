@@ -34,8 +34,8 @@ from rlinf_lab.runtime.queues import Queue, QueueTable
 from rlinf_lab.runtime.readers import Readers
 from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
-from rlinf_lab.runtime.shares import LostShares, Reading
 from rlinf_lab.runtime.traffic import Traffic
+from rlinf_lab.runtime.unread import Moved, moved
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
@@ -80,7 +80,6 @@ class Host(Scheduler):
         self._router = Router(layout, place, name)
         self._queues = QueueTable(layout, self._engine, self._router, name)
         self._readers = Readers()
-        self._lost_shares = LostShares(self._queues, self._engine, partial(wire.remark, self))
         self._values = ValueTable()
         self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
@@ -249,7 +248,6 @@ class Host(Scheduler):
             self._given_up = {i: cause for i, cause in self._given_up.items() if i > iteration}
             self._values.retire(iteration)
             self._readers.retire(iteration)
-            self._lost_shares.retire(iteration)
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
         start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None
@@ -311,7 +309,7 @@ class Host(Scheduler):
 
     def _perform(self, process: Process, call: CallSpec) -> None:
         value, error = None, None
-        process.exchanges, process.groups = 0, []
+        process.exchanges, process.ports = 0, []
         try:
             process.method = self.recorder.name(call.method)
             process.machine.part = self.layout.part(call.worker, *call.place(process.rank, self.layout.ranks(call.worker)))
@@ -320,7 +318,7 @@ class Host(Scheduler):
             self._spans.resumed(process)
             value = getattr(process.instance, call.method)(*args, **kwargs)
             finish_work(process.device)
-            for port in process.groups:
+            for port in process.ports:
                 port.refuse_incomplete()
         except BaseException as raised:
             error = wire.described(process, call, raised)
@@ -341,31 +339,27 @@ class Host(Scheduler):
         process.call = None
         for channel in call.channels(WRITE):
             self._close(channel, call.iteration, process.rank)
-        reading = Reading(process.label, process.machine.part) if error is None else None
         for channel in call.channels(READ):
             home = self._router.home(channel, self.layout.shard(channel, process.rank)) if self._router.has_far_readers(channel) else self.name
             if home != self.name:
-                self.say(home, ("read", channel, call.iteration, self.name, process.index, reading))
+                self.say(home, ("read", channel, call.iteration, self.name, process.index))
             else:
-                self.reader_ended(channel, call.iteration, reading)
+                self.reader_ended(channel, call.iteration)
         self.weights.ended(process, error is None)  # before the driver hears that the call has ended
-        self._complete(call, process, value, error)
+        self._complete(call, process, value, error, moved(process.ports))
         self._wake(process)
 
-    def reader_ended(self, channel: str, iteration: int, reading: Reading | None = None) -> None:
-        """Under the mutex: one rank's call that reads this channel, which lives here, has ended; ``reading``: well."""
-        if self._queues.is_retired(iteration):
-            return
-        self._lost_shares.ended(channel, iteration, reading)
-        if self._readers.end(iteration, channel):
+    def reader_ended(self, channel: str, iteration: int) -> None:
+        """Under the mutex: one rank's call that reads this channel, which lives here, has ended."""
+        if not self._queues.is_retired(iteration) and self._readers.end(iteration, channel):
             wire.abandon(self, channel, iteration)
 
-    def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None) -> None:
+    def _complete(self, call: CallSpec, process: Process, value: Any, error: BaseException | None, passed: Sequence[Moved] = ()) -> None:
         if not self._queues.is_retired(call.iteration):
             for waiter in self._values.set(call.call_id, process.rank, call.iteration, value, error, self.say):
                 self._wake(waiter)
         failed = error if isinstance(error, Failure) else None
-        ended = ("ended", call.call_id, process.rank, call.iteration, failed)
+        ended = ("ended", call.call_id, process.rank, call.iteration, failed, passed)
         if self.loop is not None:
             self.loop.ended(*ended[1:])
         else:
@@ -558,8 +552,7 @@ class Host(Scheduler):
         wire.extend_credit(self, self._queues.of(channel), n)
 
     def _divide(self, channel: int, count: int) -> None:
-        (queue := self._queues.of(channel)).divide(count)
-        self._lost_shares.look(queue.name.channel, queue.name.iteration)
+        self._queues.of(channel).divide(count)
 
     def _takes_nothing_more(self, process: Process) -> bool:
         return process.queue is not None and turnover.takes_nothing_more(self, process, process.queue.name.channel)

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.members import Members
 from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.unread import Moved, Unread
 from rlinf_lab.runtime.watch import Watch
 from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.graph import DRIVER
@@ -33,6 +34,7 @@ class OpenIteration:
     ended_ns: int = 0
     failure: BaseException | None = None  # why it was given up
     specs: list[CallSpec] = field(default_factory=list)  # of workers with several ranks
+    unread: Unread = field(default_factory=Unread)
 
     def is_over(self) -> bool:
         return not self.in_body and not self.calls
@@ -209,12 +211,23 @@ class Loop:
         self._calls[call.call_id, rank] = self.host.place[call.worker, rank], f"{call.worker}[{rank}].{call.method}", call.iteration
         self._open[call.iteration].calls += 1
 
-    def ended(self, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
-        """Under the mutex: one rank has done its part of a call."""
+    def ended(self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved] = ()) -> None:
+        """Under the mutex: one rank has done its part of a call, in which it has put and taken so much."""
         if error is not None and iteration in self._open:
             self.failed(error, iteration)
-        if self._calls.pop((call_id, rank), None) is not None:
+        if (ended := self._calls.pop((call_id, rank), None)) is not None:
+            if iteration in self._open:
+                self._open[iteration].unread.count(f"{ended[1]}()", moved)
             self._count(iteration)
+
+    def counted(self, iteration: int, moved: Sequence[Moved]) -> None:
+        """So much the iteration function has put and taken, which has returned."""
+        with self.host._mutex:
+            self._open[iteration].unread.count("the loop", moved)
+
+    def refuse_unread(self, iteration: int) -> None:
+        """`WorkflowError` for items that nobody has read, when an iteration has ended well."""
+        self._open[iteration].unread.refuse(self.host.layout.graph, iteration)
 
     def _count(self, iteration: int) -> None:
         """One call less."""

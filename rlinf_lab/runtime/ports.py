@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.runtime.unread import Moved
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
@@ -24,6 +25,7 @@ class InboxPort:
         self._spec = host.layout.graph.channel(channel)
         self._chunk = host.layout.plan.chunk(channel)
         self._queues: dict[int, Any] = {}
+        self.moved = Moved(channel, True)
 
     def __iter__(self) -> Iterator[list[Any]]:
         while batch := self.get():
@@ -34,21 +36,25 @@ class InboxPort:
             raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk.")
         if n is not None and n < 1:
             raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item.")
-        wanted = n if n is not None else (ALL if self._chunk == ALL else -self._chunk)
-        return self._host.get(self._process, self._queue(key), wanted)
+        return self._get(self._queue(key), n if n is not None else (ALL if self._chunk == ALL else -self._chunk))
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
             raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1.")
         if not self._spec.is_fifo:
             raise WorkflowError(f"{self._who()}: get_weight() needs order='fifo': what else goes first is chosen item by item. Next: get(n), or that order.")
-        return self._host.get(self._process, self._queue(key), ALL + int(weight))
+        return self._get(self._queue(key), ALL + int(weight))
 
     def get_all(self) -> list[Any]:
-        return self._host.get(self._process, self._queue(None), ALL)
+        return self._get(self._queue(None), ALL)
+
+    def _get(self, queue: Queue, wanted: int) -> list[Any]:
+        items = self._host.get(self._process, queue, wanted)
+        self.moved.items += len(items)
+        return items
 
     def take(self, *, key: int | None = None) -> Any:
-        items = self._host.get(self._process, self._queue(key), 1)
+        items = self._get(self._queue(key), 1)
         if not items:
             raise ChannelClosed(f"{self._who()}: take({'' if key is None else f'{key=}'}) after the end of the stream: {self._why_nothing_comes(key)}")
         return items[0]
@@ -66,6 +72,9 @@ class InboxPort:
         if queue is None:
             queue = self._queues[number] = self._host.reading_queue(self._process, self._channel, self._iteration, number)
         return queue
+
+    def refuse_incomplete(self) -> None:
+        """Items that are left are told when the iteration has ended (`unread`): another call may read them."""
 
     def _key(self, key: int | None) -> int:
         if self._spec.keyed and key is None:
@@ -94,6 +103,7 @@ class OutboxPort:
         self._spec = host.layout.graph.channel(channel)
         self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
         self._queues: dict[int, Any] = {}
+        self.moved = Moved(channel, False)
 
     def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         self._put(self._queue(key), [item], weight, priority)
@@ -111,6 +121,7 @@ class OutboxPort:
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
         self._host.put(self._process, queue, items, tags)
+        self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
         if self._spec.keyed != (key is not None):
@@ -143,7 +154,6 @@ class GroupedOutboxPort(OutboxPort):
     def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
         super().__init__(host, process, channel, iteration)
         self._waiting: dict[int, list[tuple[Any, int | None]]] = {}
-        process.groups.append(self)
 
     def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         if key is None:

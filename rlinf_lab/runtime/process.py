@@ -92,7 +92,7 @@ class Process:
     asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far
-    groups: list[Any] = field(default_factory=list)  # its writing ends of channels of groups (`ports`)
+    ports: list[Any] = field(default_factory=list)  # the ends of channels that its present call was given
     filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False

@@ -32,7 +32,6 @@ class Queue:
     parcels: deque[Parcel] = field(default_factory=deque)
     ordered: Ordered | None = None  # instead of the parcels, where not the first goes first
     shares: list[deque[Piece]] = field(default_factory=list)  # by position in a call, since a rank has asked for everything
-    untouched: set[int] = field(default_factory=set)  # positions whose rank has asked for nothing since
     put: int = 0
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
@@ -56,7 +55,6 @@ class Queue:
         if self.shares:
             if not n:
                 return []
-            self.untouched.discard(position)
             return split_off(self.shares[position], n)
         return take(self.parcels, n) if self.ordered is None else self.ordered.take(n)
 
@@ -65,11 +63,6 @@ class Queue:
         n = sum(p.count - p.taken for p in self.parcels) if self.ordered is None else len(self.ordered)
         ends = [n * r // count for r in range(count + 1)]
         self.shares = [deque(self.take(hi - lo, 0)) for lo, hi in itertools.pairwise(ends)]
-        self.untouched = set(range(count))
-
-    def left_by(self, position: int) -> int:
-        """How many items are in the share of the rank at this position, which has ended without asking for them."""
-        return sum(piece.hi - piece.lo for piece in self.shares[position]) if position in self.untouched else 0
 
     def clear(self) -> None:
         self.parcels.clear()
@@ -126,10 +119,6 @@ class QueueTable:
             queue.abandoned = True
             queue.clear()
         return found
-
-    def divided(self, channel: str, iteration: int) -> list[Queue]:
-        """The queues of a channel that live here and of which some rank has asked for everything."""
-        return [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and q.shares]
 
     def stream(self, name: StreamId) -> int:
         if name not in self._streams:

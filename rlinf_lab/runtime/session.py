@@ -18,6 +18,7 @@ from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.loop import short
 from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.servant import Servant, aside
+from rlinf_lab.runtime.unread import moved
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
@@ -267,6 +268,7 @@ class Session:
     def _leave(self) -> None:
         """The iteration function has returned."""
         self._seal(set(self._layout.graph_channels()))
+        self._loop.counted(self._now, moved(self._ports.values()))
         self._loop.broadcast(("readers", self._now, self._readers()))
         self._loop.leave(self._now)
 
@@ -287,6 +289,7 @@ class Session:
     def _collect(self, one: Iteration) -> None:
         """Resolve what an iteration that has ended returned."""
         try:
+            self._loop.refuse_unread(one.number)
             one._result = self._resolved(one._returned)
         except BaseException as error:
             self._end_failed(one.number, error)

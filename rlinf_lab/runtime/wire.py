@@ -9,7 +9,7 @@
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
-    remarked                    to the driver: the user is told, once for each channel or filler
+    remarked                    to the driver: the user is told, once for each filler
     delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
@@ -30,8 +30,8 @@ from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
-from rlinf_lab.runtime.shares import Reading
 from rlinf_lab.runtime.traffic import Transit
+from rlinf_lab.runtime.unread import Moved
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.watch import Pulse
 from rlinf_lab.workflow.calls import CallSpec
@@ -160,9 +160,9 @@ def _on_got(host: Host, name: QueueId, index: int, asked: int, first: int, parts
         host.far.take(host._queues.queue(name), index, asked, first, parts)
 
 
-def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int, reading: Reading | None) -> None:
+def _on_read(host: Host, channel: str, iteration: int, origin: str, index: int) -> None:
     host.far.left(origin, index)
-    host.reader_ended(channel, iteration, reading)
+    host.reader_ended(channel, iteration)
 
 
 def remark(host: Host, about: str, text: str, at_once: bool = False) -> None:
@@ -205,9 +205,9 @@ def _on_weights(host: Host, name: str, version: int, state: Any) -> None:
     host.weights.arrived(name, version, state)
 
 
-def _on_ended(host: Host, call_id: int, rank: int, iteration: int, error: Failure | None) -> None:
+def _on_ended(host: Host, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved]) -> None:
     assert host.loop is not None
-    host.loop.ended(call_id, rank, iteration, error)
+    host.loop.ended(call_id, rank, iteration, error, moved)
 
 
 def _on_failed(host: Host, error: Failure) -> None:

@@ -32,6 +32,9 @@ class ChannelSpec:
     ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one prompt). A put says its key; when a
     rank has put as many with the same key, they go on together, as one item of the channel: a list, in the order of their puts. All else
     (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
+
+    ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
+    left at the iteration's end is discarded. Without it the iteration fails and says what nobody has read.
     """
 
     name: str
@@ -41,11 +44,12 @@ class ChannelSpec:
     weight: Callable[[Any], int] | None = None
     order: str | Callable[[Any], float] = "fifo"
     group: int = 1
+    discard_unread: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ConfigError(f"Channel name {self.name!r} is not an identifier; use letters, digits and underscores.")
-        for option in ("keyed", "whole"):
+        for option in ("keyed", "whole", "discard_unread"):
             if not isinstance(getattr(self, option), bool):
                 raise ConfigError(f"Channel {self.name!r}: {option} is {getattr(self, option)!r}; it must be True or False.")
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
@@ -144,6 +148,6 @@ class Channel:
         spec = self.spec
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
-        notes += [f"groups of {spec.group}"] * (spec.group > 1)
+        notes += [f"groups of {spec.group}"] * (spec.group > 1) + ["unread items are discarded"] * spec.discard_unread
         notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"

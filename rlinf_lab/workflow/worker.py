@@ -26,6 +26,8 @@ class Inbox(Protocol[T]):
 
     Iterating yields *batches* (lists); how many items a batch holds is the plan's decision. A batch is
     never empty, and the iteration ends when every producer of this iteration has finished.
+
+    What nobody has read when the iteration of the loop ends fails it, unless the channel was declared with ``discard_unread=True``.
     """
 
     def __iter__(self) -> Iterator[list[T]]: ...
@@ -45,7 +47,7 @@ class Inbox(Protocol[T]):
         """Everything of this iteration: waits until all producers have finished. Each of R ranks of the call gets an equal share.
 
         Rank r gets items N·r // R to N·(r+1) // R of the N that nobody has taken by then, in the order in which one rank would get them; whoever asks first
-        changes nothing. What a rank then gets in other ways is of its share, too; the share of one that does not ask is nobody's. On a queue of its own
+        changes nothing. What a rank then gets in other ways is of its share, too; the share of one that does not ask is left unread. On a queue of its own
         (fused with its producer) a rank gets all of that. The same holds for every get where the plan's chunk is everything. `Worker.exchange` gives all
         ranks all shares.
         """

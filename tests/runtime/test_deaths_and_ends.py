@@ -99,7 +99,7 @@ def test_a_rank_that_leaves_by_leaving_python_has_left() -> None:
 @pytest.mark.parametrize("executor", ["local", "processes"])
 def test_a_run_that_stands_still_says_what_would_end_it(executor: str) -> None:
     flow = Workflow("ring")
-    left, right = flow.channels("left", "right")
+    left, right = (flow.channel(name, discard_unread=True) for name in ("left", "right"))
     a, b = flow.worker(Ring, name="a"), flow.worker(Ring, name="b")
 
     @flow.iteration

@@ -181,7 +181,7 @@ def test_a_get_of_more_than_the_channel_holds(capacity: int | None, makers: int,
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_consumer_that_stops_early_lets_its_producers_finish(count: int, waits: bool) -> None:
     flow = Workflow("early")
-    items = flow.channel("items", capacity=2)
+    items = flow.channel("items", capacity=2, discard_unread=True)
     maker, reader = workers(flow)
 
     @flow.iteration

@@ -215,7 +215,7 @@ class Full(Worker):
 @pytest.mark.parametrize("far", [False, True])
 def test_who_waits_at_a_channel_is_told(far: bool) -> None:
     flow = Workflow("full")
-    items, other = flow.channel("items", capacity=2), flow.channel("other", capacity=None)
+    items, other = flow.channel("items", capacity=2, discard_unread=True), flow.channel("other", capacity=None)
     a, b = flow.worker(Full, name="maker"), flow.worker(Full, name="taker")
     seen: list[dict[str, Any]] = []
 

@@ -255,9 +255,9 @@ class Echo(lab.Worker):
             obs.put_all(batch)
 
 
-def ring(cls: type[lab.Worker], whole: bool = False) -> tuple[lab.Workflow, lab.ExecutionPlan]:
+def ring(cls: type[lab.Worker], whole: bool = False, discard_unread: bool = False) -> tuple[lab.Workflow, lab.ExecutionPlan]:
     flow = lab.Workflow(f"ring of {cls.__name__}")
-    obs, actions = (flow.channel(name, capacity=None, whole=whole) for name in ("obs", "actions"))
+    obs, actions = (flow.channel(name, capacity=None, whole=whole, discard_unread=discard_unread) for name in ("obs", "actions"))
     a, b = flow.worker(cls, name="a"), flow.worker(Echo, name="b")
 
     @flow.iteration
@@ -275,7 +275,7 @@ def test_who_may_put_first_is_let_run(cls: type[lab.Worker]) -> None:
 
 
 def test_an_inbox_that_is_not_read_holds_nobody_up() -> None:
-    with lab.session(*ring(NEVER, whole=True)) as session:
+    with lab.session(*ring(NEVER, whole=True, discard_unread=True)) as session:
         session.step()
 
 
