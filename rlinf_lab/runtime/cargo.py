@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.runtime.pickling import pickled
+from rlinf_lab.runtime.pickling import OnDevice, pickled
 
 WORD = 4  # bytes; what changes in an update is a float or two halves
 BUCKET = 16 << 20
@@ -35,7 +35,7 @@ class Cargo:
     def of(cls, version: int, state: Any) -> Cargo:
         """Raises `WorkflowError` when the state does not pickle."""
         data, buffers = pickled(state)
-        return cls(version, data, [np.asarray(b, np.uint8) for b in buffers])
+        return cls(version, data, [np.asarray(b.on_host() if isinstance(b, OnDevice) else b, np.uint8) for b in buffers])
 
     def open(self) -> Any:
         """The state, whose arrays lie on the blocks and cannot be written."""

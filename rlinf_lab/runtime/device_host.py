@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pickle
 import sys
@@ -20,7 +21,7 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.fillers import news_of
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Address, Link
+from rlinf_lab.runtime.links import Address, Link, Ways
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.pinning import cores_of, has_own_cores
 from rlinf_lab.runtime.session import Ended
@@ -64,6 +65,10 @@ class DeviceHost:
         """Where other nodes reach this one."""
         return "127.0.0.1"
 
+    def _ray_node(self) -> str:
+        """Ray's name of this node."""
+        return ""
+
     def _see_gpus(self) -> dict[str, str]:
         """What torch calls the plan's GPUs here: they are the only ones that this process sees."""
         return {name: f"cuda:{i}" for i, name in enumerate(gpus_of(self._device_names()))}
@@ -93,17 +98,18 @@ class DeviceHost:
     # --- what the driver asks, one after another; `stop` at any time ----------------------------------------
     def address(self) -> tuple[Address, int]:
         """Where it listens, and its process id."""
-        return self._listener.address, os.getpid()
+        return dataclasses.replace(self._listener.address, ray_node=self._ray_node()), os.getpid()
 
     def clock(self) -> int:
         """What time it is here, ns: see `node_clocks`."""
         return time.monotonic_ns()
 
-    def connect(self, addresses: list[Address]) -> dict[str, str]:
-        """Open a link to every other host; the transport of each."""
+    def connect(self, addresses: list[Address], ways: Ways) -> dict[str, str]:
+        """Open a link to every other host; the transport of each. ``ways``: the driver's."""
+        ways = ways._replace(ray_node=self._ray_node())
         for address in addresses:
             if address.host != self.name:
-                self.links[address.host] = Link(address, self.name)
+                self.links[address.host] = Link(address, self.name, ways)
         return {name: link.transport for name, link in self.links.items()}
 
     def start(self, declarations: bytes) -> BaseException | None:
@@ -158,6 +164,8 @@ class DeviceHost:
         """Send what was recorded, ten times a second; nobody has to ask. Twice a second where nothing has happened here and that was said."""
         silent, quiet = 0, False
         while not self._stop.wait(PUSH_SECONDS):
+            for link in self.links.values():
+                link.reclaim()
             was, quiet = quiet, self.host.is_quiet()
             silent = 0 if quiet != was or len(self.recorder) or self.host.metrics or self.host.frames else silent + 1
             if silent < 2 or silent % BEAT == 0:
@@ -204,6 +212,8 @@ class DeviceHost:
     def _broken(self, peer: str) -> None:
         if peer == "driver":  # nobody is left to work for
             os._exit(1)
+        if peer in self.links:
+            self.links[peer].peer_died()
         self.host.lost(peer)
 
     def __repr__(self) -> str:

@@ -12,13 +12,20 @@ import struct
 import time
 from typing import Any
 
+from rlinf_lab.runtime import lending, store
+from rlinf_lab.runtime.lending import Lent
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.slots import REFERENCE, InSlot, SlotViews
+from rlinf_lab.runtime.store import InStore, StoreViews
 from rlinf_lab.runtime.traffic import Transit
 
 FAREWELL = 0xFFFFFFFF
 PARCEL = 1 << 31  # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
-IN_SLOT = 1 << 63  # beside the length of a buffer that lies in a slot
+IN_STORE = 1 << 60  # beside the length of a buffer: it lies in Ray's object store,
+IN_SLOT = 1 << 61  # in a slot,
+ON_HOST = 1 << 62  # wherever it lies it was copied from a GPU,
+ON_GPU = 1 << 63  # it is there and was lent
+LENGTH = IN_STORE - 1
 HEADERS = 1024  # how many headers are remembered
 READ_BYTES = 1 << 18
 COUNT = struct.Struct("<I")
@@ -146,10 +153,10 @@ def _packets(view: memoryview | bytes, table: int, at: int, count: int) -> tuple
 
 
 class FrameReader:
-    """Messages of a stream."""
+    """Messages of a stream. ``outlives``: what is heard may be used when the sender has ended."""
 
-    def __init__(self, stream: Stream, slots: SlotViews, transport: str) -> None:
-        self._stream, self._slots = stream, slots
+    def __init__(self, stream: Stream, slots: SlotViews, store: StoreViews, transport: str, outlives: bool = False) -> None:
+        self._stream, self._slots, self._store, self._outlives = stream, slots, store, outlives
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
@@ -183,13 +190,19 @@ class FrameReader:
             sizes = list(struct.unpack(f"<{count + 2}Q", stream.read(8 * count + 16)))
             sent = self._sent(sizes.pop())
             self._items = sizes.pop()
-            slots = any(size & IN_SLOT for size in sizes)
-            self._transit = Transit("shared memory" if slots else self._transport, sent, sum(size & ~IN_SLOT for size in sizes[1:]))
+            self._transit = Transit(self._way(sizes), sent, sum(size & LENGTH for size in sizes[1:]))
         else:
             sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
         first = 1 if self._items < 0 else 2
         self._parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
         return True
+
+    def _way(self, sizes: list[int]) -> str:
+        """By which way a packet has come whose parts have these sizes."""
+        marks = max(sizes)  # the highest one names it
+        if marks < IN_STORE:
+            return self._transport
+        return "cuda_ipc" if marks & ON_GPU else "cuda_host_copy" if marks & ON_HOST else "shared memory" if marks & IN_SLOT else "object_store"
 
     def _take_together(self, header: bytes, packets: list[bytes], counts: tuple[int, ...], sent: int) -> None:
         self._items, self._counts, self._parts = sum(counts), counts, [header, *packets]
@@ -200,7 +213,16 @@ class FrameReader:
         return time.monotonic_ns() if self._transport == "tcp" else there
 
     def _buffer(self, size: int) -> Any:
-        return InSlot(self._stream.read(REFERENCE.size), size - IN_SLOT) if size & IN_SLOT else self._stream.read_in_place(size)
+        stream, length = self._stream, size & LENGTH
+        if size & IN_SLOT:
+            return InSlot(stream.read(REFERENCE.size), length)
+        if size & IN_STORE:
+            number, described = store.HEAD.unpack(stream.read(store.HEAD.size))
+            return InStore(number, stream.read(described), length)
+        if size & ON_GPU:
+            number, described = lending.HEAD.unpack(stream.read(lending.HEAD.size))
+            return Lent(stream.read(described), number, self._slots.give_back, self._outlives)
+        return stream.read_in_place(length)
 
     def message(self) -> tuple:
         """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files."""
@@ -220,6 +242,9 @@ class FrameReader:
         return "put", name, self._items, Packed(data, self._viewed(parts) if parts else ()), origin, tags, self._transit
 
     def _viewed(self, parts: list[Any]) -> tuple[Any, ...]:
+        if any(type(p) is InStore for p in parts):
+            fetched = iter(self._store.fetch([p for p in parts if type(p) is InStore]))
+            parts = [next(fetched) if type(p) is InStore else p for p in parts]
         return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
 
     def forget(self) -> None:

@@ -11,6 +11,7 @@ comes into being, is asked and ends, the kinds of executor know: `ray_executor`,
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,14 +20,14 @@ from typing import Any
 
 import cloudpickle
 
-from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError
+from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, WorkflowError, shown
 from rlinf_lab.planning.hosts import place_hosts
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.device_host import pack
 from rlinf_lab.runtime.fillers import declarations_of, opened
 from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.links import Link, Ways
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.node_clocks import NodeClocks
 from rlinf_lab.runtime.process import Filled, Frame
@@ -41,20 +42,25 @@ from rlinf_lab.workflow.workflow import Declaration, Workflow
 
 STOP_SECONDS = 10
 DEATH_SECONDS = 3
+BETWEEN_GPUS = ("ipc", "host")
 
 
 class HostsExecutor:
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores.
 
     ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not there at first (`Session.join`), by
-    worker; their hosts are, so that they come without a new connection.
+    worker; their hosts are, so that they come without a new connection. ``between_gpus``: how tensors on a GPU get to another process of the node,
+    ``"ipc"`` (they stay there, where it sees that GPU) or ``"host"`` (copies through host memory).
     """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
     ) -> None:  # fmt: skip
-        self.flow = flow
+        if between_gpus not in BETWEEN_GPUS:
+            known = " or ".join(map(repr, BETWEEN_GPUS))
+            raise ConfigError(f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes of its node. Next: {known}.")
+        self.flow, self._between_gpus = flow, between_gpus
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
         self._declarations = ship({**flow.workers, **declarations_of(fillers)})
@@ -88,6 +94,10 @@ class HostsExecutor:
 
     def _is_one_node(self) -> bool:
         return True
+
+    def _ways(self) -> Ways:
+        """How messages of this process get to the hosts."""
+        return Ways(lend=self._between_gpus == "ipc")
 
     def _launch(self, host: str, payload: bytes) -> None:
         """Have a process made that holds a `DeviceHost`."""
@@ -126,7 +136,7 @@ class HostsExecutor:
         try:
             self._refuse_when_stopped()
             self._prepare()
-            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.heard_all)
+            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.heard_all, outlives=True)
             payload = pack(self.layout, self.place, self._is_one_node())
             for name in self.hosts:
                 self._refuse_when_stopped()
@@ -149,7 +159,8 @@ class HostsExecutor:
 
     def _connect(self, listener: Listener) -> None:
         """Everybody learns where everybody listens."""
-        addresses = [listener.address]
+        ways = self._ways()
+        addresses = [dataclasses.replace(listener.address, ray_node=ways.ray_node)]
         for name, asked in {name: self._ask(name, "address") for name in self.hosts}.items():
             self._refuse_when_stopped()
             address, self._pids[name] = self._answer(asked, self._process_seconds)
@@ -157,9 +168,9 @@ class HostsExecutor:
                 self._clocks.add(name)
             addresses.append(address)
         for address in addresses[1:]:
-            self._links[address.host] = Link(address, "driver")
+            self._links[address.host] = Link(address, "driver", ways)
         self._refuse_when_stopped()
-        self._ask_all("connect", addresses)
+        self._ask_all("connect", addresses, ways)
         self._connected = True
         for name in self._clocks.hosts():  # once this way, so that no span comes before the first answer; then over the link, which is faster
             before = time.monotonic_ns()
@@ -242,6 +253,7 @@ class HostsExecutor:
 
     def _sent(self) -> None:
         for link in list(self._links.values()):
+            link.reclaim()
             with contextlib.suppress(ConnectionError):  # the end of its own stream to us says that it died
                 link.flush()
 
@@ -269,6 +281,8 @@ class HostsExecutor:
         self.driver_host.hear_news(host, quiet)
 
     def _broken(self, host: str) -> None:
+        if host in self._links:
+            self._links[host].peer_died()
         if not self.driver_host.stopping:
             self.driver_host.lost(host)
 

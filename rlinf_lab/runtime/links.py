@@ -2,7 +2,8 @@
 
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
 frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
-node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers. Items of channels are packed already when they come here
+node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers; between nodes they may go through Ray's object store
+(`store.py`). Tensors on a GPU stay there for processes that see it (`lending.py`). Items of channels are packed already when they come here
 (`parcels`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which whoever hears it leaves closed.
 A stream that ends without a farewell means that its sender died. How messages are heard: `listener`, `lookout`.
 
@@ -26,11 +27,14 @@ import time
 import weakref
 from collections import deque
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from rlinf_lab.errors import ChannelBroken
-from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_SLOT, PACKET, PARCEL, RUN, SMALL, TOGETHER
-from rlinf_lab.runtime.pickling import pickled
-from rlinf_lab.runtime.slots import SlotPool
+from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_SLOT, IN_STORE, ON_GPU, ON_HOST, PACKET, PARCEL, RUN, SMALL, TOGETHER
+from rlinf_lab.runtime.lending import ASKED, Lender
+from rlinf_lab.runtime.pickling import OnDevice, pickled
+from rlinf_lab.runtime.slots import GREETING, SlotPool
+from rlinf_lab.runtime.store import GREETING_FILE, StorePool
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -58,13 +62,36 @@ SHORT = 1 << 10  # bytes of a packet that travels with others: longer ones gain 
 
 @dataclass(frozen=True)
 class Address:
-    """Where a host listens. ``node`` tells whether the unix socket can be reached."""
+    """Where a host listens.
+
+    ``node`` tells whether the unix socket can be reached; ``ray_node``: Ray's name of the node, "" without Ray; ``gpus``: ids of those that its
+    ``process`` sees.
+    """
 
     host: str
     node: str
     unix: str
     tcp: tuple[str, int]
     secret: bytes
+    ray_node: str = ""
+    gpus: tuple[str, ...] = ()
+    process: int = 0
+
+
+class Ways(NamedTuple):
+    """How messages of a host get to others.
+
+    ``store``: large buffers to another node of Ray go through its object store; ``ray_node``: the host's own; ``lend``: tensors on a GPU of this node stay
+    there.
+    """
+
+    store: bool = False
+    ray_node: str = ""
+    lend: bool = True
+
+    def leave_node(self, address: Address) -> bool:
+        """Whether this way is another one than to a host of this node: also to a node that Ray emulates on this machine."""
+        return self.store and self.ray_node != address.ray_node
 
 
 def node_id() -> str:
@@ -72,6 +99,9 @@ def node_id() -> str:
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/net')}"
+
+
+BY_DEFAULT = Ways()
 
 
 class _Run:
@@ -95,7 +125,7 @@ class _Run:
 class Link:
     """The sending end of one direction. ``transport`` is "unix" or "tcp"."""
 
-    def __init__(self, address: Address, me: str) -> None:
+    def __init__(self, address: Address, me: str, ways: Ways = BY_DEFAULT) -> None:
         self.peer = address.host
         self._changed = threading.Condition()
         self._gathered: list[bytes | memoryview] = []  # parts of frames that wait for `flush`
@@ -105,17 +135,31 @@ class Link:
         self._writer: threading.Thread | None = None
         self._broken: OSError | None = None
         self._closed = False
-        self._socket, self.transport = self._connect(address)
+        self._socket, self.transport = self._connect(address, ways)
         _OPEN.add(self._socket)
-        self._slots = SlotPool(self._socket)
+        self._lender = Lender(self.peer, address.gpus)
+        self._slots = SlotPool(self._socket, self._lender.given_back)
+        self._store = StorePool(self._socket, self.peer) if ways.leave_node(address) else None
         name = me.encode()
-        self._socket.sendall(address.secret + self._slots.greet() + COUNT.pack(len(name)) + name)
+        greeting = self._slots.greet() if self._store is None else GREETING.pack(0, GREETING_FILE, b"")
+        self._socket.sendall(address.secret + greeting + COUNT.pack(len(name)) + name)
         self._socket.settimeout(ANSWER_SECONDS)
         self._slots.hear(self._socket.recv(1))
         self._socket.settimeout(None)
+        self._lender.why_not = self._why_not_lend(address, ways)
 
-    def _connect(self, address: Address) -> tuple[socket.socket, str]:
-        if address.node == node_id():
+    def _why_not_lend(self, address: Address, ways: Ways) -> str:
+        """Why no tensor on a GPU can be used where it is; "" if that depends on the tensor."""
+        if not ways.lend:
+            return ASKED
+        if self.transport != "unix":
+            return "it is on another node"
+        if address.process == os.getpid():
+            return "it is in this process"
+        return "" if self._slots.usable else "it is in a container of its own"
+
+    def _connect(self, address: Address, ways: Ways) -> tuple[socket.socket, str]:
+        if address.node == node_id() and not ways.leave_node(address):
             unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
                 unix.connect(address.unix)
@@ -145,7 +189,7 @@ class Link:
                 with self._changed:
                     self._gather_packet(header, packed.data, count, tags is None)
                 return
-            parts, buffers, items = [header, packed.data], [b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
+            parts, buffers, items = [header, packed.data], [b if type(b) is OnDevice else b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
         else:
             data, buffers = pickled(message)
             parts, items = [data], []
@@ -171,15 +215,38 @@ class Link:
             self._gathered.append(self._run.frame())
             self._run = None
 
-    def _framed(self, parts: list[bytes | memoryview], buffers: list[memoryview], items: list[int]) -> list[bytes | memoryview]:
-        """A frame in parts, so that large buffers need not be joined; those that fit into slots are copied there. ``items``: how many, and when."""
+    def _framed(self, parts: list[bytes | memoryview], buffers: list[Any], items: list[int]) -> list[bytes | memoryview]:
+        """A frame in parts, so that large buffers need not be joined; what fits into slots or the store is copied there. ``items``: how many, and when."""
         sizes = [len(part) for part in parts]
         for raw in buffers:
-            reference = self._slots.place(raw)
-            sizes.append(raw.nbytes | (0 if reference is None else IN_SLOT))
-            parts.append(raw if reference is None else reference)
+            size, part = self._placed(raw)
+            sizes.append(size)
+            parts.append(part)
         head = COUNT.pack(len(sizes) | (PARCEL if items else 0)) + struct.pack(f"<{len(sizes) + len(items)}Q", *sizes, *items)
         return [head, *parts] if buffers else [b"".join((head, *parts))]
+
+    def _placed(self, raw: Any) -> tuple[int, bytes | memoryview]:
+        """The size of a buffer with its marks, and what of it travels in the stream."""
+        if type(raw) is OnDevice:
+            if (lent := self._lender.place(raw)) is not None:
+                return raw.nbytes | ON_GPU, lent
+            size, part = self._placed(raw.on_host())
+            return size | ON_HOST, part
+        mark, reference = (IN_SLOT, self._slots.place(raw)) if self._store is None else (IN_STORE, self._store.place(raw))
+        return (raw.nbytes, raw) if reference is None else (raw.nbytes | mark, reference)
+
+    def reclaim(self) -> None:
+        """Hear what was given back: a GPU's memory should not wait for the next message."""
+        if self._lender.has_lent:
+            with self._changed:
+                self._slots.take_back()
+
+    def peer_died(self) -> None:
+        """What it had is free."""
+        if self._lender.has_lent:
+            with self._changed:
+                self._slots.take_back()
+                self._lender.lost()
 
     def has_gathered(self) -> bool:
         """Whether `flush` has anything to do."""
@@ -266,3 +333,6 @@ class Link:
         self._socket.close()
         with self._changed:
             self._slots.close()
+            self._lender.close()
+            if self._store is not None:
+                self._store.close()

@@ -13,9 +13,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rlinf_lab.runtime.frames import COUNT, FrameReader, NotYetThere, Stream
+from rlinf_lab.runtime.lending import visible_gpus
 from rlinf_lab.runtime.links import Address, close_when_forked, node_id
 from rlinf_lab.runtime.lookout import IN_TURN, Lookout
 from rlinf_lab.runtime.slots import GREETING, SlotViews
+from rlinf_lab.runtime.store import GREETING_FILE, StoreViews
 
 PORTION = 1 << 13  # bytes that a rank takes in at once: it may have what it waits for, and others would wait for it
 
@@ -175,6 +177,7 @@ class Listener:
     ``on_pause()`` is called when all that had arrived was handed over.
     ``on_broken(host)`` is called when a peer's stream ends without a farewell, ``on_error(host, error)`` when one of its messages
     cannot be unpickled here, or handled; the messages after it are still heard. ``lookout``: where a rank that waits may hear them instead.
+    ``outlives``: see `FrameReader`.
     """
 
     def __init__(
@@ -186,8 +189,9 @@ class Listener:
         ip: str = "127.0.0.1",
         on_pause: Callable[[], None] = lambda: None,
         lookout: Lookout | None = None,
+        outlives: bool = False,
     ) -> None:
-        self._ears, self._on_broken = Ears(on_message, on_error, on_pause), on_broken
+        self._ears, self._on_broken, self._outlives = Ears(on_message, on_error, on_pause), on_broken, outlives
         self._closed, self._lookout = False, lookout
         self._left: set[str] = set()  # peers that have said farewell
         self._left_changed = threading.Condition()
@@ -197,7 +201,7 @@ class Listener:
         unix.bind(name)
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         tcp.bind((ip, 0))
-        self.address = Address(host, node_id(), name, tcp.getsockname(), secret)
+        self.address = Address(host, node_id(), name, tcp.getsockname(), secret, gpus=visible_gpus(), process=os.getpid())
         self._sockets: list[socket.socket] = [unix, tcp]
         for server in (unix, tcp):
             close_when_forked(server)
@@ -232,7 +236,9 @@ class Listener:
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(COUNT.unpack(stream.read(4))[0]).decode()
             transport = "unix" if connection.family == socket.AF_UNIX else "tcp"
-            incoming = Incoming(peer, connection, stream, FrameReader(stream, slots, transport), self._ears, self._lookout)
+            frames = FrameReader(stream, slots, StoreViews(connection), transport, self._outlives)
+            lookout = None if slots.probe == GREETING_FILE else self._lookout  # to fetch from the store takes longer than a rank should be away
+            incoming = Incoming(peer, connection, stream, frames, self._ears, lookout)
             incoming.hear()
             with self._left_changed:
                 self._left.add(peer)

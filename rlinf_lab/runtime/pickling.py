@@ -13,6 +13,27 @@ import cloudpickle
 from rlinf_lab.errors import WorkflowError, said, shown
 
 LARGE = 1 << 16  # bytes: such buffers may travel in shared memory (`slots`)
+LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay there on their way
+
+
+class OnDevice:
+    """What is beside a pickle of a tensor on a GPU: a copy of its bytes there, which is the transport's own. A link lends it, or sends its bytes."""
+
+    __slots__ = ("block",)
+
+    def __init__(self, block: Any) -> None:
+        self.block = block
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.block.numel())
+
+    def on_host(self) -> memoryview:
+        """Its bytes in host memory: waits until the GPU has copied them."""
+        return memoryview(self.block.cpu().numpy())
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return bytearray, (bytes(self.on_host()),)
 
 
 @dataclass(frozen=True)
@@ -29,7 +50,7 @@ class Packed:
     def of(cls, value: Any) -> Packed:
         """Raises `WorkflowError` when the value does not pickle."""
         data, buffers = pickled(value)
-        return cls(data, tuple(pickle.PickleBuffer(b) for b in buffers))
+        return cls(data, tuple(b if type(b) is OnDevice else pickle.PickleBuffer(b) for b in buffers))
 
     @classmethod
     def of_items(cls, items: list[Any], channel: str) -> tuple[Packed, bool]:
@@ -37,19 +58,22 @@ class Packed:
         data, buffers = pickled(items, channel)
         if not buffers:
             return cls(data), False
-        large = any(b.nbytes >= LARGE for b in buffers)
-        return cls(data, tuple(pickle.PickleBuffer(b if b.nbytes >= LARGE else bytearray(b)) for b in buffers)), large
+        large = any(type(b) is not OnDevice and b.nbytes >= LARGE for b in buffers)
+        return cls(data, tuple(b if type(b) is OnDevice else pickle.PickleBuffer(b if b.nbytes >= LARGE else bytearray(b)) for b in buffers)), large
 
     @property
     def nbytes(self) -> int:
-        return len(self.data) + sum(memoryview(b).nbytes for b in self.buffers)
+        return len(self.data) + sum(b.nbytes if type(b) is OnDevice else memoryview(b).nbytes for b in self.buffers)
 
     def open(self) -> Any:
         return pickle.loads(self.data, buffers=self.buffers)
 
 
-def pickled(value: Any, channel: str = "") -> tuple[bytes, list[memoryview]]:
-    """A pickle and its buffers. Raises `WorkflowError`. ``channel``: the value is a list of items of it."""
+def pickled(value: Any, channel: str = "") -> tuple[bytes, list[Any]]:
+    """A pickle and its buffers: memoryviews, and an `OnDevice` for a tensor on a GPU. ``channel``: the value is a list of items of it.
+
+    Raises `WorkflowError`.
+    """
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = _dumped(value, buffers, _Pickler)
@@ -64,7 +88,11 @@ def pickled(value: Any, channel: str = "") -> tuple[bytes, list[memoryview]]:
                 f"{_named(value, channel)} cannot be sent to another process: {type(error).__name__}: {said(error)}. "
                 f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
             ) from error
-    return data, [b.raw() for b in buffers]
+    return data, [_beside(b.raw()) for b in buffers]
+
+
+def _beside(raw: memoryview) -> Any:
+    return OnDevice(raw.obj.block) if type(raw.obj) is _Place else raw
 
 
 def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> bytes:
@@ -76,14 +104,21 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 
 def _reduced(value: Any) -> Any:
-    """A plain CPU tensor as a numpy array: torch's own way copies it into the pickle. NotImplemented for everything else."""
+    """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it. NotImplemented for everything else."""
     torch: Any = sys.modules.get("torch")
     # While another thread imports it there is a module without contents, and no tensor yet.
-    if type(value) is not getattr(torch, "Tensor", None) or value.device.type != "cpu" or value.layout != torch.strided or value.is_quantized:
+    if type(value) is not getattr(torch, "Tensor", None) or value.is_quantized:
         return NotImplemented
+    kind = value.device.type
+    if kind not in LENT_DEVICES and kind != "cpu":
+        return NotImplemented
+    if value.layout != torch.strided:
+        return _sparse_reduced(value, torch)
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
+    if kind in LENT_DEVICES:
+        return _on_device, (pickle.PickleBuffer(_Place(_block(plain, torch))), str(plain.dtype).removeprefix("torch."), tuple(plain.shape), value.requires_grad)
     try:
         array = plain.contiguous().numpy()
     except TypeError:  # a type that numpy does not have, such as bfloat16
@@ -100,6 +135,52 @@ def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool)
     if tensor.dtype != kind:
         tensor = tensor.view(kind).reshape(shape)
     return tensor.requires_grad_(requires_grad)
+
+
+def _sparse_reduced(value: Any, torch: Any) -> Any:
+    """By its parts. What torch's own way rebuilds is kept in a list of torch's until a file is loaded, or for ever."""
+    if value.requires_grad or value.layout != torch.sparse_coo:
+        return NotImplemented
+    return _coo, (value._indices(), value._values(), tuple(value.shape), value.is_coalesced())
+
+
+def _coo(indices: Any, values: Any, shape: tuple[int, ...], coalesced: bool) -> Any:
+    import torch
+
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
+
+
+def _block(plain: Any, torch: Any) -> Any:
+    """The bytes of a tensor as a tensor of its own on the same device."""
+    whole = plain.contiguous()
+    if whole.data_ptr() == plain.data_ptr():
+        whole = whole.clone()
+    return whole.reshape(-1).view(torch.uint8)
+
+
+def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    """``block``: an `OnDevice`, something lent by another process (`lending.Lent`), or bytes: these go to a GPU if this process uses one."""
+    import torch
+
+    if isinstance(block, OnDevice):
+        block = block.block
+    elif hasattr(block, "open"):
+        block = block.open()
+    elif not isinstance(block, torch.Tensor):
+        raw = memoryview(block)
+        block = torch.frombuffer(bytearray(raw) if raw.readonly else raw, dtype=torch.uint8) if raw.nbytes else torch.empty(0, dtype=torch.uint8)
+        if torch.cuda.is_available():
+            block = block.cuda()
+    tensor: torch.Tensor = block.view(getattr(torch, dtype)).reshape(shape)
+    return tensor.requires_grad_(requires_grad)
+
+
+class _Place(bytearray):
+    """Marks in a pickle where an `OnDevice` belongs: only buffers may lie beside one. What is given back in their place may be anything."""
+
+    def __init__(self, block: Any) -> None:
+        super().__init__()
+        self.block = block
 
 
 class _Pickler(pickle.Pickler):

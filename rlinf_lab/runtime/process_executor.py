@@ -22,13 +22,15 @@ from rlinf_lab.workflow.workflow import Workflow
 
 
 class ProcessExecutor(HostsExecutor):
-    """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores; ``fillers``: work for the bubbles."""
+    """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores; ``fillers``: work for the bubbles;
+    ``between_gpus``: see `HostsExecutor`.
+    """
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
     ) -> None:  # fmt: skip
-        super().__init__(flow, plan, emulate, fillers, absent)
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
         elsewhere = [d for d in plan.devices if Device.parse(d).node]
         if elsewhere:
             raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: executor='ray'.")

@@ -17,12 +17,13 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.errors import ExecutorError, PlanError
+from rlinf_lab.errors import ConfigError, ExecutorError, PlanError, shown
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import refuse_missing
 from rlinf_lab.runtime.hosts_executor import HostsExecutor
+from rlinf_lab.runtime.links import Ways
 from rlinf_lab.runtime.ray_host import RayHost
 from rlinf_lab.runtime.ray_library import load_ray
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private
@@ -30,23 +31,27 @@ from rlinf_lab.runtime.reservation import Reservation
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
+BETWEEN_NODES = ("stream", "object_store")
+
 
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
-    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles.
+    ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles. ``between_nodes``: ``"stream"`` (TCP from host to
+    host), or ``"object_store"``: arrays of a MiB and more go through Ray's. ``between_gpus``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
 
     def __init__(
         self, flow: Workflow, plan: ExecutionPlan, address: str | None = None, emulate: bool = False, fillers: Sequence[Filler] = (),
-        absent: Mapping[str, Sequence[int]] | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, between_nodes: str = "stream", between_gpus: str = "ipc",
     ) -> None:  # fmt: skip
         check_address(address)
-        super().__init__(flow, plan, emulate, fillers, absent)
+        check_between_nodes(between_nodes)
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
         refuse_missing(plan, emulate, ("cpu",))  # Ray counts the GPUs
-        self._address = address
+        self._address, self._between_nodes = address, between_nodes
         self._actors: dict[str, Any] = {}
         self._nodes: dict[int, str] = {}
         self._reservation: Reservation | None = None
@@ -70,6 +75,9 @@ class RayExecutor(HostsExecutor):
 
     def _is_one_node(self) -> bool:
         return is_private()
+
+    def _ways(self) -> Ways:
+        return super()._ways()._replace(store=self._between_nodes == "object_store", ray_node=str(load_ray().get_runtime_context().get_node_id()))
 
     def _launch(self, host: str, payload: bytes) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -138,3 +146,9 @@ class RayExecutor(HostsExecutor):
             if self._reservation is not None:
                 self._reservation.remove()
             self._wait_for_death()
+
+
+def check_between_nodes(way: object) -> None:
+    """Raises `ConfigError` for what is no way between nodes."""
+    if way not in BETWEEN_NODES:
+        raise ConfigError(f"between_nodes={shown(way)}: how items get to another node. Next: {' or '.join(map(repr, BETWEEN_NODES))}.")

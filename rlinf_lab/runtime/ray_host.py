@@ -15,6 +15,11 @@ class RayHost(DeviceHost):
 
         return str(ray.util.get_node_ip_address())
 
+    def _ray_node(self) -> str:
+        import ray
+
+        return str(ray.get_runtime_context().get_node_id())
+
     def _see_gpus(self) -> dict[str, str]:
         """Make the GPUs that Ray gave to this process the only visible ones.
 

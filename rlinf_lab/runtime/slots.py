@@ -16,6 +16,7 @@ import socket
 import struct
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ LIMIT = 1 << 29  # bytes of all slots of one link
 ARENA = 1 << 25  # bytes of a file, unless one slot needs more; the system gives memory to those that are written
 GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that shows whether slots can be seen
 REFERENCE = struct.Struct("<IIiQ")  # a slot: its number, the number of its arena, that one's file, the offset in it
+LENT = 1 << 31  # beside a number that goes back: not of a slot, but of memory that was lent (`lending`)
 _NUMBER = struct.Struct("<I")
 _TOKEN = 16
 
@@ -65,16 +67,16 @@ class InSlot(NamedTuple):
 
 
 class SlotPool:
-    """The sender's end of one link. Used by whoever holds the link's lock."""
+    """The sender's end of one link. Used by whoever holds the link's lock. ``given_back``: told the numbers of what was lent."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, given_back: Callable[[int], None]) -> None:
+        self._connection, self._given_back = connection, given_back
         self._arenas: list[Arena] = []
         self._slots: list[Slot] = []
         self._free: dict[int, list[Slot]] = {}
         self._bytes = 0
         self._rest = b""
-        self._usable = False
+        self.usable = False  # the processes see each other's files
 
     def greet(self) -> bytes:
         """What to say first: a slot with a secret in it."""
@@ -90,13 +92,13 @@ class SlotPool:
 
     def hear(self, answer: bytes) -> None:
         """The other end has found the secret, or not: another container, or another node."""
-        self._usable = answer == b"\1"
+        self.usable = answer == b"\1"
 
     def place(self, raw: memoryview) -> bytes | None:
         """Copy a buffer into a slot; the reference to send, or None when it has to travel in the stream."""
-        if not self._usable or raw.nbytes < LARGE:
+        if not self.usable or raw.nbytes < LARGE:
             return None
-        self._take_back()
+        self.take_back()
         size = max(mmap.PAGESIZE, 1 << (raw.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
         slot = free.pop() if free else self._new_slot(size)
@@ -124,14 +126,17 @@ class SlotPool:
             return None
         return self._arenas[-1]
 
-    def _take_back(self) -> None:
-        """Hear which slots are free again."""
+    def take_back(self) -> None:
+        """Hear what is free again."""
         with contextlib.suppress(BlockingIOError, OSError):
             while data := self._connection.recv(1 << 12, socket.MSG_DONTWAIT):
                 data = self._rest + data
                 whole = len(data) // _NUMBER.size * _NUMBER.size
                 self._rest = data[whole:]
                 for (number,) in _NUMBER.iter_unpack(data[:whole]):
+                    if number & LENT:
+                        self._given_back(number)
+                        continue
                     slot = self._slots[number]
                     self._free[slot.size].append(slot)
 
@@ -142,7 +147,7 @@ class SlotPool:
         self._arenas.clear()
         self._slots.clear()
         self._free.clear()
-        self._usable = False
+        self.usable = False
 
 
 class SlotViews:
@@ -152,11 +157,11 @@ class SlotViews:
         self._connection = connection
         self._maps: dict[int, mmap.mmap] = {}
         self._done: deque[int] = deque()
-        self._process, probe, token = GREETING.unpack(greeting)
+        self._process, self.probe, token = GREETING.unpack(greeting)
         self.usable = False
         if self._process and connection.family == socket.AF_UNIX:
             with contextlib.suppress(OSError, ValueError):  # not visible from here
-                self.usable = self._map(0, probe)[:_TOKEN] == token
+                self.usable = self._map(0, self.probe)[:_TOKEN] == token
 
     def _map(self, number: int, file: int) -> mmap.mmap:
         found = self._maps.get(number)
@@ -172,10 +177,10 @@ class SlotViews:
         """The bytes of a slot, as an array that arrays can be built upon. `OSError` when this process may open no more files."""
         number, arena, file, offset = REFERENCE.unpack(buffer.reference)
         array = np.frombuffer(self._map(arena, file), np.uint8, buffer.size, offset)
-        weakref.finalize(array, self._give_back, number).atexit = False
+        weakref.finalize(array, self.give_back, number).atexit = False
         return array
 
-    def _give_back(self, number: int) -> None:
+    def give_back(self, number: int) -> None:
         """May be called by any thread at any time, within itself too: each number is taken out before it is sent, so it goes back once."""
         self._done.append(number)
         while self._done:

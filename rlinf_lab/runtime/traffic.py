@@ -10,6 +10,7 @@ from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
+STREAMS = ("unix", "tcp")
 _TRANSFER = int(SpanKind.TRANSFER)
 
 
@@ -70,8 +71,8 @@ class Traffic:
             edge.items, edge.nbytes = items, nbytes
             self._open.append(edge)
             return
-        if transport != edge.transport:  # a part in memory, a part in the stream
-            edge.transport = "shared memory"
+        if transport not in STREAMS:  # a part beside the stream, a part in it
+            edge.transport = transport
         edge.items += items
         edge.nbytes += nbytes
 

@@ -303,7 +303,9 @@ def lost_rank(process: Process, call: CallSpec, error: BaseException) -> Executo
 
 
 def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
-    """A message that does not unpickle, or that a handler failed on."""
+    """A message that does not unpickle, or that a handler failed on. What did not arrive at all says so itself."""
+    if isinstance(error, ExecutorError):
+        return error
     start = f"Host {here} could not understand a message of {peer}: {type(error).__name__}: {error}."
     if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):
         advice = "Next: install the module that defines it on every node, or define the class in a notebook cell (it then travels by value)."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import pickle
 import queue
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,6 +178,12 @@ def test_tensors_of_every_kind(ends: Ends, tensor: torch.Tensor) -> None:
 def test_a_plain_tensor_is_a_buffer_beside_the_pickle() -> None:
     data, buffers = pickled({"w": torch.ones(100_000)})
     assert len(data) < 500 and [b.nbytes for b in buffers] == [400_000]
+
+
+def test_a_sparse_tensor_is_not_kept_when_it_has_died(ends: Ends) -> None:
+    got = weakref.ref(ends.send(torch.eye(300).to_sparse()))
+    gc.collect()
+    assert got() is None
 
 
 def start_sender(address: Any, then: str) -> subprocess.Popen[bytes]:
