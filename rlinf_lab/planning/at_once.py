@@ -26,7 +26,7 @@ class AtOnce:
         first, end = queue.head, queue.head + abs(n)
         if p.state != "run" or not (p.granted and p.alone and n) or queue.tail < end or queue.getters or queue.putters:
             return -1
-        if queue.stub or queue.weights is not None or (n < 0 and queue.is_early):
+        if queue.stub or queue.weights is not None or queue.is_early:
             return -1
         queue.head, queue.remote_stalled = end, False
         p.lo, p.hi = first, end

@@ -67,7 +67,7 @@ class Stream:
         self.closed = 0
         self.expected = -1  # unknown until sealed
         self.ended = False
-        self.whole = whole  # a plan's chunk is a part of everything: none is given before all is there
+        self.whole = whole  # nobody is given anything before all is there
         self.name = name
 
 
@@ -97,7 +97,7 @@ class Channel:
 
     @property
     def is_early(self) -> bool:
-        """Whether who wants everything, in a plan's chunks, must wait for the end."""
+        """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before all is there."""
         return self.stream.whole and not self.stream.ended
 
     def weigh(self, n: int, weights: Sequence[int] | None) -> None:

@@ -115,7 +115,7 @@ class Engine(AtOnce):
         return process.index
 
     def open_stream(self, capacity: int | None, name: object = "", whole: bool = False) -> int:
-        """``whole``: gets of a plan's chunk (n < 0) wait for the end of the stream."""
+        """``whole``: every get waits for the end of the stream."""
         self._opened += 1
         self.streams[self._opened] = Stream(capacity, name, whole)
         return self._opened
@@ -401,7 +401,7 @@ class Engine(AtOnce):
             queue.getters.append((p, n))
             return
         size = n if n > 0 else -n
-        if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and (n > 0 or not queue.is_early):
+        if p.granted and p.alone and not queue.getters and queue.tail - queue.head >= size and not queue.is_early:
             # The items are there and nobody else uses the devices: the same as below, without giving them away and getting them back.
             p.lo = lo = queue.head
             queue.head = p.hi = lo + size
@@ -518,13 +518,11 @@ class Engine(AtOnce):
             if putters and self._room(queue, putters[0][1]):
                 self._accept(channel, *putters.popleft())
                 continue
-            if not getters or queue.stub:
+            if not getters or queue.stub or queue.is_early:
                 return
             depth = queue.tail - queue.head
             wanted = getters[0][1]
             if wanted < 0:
-                if queue.is_early:
-                    return
                 short = depth > 0 and (putters or queue.remote_stalled)
                 wanted = -wanted
                 ready = depth >= wanted or short

@@ -24,7 +24,7 @@ class ChannelSpec:
 
     ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and is
     read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), each of its ranks an equal share
-    (`Inbox.get_all`), so nothing bounds it.
+    (`Inbox.get_all`), so nothing bounds it. Who asks for less is given nothing before all is there, either.
     ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put may say its own. ``order``: which
     of the items that are there a get is given: "fifo", "lifo", "priority" (what the put says), or a function of the item that gives a number: the
     smallest goes first, as in `queue.PriorityQueue`, and among equals the one that came first.

@@ -128,3 +128,37 @@ def test_who_only_waits_for_a_value_has_chunks_of_its_own() -> None:
 def test_a_profile_in_chunks_of_a_workflow_that_hands_over_everything_is_refused(edge: dict[str, bool]) -> None:
     with pytest.raises(PlanError, match=r"profile.edges\[0\] \(rollout to learner\) .* channel 'a' of workflow 'whole' is declared whole"):
         lab.plan(flow_of(32, True), ["cpu:0"], profile_of(32, **edge))
+
+
+class Picky(lab.Worker):
+    """Asks for less than everything, in one of the ways there are."""
+
+    def read(self, inbox: lab.Inbox, how: str) -> list[tuple[int, float]]:
+        def ask() -> int:
+            if how == "take":
+                return inbox.take()
+            return next(iter(inbox.get(1) if how == "number" else inbox.get_weight(1)))
+
+        found = []
+        for _ in range(2):
+            item = ask()
+            found.append((item, self.iteration))
+            self.compute(1.0)
+        return found
+
+
+@pytest.mark.parametrize("how", ["number", "weight", "take"])
+def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -> None:
+    flow = lab.Workflow("picky")
+    batch = flow.channel("batch", whole=True)
+    rollout, picky = flow.worker(Rollout, name="rollout"), flow.worker(Picky, name="picky")
+
+    @flow.iteration
+    def iteration() -> Any:
+        rollout.generate(8, batch)
+        return picky.read(batch, how)
+
+    plan = lab.ExecutionPlan("by hand", ("cpu:0", "cpu:1"), {"rollout": ((0,),), "picky": ((1,),)})
+    run = lab.run(flow, plan, 2, dashboard=False, clock=MockClock())
+    assert run.wait() == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+    assert run.timeline.iterations()["seconds"].tolist() == [SECONDS + 2, SECONDS + 2]  # else the whole would be ready with its last item: 8
