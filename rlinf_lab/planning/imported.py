@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rlinf_lab.errors import PlanError, shown
@@ -18,6 +18,7 @@ from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.timeline.span import Span, SpanKind, Track
+from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import counted as of
 
@@ -36,7 +37,7 @@ def profile_from_trace(
 
     ``workers``: for each worker the name of its spans or of the lanes that it works on, or a pattern of these (``"generate*"``). Where some of its spans are
     on a GPU, only those count. ``items`` of an iteration. ``iterations`` that the trace holds (default: those that it marks, as torch's profiler does
-    with ``step()``, and what begins before or after them does not count; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many
+    with ``step()``, and that came to their end: the rest does not count; one where it marks none). ``edges``: (producer, consumer). ``devices``: how many
     each worker has (default: those it was seen on); where it is fewer than the lanes, as many of them are taken to work at a time as lanes do, all of
     them for equally long.
 
@@ -46,10 +47,14 @@ def profile_from_trace(
         whole(f"profile_from_trace(iterations={shown(iterations)}): it", iterations, 1, 10**9)
     _check(timeline, workers, edges, devices)
     items = whole("profile_from_trace: items", items, 1, 10**9)
-    marked = int(timeline.iterations()["iteration"].nunique())
+    timeline = timeline.snapshot()
+    ended = whole_iterations(timeline)
+    if ended is not None and not ended:
+        raise PlanError("No iteration of the timeline came to its end: all of them failed or were given up. Next: the timeline of a run that did not fail.")
+    marked = len(ended or ())
     counted = iterations or marked or 1
     spans = [s for s in timeline.rows() if s.kind in (SpanKind.RUN, SpanKind.LABEL)]
-    reach = _reach(timeline) if iterations in (None, marked) else None
+    reach = _Reach.of(timeline, ended) if ended and iterations in (None, marked) else None
     seen = {worker: _seen(spans, worker, pattern, reach) for worker, pattern in workers.items()}
     _check_apart(seen, workers)
     notes = [f"Fitted to a trace of {of(counted, 'iteration')}: one device count, so scaling is assumed. Add samples or exponents where you know them."]
@@ -115,13 +120,28 @@ class _Seen:
             yield active, then - at
 
 
-def _reach(timeline: Timeline) -> tuple[int, int] | None:
-    """When the first iteration that is marked begins, and the last one ends."""
-    marks = timeline.iterations()
-    return (int(marks["start_ns"].min()), int(marks["end_ns"].max())) if len(marks) else None
+@dataclass(frozen=True)
+class _Reach:
+    """What counts of a trace that marks iterations: when the first one that came to its end begins and the last one ends, ns, and their numbers."""
+
+    start_ns: int
+    end_ns: int
+    ended: Collection[int]
+
+    @classmethod
+    def of(cls, timeline: Timeline, ended: Collection[int]) -> _Reach:
+        marks = timeline.iterations()
+        marks = marks[marks["iteration"].isin(ended)]
+        return cls(int(marks["start_ns"].min()), int(marks["end_ns"].max()), ended)
+
+    def holds(self, span: Span) -> bool:
+        """A GPU is behind the host that marks the iterations, and may begin what belongs to the last one after its end. Spans of ours say which they are of."""
+        if span.iteration >= 0:
+            return span.iteration in self.ended
+        return span.start_ns >= self.start_ns and (span.start_ns < self.end_ns or _on_gpu(span.track))
 
 
-def _seen(spans: Sequence[Span], worker: str, pattern: str, reach: tuple[int, int] | None) -> _Seen:
+def _seen(spans: Sequence[Span], worker: str, pattern: str, reach: _Reach | None) -> _Seen:
     """``reach``: of the iterations that count; None: everything does."""
     matching = [s for s in spans if _matches(s.name, pattern) or _matches(s.track.worker, pattern)]
     own = [s for s in matching if s.end_ns > s.start_ns]
@@ -129,23 +149,18 @@ def _seen(spans: Sequence[Span], worker: str, pattern: str, reach: tuple[int, in
         raise _nothing(spans, worker, pattern, len(matching))
     # What the host does for a GPU is on both, at different times: the GPU's tell what it takes.
     own = [s for s in own if _on_gpu(s.track)] or own
-    inside = [s for s in own if reach is None or _counts(s, *reach)]
+    inside = [s for s in own if reach is None or reach.holds(s)]
     if not inside:
         raise PlanError(
-            f"All {of(len(own), 'span')} that match {pattern!r} (worker {worker!r}) begin before the iterations that the trace marks, or after them. "
+            f"All {of(len(own), 'span')} that match {pattern!r} (worker {worker!r}) lie outside of the iterations that came to their end. "
             f"Next: a pattern of what lies in them, or a trace without steps."
         )
-    left_out = f"{of(len(own) - len(inside), 'span')} before and after the marked iterations left out, {_seconds(own) - _seconds(inside):.3g} s"
+    left_out = f"{of(len(own) - len(inside), 'span')} outside of the iterations that came to their end left out, {_seconds(own) - _seconds(inside):.3g} s"
     return _placed(inside, left_out if len(inside) < len(own) else "")
 
 
 def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatchcase(name, pattern)  # a name may have brackets
-
-
-def _counts(span: Span, start: int, end: int) -> bool:
-    """Whether a span is of the marked iterations. A GPU is behind the host that marks them, and may begin what belongs to the last one after its end."""
-    return span.start_ns >= start and (span.start_ns < end or _on_gpu(span.track))
 
 
 def _seconds(spans: Iterable[Span]) -> float:

@@ -21,7 +21,9 @@ from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
 from rlinf_lab.runtime.turns import quick_turns
 from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
+from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
@@ -58,9 +60,10 @@ class Observer:
         self._samples = 0  # counter samples that are in it
         self._counting = threading.Lock()
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
+        self._arriving: deque[tuple[int, int]] = deque()  # the same, of those whose mark is in the timeline
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         host = executor.driver_host
-        alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
+        self._alone = alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
         self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else ())
         self._over = threading.Event()
         self._wake = threading.Event()  # an iteration has begun, or it is over
@@ -159,10 +162,21 @@ class Observer:
             for batch in self._executor.drain():
                 if len(batch):
                     self.moved_at = time.monotonic()
+                self._mark(batch, rounds)
                 self.timeline.extend(batch, checked=True)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
                 self.table.settle(self._unsettled.popleft()[1])
+            while self._arriving and (self._arriving[0][0] + 2 <= rounds or self._stopped):
+                self.timeline.settle(self._arriving.popleft()[1])
+
+    def _mark(self, batch: SpanBatch, rounds: int) -> None:
+        """Note which iterations end with these spans: what other hosts recorded of them comes later than their mark."""
+        if self._alone or SpanKind.MARK not in batch.spans["kind"].tobytes():
+            return
+        numbers = batch.spans["iteration"][batch.spans["kind"] == SpanKind.MARK].tolist()
+        self.timeline.expect(numbers)
+        self._arriving.extend((rounds, number) for number in numbers)
 
     def _note(self, values: Mapping[str, float]) -> None:
         """Beside the spans: what was said or seen just now."""

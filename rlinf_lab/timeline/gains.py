@@ -36,6 +36,7 @@ from rlinf_lab.timeline.room import made_room
 from rlinf_lab.timeline.short import cut_short, takes_the_rest
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.tables import Standing, whole_iterations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,15 +82,18 @@ def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worke
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
     keys = grouped_by("gains", "gains", by, COLUMNS)
-    spans, whole_ns, count = _last_iterations(store)
+    spans, count = _last_iterations(store)
     runs = spans["kind"] == SpanKind.RUN
     groups = {label: mine & runs for label, mine in _groups(store, spans, keys).items() if (mine & runs).any()}
     basis, why, elapsed = SPANS, "", 0
+    whole_ns = _extent(spans) if len(spans) == count else _extent_of_iterations(store)
     faster: list[int] = []
     if rerun is not None and groups:
         try:
             elapsed, faster, notes = _done_again(store, spans, rerun, [_times_of(keys, label, times) for label in groups])
-            basis, why = SCHEDULER, f"ABOUT: {'; '.join(notes)}." if notes else ""
+            basis, why, whole_ns = SCHEDULER, f"ABOUT: {'; '.join(notes)}." if notes else "", _extent(_over(store))
+            if words := Standing.of(store, spans["iteration"]).words:
+                why = f"PART: {words}; not counted. {why}".rstrip()
         except RlinfLabError as error:
             why = f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}"
     if basis == SPANS:
@@ -124,11 +128,11 @@ def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
 
 def _done_again(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequence[Times]) -> tuple[int, list[int], Sequence[str]]:
     """What the run took, ns, done again as it was and with some of it faster; what was assumed. Raises `TimelineError` where the first is not as recorded."""
-    marks = store.marks()
+    marks = _over(store)
     marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
     if not len(marks):
-        raise TimelineError("no iteration has ended")
-    measured = int(marks["end"].max() - marks["start"].min())
+        raise TimelineError("no iteration has come to its end")
+    measured = _extent(marks)
     again = rerun(store, sorted(marks["iteration"].tolist()))
     was = again(lambda worker, rank, name: 1.0)
     if abs(was - measured) > TOLERANCE * measured:
@@ -136,11 +140,28 @@ def _done_again(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequen
     return was, [again(times) for times in faster], again.notes
 
 
-def _last_iterations(store: SpanStore) -> tuple[SpanArray, int, int]:
-    """Spans that count, by what can cause what; of a long timeline those of the last iterations. How long all of them took, ns, and how many there are."""
+def _over(store: SpanStore) -> SpanArray:
+    """The marks of iterations that came to their end: one that goes on, or failed, holds a part of its work and tells of no gain."""
+    marks = store.marks()
+    return marks[np.isin(marks["iteration"], sorted(whole_iterations(store) or ()))]
+
+
+def _extent(rows: SpanArray) -> int:
+    """From the first start to the last end, ns."""
+    return int(rows["end"].max() - rows["start"].min()) if len(rows) else 0
+
+
+def _extent_of_iterations(store: SpanStore) -> int:
+    """What the iterations took together, ns; of a timeline without any, all there is. Setting up gains nothing."""
+    spans = store.spans[(store.spans["kind"] != SpanKind.LABEL) & (store.spans["kind"] != SpanKind.MARK)]
+    own = spans["iteration"] >= 0
+    return _extent(spans[own] if own.any() else spans)
+
+
+def _last_iterations(store: SpanStore) -> tuple[SpanArray, int]:
+    """Spans that count, by what can cause what; of a long timeline those of the last iterations. And how many there are."""
     spans = store.spans
     spans = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
-    whole_ns = int(spans["end"].max() - spans["start"].min()) if len(spans) else 0
     count = len(spans)
     if count > REPLAYED:
         starts = np.sort(spans["start"])
@@ -148,7 +169,7 @@ def _last_iterations(store: SpanStore) -> tuple[SpanArray, int, int]:
         begins = store.marks()["start"]
         later = begins[begins >= low]
         spans = spans[spans["start"] >= (later.min() if later.size else low)]
-    return in_causal_order(spans), whole_ns, count
+    return in_causal_order(spans), count
 
 
 def _groups(store: SpanStore, spans: SpanArray, keys: Sequence[str]) -> dict[tuple, NDArray[np.bool_]]:

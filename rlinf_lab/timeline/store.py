@@ -150,6 +150,7 @@ class SpanStore:
         self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
         self._is_snapshot = False
         self.dropped = self.dropped_samples = 0  # spans and samples of counters that a recorder could not keep
+        self.arriving: frozenset[int] = frozenset()  # iterations that have ended, of which other hosts may have more to tell
         self.clock_errors: dict[str, int] = {}  # hosts with a clock of their own: how far their times may be from the others', ns
         self.clock_jumps: dict[str, int] = {}  # those of them whose clock was set or stood still meanwhile: how often
 
@@ -188,6 +189,16 @@ class SpanStore:
                 self._add_counters(batch.counters, source, offset_ns)
             if len(batch.spans):
                 self._add_spans(batch.spans, source, offset_ns)
+
+    def expect(self, iterations: Iterable[int]) -> None:
+        """Their marks come next, and other hosts may have more to tell of them: see ``arriving``."""
+        with self._lock:
+            self.arriving, self._now = self.arriving | set(iterations), None
+
+    def settle(self, iteration: int) -> None:
+        """Every host has told what it recorded of it."""
+        with self._lock:
+            self.arriving, self._now = self.arriving - {iteration}, None
 
     @staticmethod
     def _check(batch: SpanBatch, source: _Source, spans_are_right: bool) -> None:
@@ -278,7 +289,7 @@ class SpanStore:
             copy._devices, copy._tracks, copy._names = dict(self._devices), dict(self._tracks), dict(self._names)
             copy._spans, copy._marks, copy._counters = self._spans.frozen(), self._marks.frozen(), self._counters.frozen()
             copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = self._bounds, self.dropped, self.dropped_samples, True
-            copy.clock_errors, copy.clock_jumps = dict(self.clock_errors), dict(self.clock_jumps)
+            copy.arriving, copy.clock_errors, copy.clock_jumps = self.arriving, dict(self.clock_errors), dict(self.clock_jumps)
             return copy
 
     # --- reading ----------------------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from rlinf_lab.timeline.accounting import Accounting
 from rlinf_lab.timeline.clock import seconds_shown
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.tables import Standing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SHOWN = 12  # rows of a table in the text
+_UNTIL_THEN = "; what is idle there counts as fill, tail or drain until more comes"
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Summary:
         a = self.about
         whose = f"{_counted(a['spans'], 'span')} of {_counted(a['lanes_count'], 'lane')} on {_counted(a['devices_count'], 'device')}"
         lines = [f"{whose}, {seconds_shown(a['seconds'])}, {_counted(a['iterations'], 'iteration')}"]
+        lines += [f"PART: {a['standing']}{_UNTIL_THEN * bool(a['open_iterations'])}."] if a["standing"] else []
         if a["dropped"]:
             lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
         if a["dropped_samples"]:
@@ -82,9 +85,11 @@ def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
 
 
 def summary(store: SpanStore, accounting: Accounting, gains: pd.DataFrame) -> Summary:
+    standing = Standing.of(store)
     about = {
         "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
-        "iterations": len(store.marks()), "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
+        "iterations": len(store.marks()), "failed_iterations": standing.failed, "open_iterations": standing.open,
+        "arriving_iterations": standing.arriving, "standing": standing.words, "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
         "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,7 +82,7 @@ def counters(store: SpanStore) -> pd.DataFrame:
 
 
 def iterations(store: SpanStore) -> pd.DataFrame:
-    """One row per finished iteration: iteration, start_ns, end_ns, seconds; where iterations overlap, seconds from the end of those before."""
+    """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""
     import pandas as pd
 
     marks = store.marks()
@@ -93,15 +94,56 @@ def iterations(store: SpanStore) -> pd.DataFrame:
             "start_ns": marks["start"].copy(),
             "end_ns": marks["end"].copy(),
             "seconds": np.maximum(marks["end"] - begins, 0) / 1e9,
+            "failed": _failed(store, marks),
         }
     )
 
 
 def whole_iterations(store: SpanStore) -> set[int] | None:
-    """Those that came to their end; None where nothing says so (traces without marks). The others hold a part of their work: they are going on, or failed."""
+    """Those that came to their end, and of which everything is there; None where nothing says so (traces without marks). The others hold a part of their
+    work: they are going on, or failed, or what other hosts recorded of them is still to come."""
     marks = store.marks()
-    failed = store.names.index(FAILED) if FAILED in store.names else -2
-    return set(marks["iteration"][marks["channel"] != failed].tolist()) if len(marks) else None
+    return set(marks["iteration"][~_failed(store, marks)].tolist()) - store.arriving if len(marks) else None
+
+
+def _failed(store: SpanStore, marks: NDArray) -> NDArray[np.bool_]:
+    return marks["channel"] == (store.names.index(FAILED) if FAILED in store.names else -2)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Iterations that are not whole: ``failed`` (or given up because another one did), ``open`` ones, of which there are spans, but no mark, and those that
+    have ended with spans still ``arriving`` from other hosts."""
+
+    failed: tuple[int, ...]
+    open: tuple[int, ...]
+    arriving: tuple[int, ...]
+
+    @classmethod
+    def of(cls, store: SpanStore, iterations: NDArray[np.integer] | None = None) -> Standing:
+        """``iterations``: of the spans that one asks about, with repetitions, -1 for none; without it those of all. ``store``: a snapshot."""
+        marks, held = store.marks(), store.spans["iteration"] if iterations is None else iterations
+        held = np.unique(held[np.append(True, held[1:] != held[:-1])[: len(held)]])  # mostly one after the other
+        ended, failed = marks["iteration"], marks["iteration"][_failed(store, marks)]
+        unended, arriving = np.setdiff1d(held[held >= 0], ended), np.setdiff1d(np.intersect1d(sorted(store.arriving), ended), failed)
+        return cls(*(tuple(np.intersect1d(some, held).astype(int).tolist()) for some in (failed, unended, arriving)))
+
+    @property
+    def words(self) -> str:
+        """"" where all that began is whole."""
+        failed = f"{_listed(self.failed)} failed or {'was' if len(self.failed) == 1 else 'were'} given up" if self.failed else ""
+        unended = f"{_listed(self.open)} {'has' if len(self.open) == 1 else 'have'} not ended" if self.open else ""
+        arriving = f"spans of {_listed(self.arriving)} are still to come" if self.arriving else ""
+        return ", ".join(filter(None, [failed, unended, arriving]))
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    """ "iteration 4", "iterations 4, 5 and 6", "iterations 4 to 9 (6)"."""
+    if len(numbers) == 1:
+        return f"iteration {numbers[0]}"
+    if len(numbers) > 4:
+        return f"{len(numbers)} iterations ({numbers[0]} to {numbers[-1]})"
+    return f"iterations {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
 def diff(ours: SpanStore, theirs: SpanStore, limit: int = 5) -> str:

@@ -76,7 +76,7 @@ class Timeline(SpanStore):
         return tables.counters(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
-        """One row per finished iteration: iteration, start_ns, end_ns, seconds; where iterations overlap, seconds from the end of those before."""
+        """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""
         from rlinf_lab.timeline import tables
 
         return tables.iterations(self.snapshot())
@@ -140,7 +140,8 @@ class Timeline(SpanStore):
         """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""
         from rlinf_lab.timeline.summary import summary
 
-        return summary(self.snapshot(), self.accounting(), self.gains())
+        now = self.snapshot()  # one moment of a run that goes on
+        return summary(now, now.accounting(), now.gains())
 
     def bubble_sum_error_ns(self) -> int:
         """The largest ``|busy + bubbles - elapsed|`` of any device. Always 0."""
@@ -292,6 +293,8 @@ class Timeline(SpanStore):
         return {"text/plain": plain, "text/html": html, "image/svg+xml": picture}
 
     def __repr__(self) -> str:
+        if not self._is_snapshot:
+            return repr(self.snapshot())  # one moment of a run that goes on
         devices = len(self.devices)
         text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, {seconds_shown(self.elapsed_ns / 1e9)}"
         if devices and self.elapsed_ns:

@@ -48,9 +48,7 @@ def test_what_lies_around_the_marked_steps_is_left_out_and_told(tmp_path: Path) 
     for iterations in (None, 3):
         profile = lab.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=iterations)
         assert seconds(profile) == {"a": 1, "b": 1}
-        assert {"a: 1 span before and after the marked iterations left out, 9 s.", "b: 1 span before and after the marked iterations left out, 4 s."} <= {
-            *profile.notes
-        }
+        assert {f"{w}: 1 span outside of the iterations that came to their end left out, {s} s." for w, s in (("a", 9), ("b", 4))} <= {*profile.notes}
     whole = lab.profile_from_trace(trace, {"a": "generate", "b": "train"}, 8, [("a", "b")], iterations=1)  # as asked, all of it
     assert seconds(whole) == {"a": 12, "b": 7} and not any("left out" in note for note in whole.notes)
 
@@ -60,7 +58,7 @@ def test_a_gpu_may_be_behind_the_host_that_marks_the_steps(tmp_path: Path) -> No
     kernels = [event("gemm", 9, 0.5, **on_gpu), *(event("gemm", 11 + 2 * i + 1.5, 1, **on_gpu) for i in range(3))]  # the last one begins after its step
     profile = lab.profile_from_trace(opened(tmp_path, *steps(3, 10), *kernels), {"a": "gemm"}, 8, [])
     assert seconds(profile) == {"a": 1}
-    assert "a: 1 span before and after the marked iterations left out, 0.5 s." in profile.notes
+    assert "a: 1 span outside of the iterations that came to their end left out, 0.5 s." in profile.notes
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_a_gpu_may_be_behind_the_host_that_marks_the_steps(tmp_path: Path) -> No
     [
         ([event("a", 0, 0), event("a", 1, 0), event("b", 0, 1)], r"All 2 spans that match 'a' \(worker 'w'\) last 0 s. Next: "),
         ([event("b", 0, 0)], "no span that lasts any time, so nothing for worker 'w'. Next: "),
-        ([event("a", 0, 1), *steps(2, 10)], r"All 1 span that match 'a' .* begin before the iterations that the trace marks, or after them. Next: "),
+        ([event("a", 0, 1), *steps(2, 10)], r"All 1 span that match 'a' .* lie outside of the iterations that came to their end. Next: "),
         ([event("[ab]", 0, 1)], r"Nothing in the timeline matches 'a' .* Spans there: \[ab\]. Next: one of these"),
     ],
     ids=["no time", "no spans", "outside", "other names"],

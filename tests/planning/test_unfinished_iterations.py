@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -139,3 +142,60 @@ def test_too_few_that_ended_are_told(stopped: Stopped) -> None:
     run.wait()
     with pytest.raises(PlanError, match=r"2 iterations that came to an end.*Next: replan\(\.\.\.\) after 1 more"):
         lab.replan(run, plan)
+
+
+def test_gains_are_those_of_the_iterations_that_are_over(stopped: Stopped) -> None:
+    """Not a share of what goes on or failed: each whole iteration would be 0.75 s shorter, and where they overlap the first by 6 s."""
+    _, plan, timeline = stopped
+    table = timeline.gains()
+    assert table.attrs["basis"] == "scheduler"
+    wanted = 6 if plan.execution.staleness else 0.75 * LAST
+    assert table.set_index("worker")["seconds"].to_dict() == pytest.approx({"source": wanted, "learner": wanted})
+    assert re.match(rf"PART: iterations? {LAST}\b.* (not ended|failed or w[a-z]+ given up); not counted", table.attrs["note"])
+
+
+def test_a_summary_says_what_has_not_come_to_its_end(stopped: Stopped) -> None:
+    _, _, timeline = stopped
+    summary, failed = timeline.summary(), set(timeline.iterations().query("failed")["iteration"])
+    told = summary.to_dict()
+    assert LAST in told["failed_iterations"] + told["open_iterations"] and set(told["failed_iterations"]) == failed
+    assert f"PART: iteration{'s' * (len(told['failed_iterations'] + told['open_iterations']) > 1)} {LAST}" in str(summary)
+    assert set(timeline.iterations()["iteration"]) - failed == set(range(LAST))
+
+
+def test_a_trace_of_ours_counts_only_what_came_to_its_end(stopped: Stopped) -> None:
+    _, _, timeline = stopped
+    profile = lab.profile_from_trace(timeline, {w: w for w in ("source", "learner")}, ITEMS, [("source", "learner")])
+    assert {w: p.samples[0].seconds for w, p in profile.workers.items()} == {"source": 1.5 * ITEMS, "learner": 1.5 * ITEMS}
+    assert "outside of the iterations that came to their end left out" in " ".join(profile.notes)
+
+
+def test_a_trace_in_which_everything_failed_is_refused() -> None:
+    recorder = Recorder("here", MockClock())
+    track, driver = recorder.track("source", 0, ("cpu:0",)), recorder.track("driver", 0, ())
+    recorder.add(track, SpanKind.RUN, recorder.name("generate"), 0, 5, 0)
+    recorder.add(driver, SpanKind.MARK, recorder.name("iteration"), 0, 5, 0, channel=recorder.name("failed"))
+    timeline = Timeline()
+    timeline.extend(recorder.drain())
+    with pytest.raises(PlanError, match="No iteration of the timeline came to its end.* Next: "):
+        lab.profile_from_trace(timeline, {"source": "source"}, 8, [])
+
+
+class Loaded(Source):
+    def setup(self) -> None:
+        self.compute(100.0)
+
+
+def test_setting_up_gains_nothing_from_faster_calls() -> None:
+    flow = lab.Workflow("loaded")
+    items = flow.channel("items")
+    source, learner = flow.worker(Loaded, name="source"), flow.worker(Learner, Moment(False), name="learner")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.generate(items)
+        learner.train(items)
+
+    run = lab.run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "learner": [1]}, chunk=1), LAST, dashboard=False, clock=MockClock())
+    run.wait()
+    assert run.timeline.gains()["seconds"].tolist() == pytest.approx([0.75 * LAST] * 2)
