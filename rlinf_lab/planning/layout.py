@@ -70,8 +70,14 @@ class Layout:
 
     def sharded(self, channel: str) -> bool:
         """True when every producer and consumer of the channel are fused with each other."""
-        pairs = [(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)]
-        return bool(pairs) and all(self.plan.is_fused(p, q) for p, q in pairs)
+        if channel not in self._sharded:  # asked for every item of a simulation
+            pairs = [(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)]
+            self._sharded[channel] = bool(pairs) and all(self.plan.is_fused(p, q) for p, q in pairs)
+        return self._sharded[channel]
+
+    @cached_property
+    def _sharded(self) -> dict[str, bool]:
+        return {}
 
     def is_shared(self, channel: str) -> bool:
         """Whether all ranks of a consumer read one queue: no shards, and no keys."""

@@ -63,14 +63,18 @@ class _Record:
         place = {iteration: i for i, iteration in enumerate(iterations)}
         self._calls = [CallAgain(layout, records, place, number, step) for number, step in enumerate(layout.graph.program)]
         keys: Keys = {}
-        for _ in self._calls:  # once for each step on the way back to who asked
+        for _ in self._calls if any(c.keyed for c in layout.graph.channels) else ():  # once for each step on the way back to who asked
+            before = dict(keys)
             for made in self._calls:
                 made.learn_keys(keys)
+            if keys == before:
+                break
         for made in self._calls:
             made.close(keys)
         self._loop = loop_script(layout.graph, records.loop)
         self._switches = {w: (on or 0, (on or 0) if off is None else off) for w, (on, off) in records.switches.items()}
         self._stayed = [w for w, (_, off) in records.switches.items() if off is None and layout.plan.memory.get(w) and any(layout.plan.placements[w])]
+        self._simulator = Simulator(layout.graph, layout.plan, self._switches)
         self._ask_as_recorded(timeline, iterations)
 
     def _ask_as_recorded(self, timeline: SpanStore, iterations: Sequence[int]) -> None:
@@ -116,8 +120,7 @@ class _Record:
             SimCall(step.worker, step.call.method, made.script(items, times), step.call.reads, step.call.writes, step.after, step.call.starts_on_device)
             for made, step in zip(self._calls, self._layout.graph.program, strict=True)
         ]
-        simulator = Simulator(self._layout.graph, self._layout.plan, self._switches)
-        return simulator.simulate(calls, self._iterations, self._loop, items.stored)
+        return self._simulator.simulate(calls, self._iterations, self._loop, items.stored)
 
 
 _Get = tuple[str, int, int, str, int, int]

@@ -212,7 +212,11 @@ class VirtualHost:
     def _seal(self, iteration: int, channels: set[str]) -> None:
         new = sorted(channels - self._sealed)
         self._sealed.update(new)
-        expected = {c: sum(self._closes(c, iteration, i) for i in self._made for w in self.calls[i].writes if w == c) for c in new}
+        expected = dict.fromkeys(new, 0)
+        for i in self._made:
+            for channel in self.calls[i].writes:
+                if channel in expected:
+                    expected[channel] += self._closes(channel, iteration, i)
         for channel in new:
             if DRIVER in self.layout.graph.producers(channel):
                 expected[channel] += 1

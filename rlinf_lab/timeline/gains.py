@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,15 @@ if TYPE_CHECKING:
 COLUMNS = ("worker", "rank", "name")
 #: Spans that are replayed: of a longer timeline the last iterations, as many as fit.
 REPLAYED = 60_000
+#: Spans of all the runs that are done again for one answer, a few seconds; where that is not enough for every row, those that gain most by the spans are.
+DONE_AGAIN = 500_000
 #: What an answer rests on: the run done again by its scheduler, or the recorded spans in their recorded orders.
 SCHEDULER, SPANS = "scheduler", "spans"
 TOLERANCE = 0.1  # of the recorded time: a run that takes otherwise when it is done again was not understood
 Times = Callable[[str, int, str], float]
 """for worker, rank and call: how many times as fast its RUN spans are"""
+_CELLS = 1 << 24  # numbers in memory at a time
+_NOBODYS = 1 << 40  # the number of no group
 _EVER = -(1 << 63)  # before all times
 _WORK = (SpanKind.RUN, SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.TRANSFER, SpanKind.SETUP)
 
@@ -69,50 +73,105 @@ Rerun = Callable[[SpanStore, Sequence[int]], Again]
 `rlinf_lab.planning.rerun` does it: the scheduler is above this floor."""
 
 
-def gains(store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker", rerun: Rerun | None = None) -> pd.DataFrame:
+def gains(
+    store: SpanStore, times: float = 2.0, by: str | Sequence[str] = "worker", rerun: Rerun | None = None, most: int | None = None
+) -> pd.DataFrame:
     """One row for each worker (``by``: `COLUMNS`, one or several), largest gain first.
 
     Columns after those of ``by``: run_seconds (in RUN spans), seconds (by which the timeline would be shorter if these spans were ``times`` as fast),
     share of the elapsed time. ``attrs``: ``basis``, `SCHEDULER` or `SPANS`; ``replayed_spans``, how many spans the answer rests on, ``spans``, how many
     there are, and ``note``, which says in words what makes the answer uncertain ("" for nothing): a part that is taken for the whole in proportion to
-    their times, or why a run that is known could not be done again.
+    their times, why a run that is known could not be done again, or for which rows it was not. ``most``: rows for which it is (default: see `DONE_AGAIN`).
     """
     import pandas as pd
 
     if isinstance(times, bool) or not isinstance(times, int | float) or not times > 0:
         raise TimelineError(f"gains(times={shown(times)}): how many times as fast, a positive number. Next: gains(2).")
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+        raise TimelineError(f"gains(most={shown(most)}): for how many rows the run is done again, a whole number from 1. Next: gains(most=100).")
     keys = grouped_by("gains", "gains", by, COLUMNS)
     spans, count = _last_iterations(store)
     runs = spans["kind"] == SpanKind.RUN
     groups = {label: mine & runs for label, mine in _groups(store, spans, keys).items() if (mine & runs).any()}
-    basis, why, elapsed = SPANS, "", 0
-    whole_ns = _extent(spans) if len(spans) == count else _extent_of_iterations(store)
-    faster: list[int] = []
-    if rerun is not None and groups:
-        try:
-            elapsed, faster, notes = _done_again(store, spans, rerun, [_times_of(keys, label, times) for label in groups])
-            basis, why, whole_ns = SCHEDULER, f"ABOUT: {'; '.join(notes)}." if notes else "", _extent(_over(store))
-            if words := Standing.of(store, spans["iteration"]).words:
-                why = f"PART: {words}; not counted. {why}".rstrip()
-        except RlinfLabError as error:
-            why = f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}"
-    if basis == SPANS:
-        replay = _Replay(store, spans)
-        elapsed = replay.finish()
-        faster = [replay.finish(mine, times) for mine in groups.values()]
+    told = _answer(store, spans, count, groups, [_times_of(keys, label, times) for label in groups], times, rerun, most)
     rows = []
-    for (label, mine), ns in zip(groups.items(), faster, strict=True):
-        saved = (elapsed - ns) * whole_ns / max(elapsed, 1)  # the others are as those that were replayed
+    for (label, mine), saved in zip(groups.items(), told.saved_ns, strict=True):
         seconds = float((spans["end"][mine] - spans["start"][mine]).sum()) / 1e9
         rows.append((*label, seconds, saved / 1e9, saved / max(store.elapsed_ns, 1)))
     frame = pd.DataFrame(rows, columns=[*keys, "run_seconds", "seconds", "share"])
     frame = frame.sort_values("seconds", ascending=False, kind="stable", ignore_index=True)
-    frame.attrs |= {"basis": basis, "replayed_spans": len(spans), "spans": count, "note": why}
+    frame.attrs |= {"basis": told.basis, "replayed_spans": len(spans), "spans": count, "note": told.note}
     if len(spans) < count:
-        part = f"the last {len(spans):,} of {count:,} spans, {elapsed / 1e9:.3g} of {whole_ns / 1e9:.3g} s"
+        part = f"the last {len(spans):,} of {count:,} spans, {told.elapsed_ns / 1e9:.3g} of {told.whole_ns / 1e9:.3g} s"
         extrapolated = f"EXTRAPOLATED: replayed are {part}; the gain is taken as the same share of the rest."
-        frame.attrs["note"] = " ".join(filter(None, [why, extrapolated]))
+        frame.attrs["note"] = " ".join(filter(None, [told.note, extrapolated]))
     return frame
+
+
+class _Told(NamedTuple):
+    """What was replayed takes ``elapsed_ns``, what it stands for ``whole_ns``; ``saved_ns``: of that, by group."""
+
+    basis: str
+    note: str
+    elapsed_ns: int
+    whole_ns: int
+    saved_ns: list[float]
+
+    @classmethod
+    def of(cls, basis: str, note: str, elapsed_ns: int, whole_ns: int, faster_ns: Iterable[int]) -> _Told:
+        """The rest is as what was replayed."""
+        return cls(basis, note, elapsed_ns, whole_ns, [(elapsed_ns - ns) * whole_ns / max(elapsed_ns, 1) for ns in faster_ns])
+
+
+def _answer(
+    store: SpanStore, spans: SpanArray, count: int, groups: Mapping[tuple, NDArray[np.bool_]], faster: Sequence[Times], times: float, rerun: Rerun | None,
+    most: int | None,
+) -> _Told:  # fmt: skip
+    def by_spans(why: str = "") -> _Told:
+        whole_ns = _extent(spans) if len(spans) == count else _extent_of_iterations(store)
+        return _Told.of(SPANS, why, *_replayed(store, spans, whole_ns, list(groups.values()), times))
+
+    if rerun is None or not groups:
+        return by_spans()
+    try:
+        return _by_scheduler(store, spans, rerun, faster, most, by_spans)
+    except RlinfLabError as error:
+        return by_spans(f"ABOUT: orders are taken as recorded, for the run could not be done again: {error}")
+
+
+def _replayed(store: SpanStore, spans: SpanArray, whole_ns: int, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, int, list[int]]:
+    elapsed, faster = _Replay(store, spans).finish(groups, times)
+    return elapsed, whole_ns, faster
+
+
+def _by_scheduler(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequence[Times], most: int | None, by_spans: Callable[[], _Told]) -> _Told:
+    """Of as many groups as there is time for, the others by the spans. Raises `RlinfLabError` where the run, done again, is not as recorded."""
+    marks = _over(store)
+    whole_ns = _extent(marks)
+    marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
+    if not len(marks):
+        raise TimelineError("no iteration has come to its end")
+    measured = _extent(marks)
+    again = rerun(store, sorted(marks["iteration"].tolist()))
+    was = again(lambda worker, rank, name: 1.0)
+    if abs(was - measured) > TOLERANCE * measured:
+        raise TimelineError(f"it takes {was / 1e9:.4g} s in virtual time, {measured / 1e9:.4g} s were recorded")
+    words = Standing.of(store, spans["iteration"]).words
+    notes = [f"PART: {words}; not counted."] if words else []
+    allowed = max(1, DONE_AGAIN // len(spans)) if most is None else most
+    if allowed >= len(faster):
+        found = _Told.of(SCHEDULER, "", was, whole_ns, map(again, faster))
+    else:
+        saved = by_spans().saved_ns
+        ranked = sorted(range(len(faster)), key=lambda i: -saved[i])
+        for i in ranked[:allowed]:
+            saved[i] = (was - again(faster[i])) * whole_ns / max(was, 1)
+        found = _Told(SCHEDULER, "", was, whole_ns, saved)
+        notes.append(
+            f"PART: the run was done again for {allowed} of {len(faster)} rows, those that gain most by the spans; what the others gain is what the spans "
+            f"tell, {max(saved[i] for i in ranked[allowed:]) / 1e9:.3g} s at most. Next: gains(most={len(faster)})."
+        )
+    return found._replace(note=" ".join([*notes, *([f"ABOUT: {'; '.join(again.notes)}."] if again.notes else [])]))
 
 
 def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
@@ -124,20 +183,6 @@ def _times_of(keys: Sequence[str], label: tuple, times: float) -> Times:
         return times if all(values[key] == value for key, value in wanted.items()) else 1.0
 
     return of
-
-
-def _done_again(store: SpanStore, spans: SpanArray, rerun: Rerun, faster: Sequence[Times]) -> tuple[int, list[int], Sequence[str]]:
-    """What the run took, ns, done again as it was and with some of it faster; what was assumed. Raises `TimelineError` where the first is not as recorded."""
-    marks = _over(store)
-    marks = marks[np.isin(marks["iteration"], spans["iteration"]) & (marks["start"] >= spans["start"].min())]
-    if not len(marks):
-        raise TimelineError("no iteration has come to its end")
-    measured = _extent(marks)
-    again = rerun(store, sorted(marks["iteration"].tolist()))
-    was = again(lambda worker, rank, name: 1.0)
-    if abs(was - measured) > TOLERANCE * measured:
-        raise TimelineError(f"it takes {was / 1e9:.4g} s in virtual time, {measured / 1e9:.4g} s were recorded")
-    return was, [again(times) for times in faster], again.notes
 
 
 def _over(store: SpanStore) -> SpanArray:
@@ -267,23 +312,45 @@ class _Replay:
             of_channel = self._gets_of if kind == SpanKind.GET else self._puts_in
             of_channel[self._channel[i]].add(i, end, track)
 
-    def finish(self, faster: NDArray[np.bool_] | None = None, times: float = 1.0) -> int:
-        """The length of the timeline, ns, when the RUN spans ``faster`` are so many times as fast."""
+    def finish(self, groups: Sequence[NDArray[np.bool_]], times: float) -> tuple[int, list[int]]:
+        """The length of the timeline, ns, as it was, and when the spans of each group are so many times as fast. No span is in two groups."""
+        if not self._start:
+            return 0, [0] * len(groups)
+        group = np.full(len(self._start), _NOBODYS)
+        for number, mine in enumerate(groups):
+            group[mine] = number
+        width, found = max(1, _CELLS // len(self._start)), list[int]()
+        for low in range(0, len(groups) + 1, width):
+            found += self._lengths(group - low, min(width, len(groups) + 1 - low), times)
+        return found[-1], found[:-1]
+
+    def _lengths(self, group: NDArray[np.int64], width: int, times: float) -> list[int]:
+        """The same for groups 0 to ``width``, side by side; a last one without spans is the timeline as it was."""
         start, end = self._start, self._end
-        if not start:
-            return 0
-        chosen = faster.tolist() if faster is not None else [False] * len(start)
-        new = [0] * len(start)
-        for i, (before, until, met) in enumerate(zip(self._before, self._until, self._met, strict=True)):
-            at = max([new[other] + lag for other, lag in before], default=start[i])
+        new = np.empty((len(start), width), np.int64)
+        for i, (before, until, met, mine) in enumerate(zip(self._before, self._until, self._met, group.tolist(), strict=True)):
+            at = _latest(new, before) if before else np.full(width, start[i])
             if until or met:  # as much later than the last of its reasons, or than its start, as it was
-                was, now = max([start[i], *(end[other] for other in until)]), max([at, *(new[other] for other in until)])
+                was, now = max([start[i], *(end[other] for other in until)]), at
+                for other in until:
+                    now = np.maximum(now, new[other])
                 if met:
-                    was, now = max(was, met[0]), max([now, *(new[other] + lag for other, lag in met[1])])
-                new[i] = now + end[i] - was
+                    was, now = max(was, met[0]), np.maximum(now, _latest(new, met[1]))
+                new[i] = now + (end[i] - was)
             else:
-                new[i] = at + (round((end[i] - start[i]) / times) if chosen[i] else end[i] - start[i])
-        return max(new) - min(start)
+                new[i] = at + (end[i] - start[i])
+                if 0 <= mine < width:
+                    new[i, mine] = at[mine] + round((end[i] - start[i]) / times)
+        return (new.max(axis=0) - min(start)).tolist()
+
+
+def _latest(new: NDArray[np.int64], causes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """When the last of the causes is over, each with what lies between it and its effect."""
+    other, lag = causes[0]
+    found = new[other] + lag
+    for other, lag in causes[1:]:
+        np.maximum(found, new[other] + lag, out=found)
+    return found
 
 
 class _Ended:

@@ -124,17 +124,18 @@ class Timeline(SpanStore):
 
         return critical.critical_path(self.snapshot(), by)
 
-    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker") -> pd.DataFrame:
+    def gains(self, times: float = 2.0, by: str | Sequence[str] = "worker", *, most: int | None = None) -> pd.DataFrame:
         """What would be gained if each worker were ``times`` as fast: seconds and share of the elapsed time; largest first.
 
         ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which decides anew who takes what and when
         (``attrs["basis"]`` is "scheduler"). Where only spans are known (files, other tools), these are replayed with those of one row shortened, waiting
         for each other as they did ("spans"); the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations
-        count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done again.
+        count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done again. Of very many rows the
+        run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and the note says so.
         """
         from rlinf_lab.timeline import gains
 
-        return gains.gains(self.snapshot(), times, by, self.rerun)
+        return gains.gains(self.snapshot(), times, by, self.rerun, most)
 
     def summary(self) -> Summary:
         """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""

@@ -145,19 +145,34 @@ class WorkflowGraph:
         raise UnknownNameError.of("worker", name, self.workers)
 
     def channel(self, name: str) -> ChannelSpec:
-        for spec in self.channels:
-            if spec.name == name:
-                return spec
-        raise UnknownNameError.of("channel", name, [c.name for c in self.channels])
+        if name not in self._channel_of:
+            raise UnknownNameError.of("channel", name, [c.name for c in self.channels])
+        return self._channel_of[name]
 
     def channels_by_name(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.channels)
 
     def producers(self, channel: str) -> tuple[str, ...]:
-        return tuple(n.name for n in self.nodes if any(channel in c.writes for c in n.calls))
+        return self._ends[0].get(channel, ())
 
     def consumers(self, channel: str) -> tuple[str, ...]:
-        return tuple(n.name for n in self.nodes if any(channel in c.reads for c in n.calls))
+        return self._ends[1].get(channel, ())
+
+    @cached_property
+    def _channel_of(self) -> dict[str, ChannelSpec]:
+        return {spec.name: spec for spec in self.channels}
+
+    @cached_property
+    def _ends(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """Who writes each channel, and who reads it, in order of declaration: asked for every item of a simulation."""
+        found: tuple[dict[str, dict[str, None]], ...] = ({}, {})
+        for node in self.nodes:
+            for call in node.calls:
+                for side, channels in zip(found, (call.writes, call.reads), strict=True):
+                    for channel in channels:
+                        side.setdefault(channel, {})[node.name] = None
+        writes, reads = ({channel: tuple(names) for channel, names in side.items()} for side in found)
+        return writes, reads
 
     @cached_property
     def cells(self) -> tuple[tuple[str, ...], ...]:

@@ -12,10 +12,11 @@ from mock_runs import run
 from test_parity import execute
 
 import rlinf_lab as lab
+from rlinf_lab.errors import TimelineError
 from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.pieces import Batch, Deed, Pieces
 from rlinf_lab.planning.rerun import Rerun
-from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, gains
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.gains import SCHEDULER, SPANS
 
@@ -124,3 +125,87 @@ def test_other_batches_of_the_same_items_take_what_these_take(sizes: list[int], 
     assert [deed.first for deed in part if deed.kind == SpanKind.PUT] == list(range(n))
     if len(set(sizes)) > 1 and not pieces.guessed:
         assert sum(deed.ns for deed in part) == pytest.approx(fixed + each * n, abs=1)
+
+
+def of_many(count: int = 12) -> Timeline:
+    """A chain, of which the middle worker takes longest."""
+
+    class First(lab.Worker):
+        def make(self, out: lab.Outbox) -> None:
+            for item in range(3):
+                self.compute(0.001)
+                out.put(item)
+
+    class Next(lab.Worker):
+        def __init__(self, seconds: float) -> None:
+            self.seconds = seconds
+
+        def work(self, into: lab.Inbox, out: lab.Outbox) -> None:
+            for batch in into:
+                self.compute(self.seconds * len(batch))
+                out.put_all(batch)
+
+    flow = lab.Workflow("many")
+    channels = [flow.channel(f"c{i}") for i in range(count)]
+    first = flow.worker(First, name="w0")
+    others = [flow.worker(Next, 0.001 * (1 + min(i, count - i)), name=f"w{i}") for i in range(1, count)]
+
+    @flow.iteration
+    def iteration() -> None:
+        first.make(channels[0])
+        for worker, into, out in zip(others, channels, channels[1:], strict=False):
+            worker.work(into, out)
+        channels[-1].get_all()
+
+    return run(flow, lab.ExecutionPlan.spatial(flow, [f"cpu:{i}" for i in range(count)], {f"w{i}": [i] for i in range(count)}, chunk=1), 2).timeline
+
+
+def test_of_many_workers_the_run_is_done_again_for_those_that_gain_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline, done = of_many(), 0
+    assert timeline.rerun is not None
+    everybody = timeline.gains()
+    original = timeline.rerun
+
+    def counting(*args):
+        again = original(*args)
+
+        def one(times):
+            nonlocal done
+            done += 1
+            return again(times)
+
+        one.notes = again.notes
+        return one
+
+    timeline.rerun = counting
+    told = timeline.gains(most=3)
+    assert done == 1 + 3
+    assert told.head(3).equals(everybody.head(3)) and told.iloc[0]["worker"] == "w6"
+    assert told.attrs["basis"] == SCHEDULER and everybody.attrs["note"] == ""
+    assert "done again for 3 of 12 rows" in told.attrs["note"] and told.attrs["note"].endswith("Next: gains(most=12).")
+    assert timeline.gains(most=12).equals(everybody)
+    monkeypatch.setattr(gains, "DONE_AGAIN", 5 * len(timeline))
+    assert "done again for 5 of 12 rows" in timeline.gains().attrs["note"]
+    with pytest.raises(TimelineError, match=r"gains\(most=0\).*Next"):
+        timeline.gains(most=0)
+
+
+def test_groups_side_by_side_are_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeline = made()
+    at_once = gains.gains(timeline.snapshot(), by=["worker", "name"])
+    monkeypatch.setattr(gains, "_CELLS", 1)
+    assert gains.gains(timeline.snapshot(), by=["worker", "name"]).equals(at_once)
+
+
+def test_what_is_brought_to_a_device_is_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder("here")
+    for worker in ("a", "b"):
+        track = recorder.track(worker, 0, ("cpu:0",))
+        start = 0 if worker == "a" else 14
+        recorder.add(track, SpanKind.ONLOAD, recorder.name("onload"), start, start + 10, 0)
+        recorder.add(track, SpanKind.RUN, recorder.name("work"), start + 10, start + 14, 0)
+    timeline = Timeline()
+    timeline.extend(recorder.drain())
+    for cells in (1, 1 << 24):
+        monkeypatch.setattr(gains, "_CELLS", cells)
+        assert (timeline.gains(2)["seconds"] * 1e9).tolist() == [2, 2]
