@@ -150,7 +150,7 @@ class Picky(lab.Worker):
 @pytest.mark.parametrize("how", ["number", "weight", "take"])
 def test_nobody_is_given_a_part_of_a_whole_batch_before_all_is_there(how: str) -> None:
     flow = lab.Workflow("picky")
-    batch = flow.channel("batch", whole=True)
+    batch = flow.channel("batch", whole=True, discard_unread=True)
     rollout, picky = flow.worker(Rollout, name="rollout"), flow.worker(Picky, name="picky")
 
     @flow.iteration
