@@ -10,10 +10,11 @@ import pickle
 import socket
 import struct
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
-from rlinf_lab.runtime import lending, store
+from rlinf_lab.runtime import lending, pairs, store
 from rlinf_lab.runtime.lending import Lent
+from rlinf_lab.runtime.pairs import Coming, Receivers
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.slots import REFERENCE, InSlot, SlotViews
 from rlinf_lab.runtime.store import InStore, StoreViews
@@ -21,11 +22,12 @@ from rlinf_lab.runtime.traffic import Transit
 
 FAREWELL = 0xFFFFFFFF
 PARCEL = 1 << 31  # beside the number of parts: a header and a packet; behind their lengths the number of items, and the time
-IN_STORE = 1 << 60  # beside the length of a buffer: it lies in Ray's object store,
+IN_PAIR = 1 << 59  # beside the length of a buffer: torch.distributed brings it,
+IN_STORE = 1 << 60  # it lies in Ray's object store,
 IN_SLOT = 1 << 61  # in a slot,
 ON_HOST = 1 << 62  # wherever it lies it was copied from a GPU,
 ON_GPU = 1 << 63  # it is there and was lent
-LENGTH = IN_STORE - 1
+LENGTH = IN_PAIR - 1
 HEADERS = 1024  # how many headers are remembered
 READ_BYTES = 1 << 18
 COUNT = struct.Struct("<I")
@@ -33,6 +35,12 @@ SMALL = struct.Struct("<IQQQQ")  # what begins the usual frame, a packet without
 PACKET = PARCEL | 2
 RUN = struct.Struct("<IQQQQ")  # what begins several such packets: TOGETHER, bytes of header and packets, how many, time; then bytes and items of each
 TOGETHER = PARCEL | (1 << 30)
+
+
+class InPair(NamedTuple):
+    """What stands for bytes in host memory that torch.distributed brings."""
+
+    coming: Coming
 
 
 class NotYetThere(Exception):
@@ -155,8 +163,8 @@ def _packets(view: memoryview | bytes, table: int, at: int, count: int) -> tuple
 class FrameReader:
     """Messages of a stream. ``outlives``: what is heard may be used when the sender has ended."""
 
-    def __init__(self, stream: Stream, slots: SlotViews, store: StoreViews, transport: str, outlives: bool = False) -> None:
-        self._stream, self._slots, self._store, self._outlives = stream, slots, store, outlives
+    def __init__(self, stream: Stream, slots: SlotViews, store: StoreViews, receivers: Receivers, transport: str, outlives: bool = False) -> None:
+        self._stream, self._slots, self._store, self._receivers, self._outlives = stream, slots, store, receivers, outlives
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
@@ -200,9 +208,11 @@ class FrameReader:
     def _way(self, sizes: list[int]) -> str:
         """By which way a packet has come whose parts have these sizes."""
         marks = max(sizes)  # the highest one names it
-        if marks < IN_STORE:
+        if marks <= LENGTH:
             return self._transport
-        return "cuda_ipc" if marks & ON_GPU else "cuda_host_copy" if marks & ON_HOST else "shared memory" if marks & IN_SLOT else "object_store"
+        if marks & ON_GPU:
+            return "nccl" if marks & IN_PAIR else "cuda_ipc"
+        return "cuda_host_copy" if marks & ON_HOST else "shared memory" if marks & IN_SLOT else "object_store" if marks & IN_STORE else "gloo"
 
     def _take_together(self, header: bytes, packets: list[bytes], counts: tuple[int, ...], sent: int) -> None:
         self._items, self._counts, self._parts = sum(counts), counts, [header, *packets]
@@ -219,6 +229,10 @@ class FrameReader:
         if size & IN_STORE:
             number, described = store.HEAD.unpack(stream.read(store.HEAD.size))
             return InStore(number, stream.read(described), length)
+        if size & IN_PAIR:
+            (described,) = pairs.HEAD.unpack(stream.read(pairs.HEAD.size))
+            coming = self._receivers.expect(stream.read(described), length)
+            return coming if size & ON_GPU else InPair(coming)
         if size & ON_GPU:
             number, described = lending.HEAD.unpack(stream.read(lending.HEAD.size))
             return Lent(stream.read(described), number, self._slots.give_back, self._outlives)
@@ -245,7 +259,7 @@ class FrameReader:
         if any(type(p) is InStore for p in parts):
             fetched = iter(self._store.fetch([p for p in parts if type(p) is InStore]))
             parts = [next(fetched) if type(p) is InStore else p for p in parts]
-        return tuple(self._slots.view(p) if isinstance(p, InSlot) else p for p in parts)
+        return tuple(self._slots.view(p) if isinstance(p, InSlot) else p.coming.open().numpy() if isinstance(p, InPair) else p for p in parts)
 
     def forget(self) -> None:
         self._parts = []

@@ -42,15 +42,15 @@ from rlinf_lab.workflow.workflow import Declaration, Workflow
 
 STOP_SECONDS = 10
 DEATH_SECONDS = 3
-BETWEEN_GPUS = ("ipc", "host")
+BETWEEN_GPUS = ("ipc", "nccl", "host")
 
 
 class HostsExecutor:
     """See the module's docstring and `session.Executor`. ``emulate``: the plan may have more CPU slots than a node has cores.
 
     ``fillers``: work for the bubbles; each copy lives with the workers of its device. ``absent``: ranks that are not there at first (`Session.join`), by
-    worker; their hosts are, so that they come without a new connection. ``between_gpus``: how tensors on a GPU get to another process of the node,
-    ``"ipc"`` (they stay there, where it sees that GPU) or ``"host"`` (copies through host memory).
+    worker; their hosts are, so that they come without a new connection. ``between_gpus``: how tensors on a GPU get to another process: ``"ipc"`` (they stay
+    there, where it sees that GPU, else copies through host memory), ``"nccl"`` (from GPU to GPU where it does not) or ``"host"`` (always copies).
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HostsExecutor:
     ) -> None:  # fmt: skip
         if between_gpus not in BETWEEN_GPUS:
             known = " or ".join(map(repr, BETWEEN_GPUS))
-            raise ConfigError(f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes of its node. Next: {known}.")
+            raise ConfigError(f"between_gpus={shown(between_gpus)}: how tensors on a GPU get to other processes. Next: {known}.")
         self.flow, self._between_gpus = flow, between_gpus
         self.layout = checked_layout(flow.graph, plan, specs_of(fillers), absent)
         self._emulate = emulate
@@ -97,7 +97,7 @@ class HostsExecutor:
 
     def _ways(self) -> Ways:
         """How messages of this process get to the hosts."""
-        return Ways(lend=self._between_gpus == "ipc")
+        return Ways(between_gpus=self._between_gpus)
 
     def _launch(self, host: str, payload: bytes) -> None:
         """Have a process made that holds a `DeviceHost`."""

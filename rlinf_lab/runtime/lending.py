@@ -138,7 +138,7 @@ class Lender:
 
     def __init__(self, peer: str, gpus: Sequence[str]) -> None:
         self._peer, self._gpus = peer, frozenset(gpus)
-        self.why_not = ""
+        self.why_not = self._problem = ""
         self._lent: dict[int, tuple[Any, Any]] = {}  # by number: the block and what it was shared by
         self._made = 0
         self._told = {ASKED}  # nobody needs to be told what was asked for
@@ -148,7 +148,7 @@ class Lender:
         return bool(self._lent)
 
     def place(self, tensor: OnDevice) -> bytes | None:
-        """Lend it; the reference to send, or None when it has to travel through host memory."""
+        """Lend it; the reference to send, or None when it has to travel by another way."""
         try:
             identity = SHARING.identity(tensor.block)
             problem = self.why_not or ("" if identity in self._gpus else f"its process does not see GPU {identity}")
@@ -156,17 +156,18 @@ class Lender:
         except RuntimeError as error:
             problem = f"torch cannot share the memory ({said(error).splitlines()[0]})"
         if problem:
-            self._tell(problem)
+            self._problem = problem
             return None
         number, self._made = self._made, (self._made + 1) % LENT
         self._lent[number] = tensor.block, shared
         made = pickle.dumps((identity, shared), protocol=5)
         return HEAD.pack(number, len(made)) + made
 
-    def _tell(self, problem: str) -> None:
-        if problem not in self._told:
-            self._told.add(problem)
-            _LOG.warning("Tensors on a GPU go to host %r through host memory, not by CUDA IPC: %s.", self._peer, problem)
+    def tell(self) -> None:
+        """What could not be lent goes through host memory."""
+        if self._problem not in self._told:
+            self._told.add(self._problem)
+            _LOG.warning("Tensors on a GPU go to host %r through host memory, not by CUDA IPC: %s.", self._peer, self._problem)
 
     def given_back(self, number: int) -> None:
         """Nobody uses it there any more."""

@@ -3,7 +3,8 @@
 Same node: an abstract unix socket (no file to leave behind; the peer's user id is checked). Other node: TCP with a secret. The
 frame is the same: a header of lengths, a pickle (protocol 5), then its buffers, which arrays are rebuilt upon without a copy. On the same
 node large buffers lie in shared memory (`slots.py`), and the frame has only their numbers; between nodes they may go through Ray's object store
-(`store.py`). Tensors on a GPU stay there for processes that see it (`lending.py`). Items of channels are packed already when they come here
+(`store.py`). Tensors on a GPU stay there for processes that see it (`lending.py`), or go from GPU
+to GPU (`pairs.py`). Items of channels are packed already when they come here
 (`parcels`): their frame has a pickle that says which queue they belong to, how many they are, and the packet, which whoever hears it leaves closed.
 A stream that ends without a farewell means that its sender died. How messages are heard: `listener`, `lookout`.
 
@@ -26,15 +27,17 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rlinf_lab.errors import ChannelBroken
-from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_SLOT, IN_STORE, ON_GPU, ON_HOST, PACKET, PARCEL, RUN, SMALL, TOGETHER
+from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_PAIR, IN_SLOT, IN_STORE, ON_GPU, ON_HOST, PACKET, PARCEL, RUN, SMALL, TOGETHER
 from rlinf_lab.runtime.lending import ASKED, Lender
+from rlinf_lab.runtime.pairs import BETWEEN_GPUS, LOOPBACK, Senders
 from rlinf_lab.runtime.pickling import OnDevice, pickled
-from rlinf_lab.runtime.slots import GREETING, SlotPool
-from rlinf_lab.runtime.store import GREETING_FILE, StorePool
+from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, SlotPool
+from rlinf_lab.runtime.store import StorePool
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -81,17 +84,17 @@ class Address:
 class Ways(NamedTuple):
     """How messages of a host get to others.
 
-    ``store``: large buffers to another node of Ray go through its object store; ``ray_node``: the host's own; ``lend``: tensors on a GPU of this node stay
-    there.
+    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo"; ``ray_node``: the host's own; ``between_gpus``:
+    "ipc" (tensors on a GPU stay there where the other process sees it), "nccl" (and go from GPU to GPU where it does not) or "host".
     """
 
-    store: bool = False
+    between_nodes: str = "stream"
     ray_node: str = ""
-    lend: bool = True
+    between_gpus: str = "ipc"
 
     def leave_node(self, address: Address) -> bool:
         """Whether this way is another one than to a host of this node: also to a node that Ray emulates on this machine."""
-        return self.store and self.ray_node != address.ray_node
+        return self.between_nodes != "stream" and self.ray_node != address.ray_node
 
 
 def node_id() -> str:
@@ -139,9 +142,15 @@ class Link:
         _OPEN.add(self._socket)
         self._lender = Lender(self.peer, address.gpus)
         self._slots = SlotPool(self._socket, self._lender.given_back)
-        self._store = StorePool(self._socket, self.peer) if ways.leave_node(address) else None
+        own = self._socket.getsockname()[0] if self.transport == "tcp" else LOOPBACK
+        self._senders = Senders(self.peer, own)
+        self._store = StorePool(self._socket, self.peer)
+        self._beside: tuple[int, Callable[[memoryview], bytes | None]] = IN_SLOT, self._slots.place
+        if ways.leave_node(address):
+            self._beside = (IN_STORE, self._store.place) if ways.between_nodes == "object_store" else (IN_PAIR, self._senders.place_bytes)
+        self._uses_nccl = ways.between_gpus == "nccl" and bool(address.gpus)
         name = me.encode()
-        greeting = self._slots.greet() if self._store is None else GREETING.pack(0, GREETING_FILE, b"")
+        greeting = self._slots.greet() if self._beside[0] == IN_SLOT else GREETING.pack(0, HEARD_ALONE, b"")
         self._socket.sendall(address.secret + greeting + COUNT.pack(len(name)) + name)
         self._socket.settimeout(ANSWER_SECONDS)
         self._slots.hear(self._socket.recv(1))
@@ -150,7 +159,7 @@ class Link:
 
     def _why_not_lend(self, address: Address, ways: Ways) -> str:
         """Why no tensor on a GPU can be used where it is; "" if that depends on the tensor."""
-        if not ways.lend:
+        if ways.between_gpus == "host":
             return ASKED
         if self.transport != "unix":
             return "it is on another node"
@@ -230,9 +239,13 @@ class Link:
         if type(raw) is OnDevice:
             if (lent := self._lender.place(raw)) is not None:
                 return raw.nbytes | ON_GPU, lent
+            if self._uses_nccl and (sent := self._senders.place(raw.block, BETWEEN_GPUS)) is not None:
+                return raw.nbytes | ON_GPU | IN_PAIR, sent
+            self._lender.tell()
             size, part = self._placed(raw.on_host())
             return size | ON_HOST, part
-        mark, reference = (IN_SLOT, self._slots.place(raw)) if self._store is None else (IN_STORE, self._store.place(raw))
+        mark, place = self._beside
+        reference = place(raw)
         return (raw.nbytes, raw) if reference is None else (raw.nbytes | mark, reference)
 
     def reclaim(self) -> None:
@@ -334,5 +347,5 @@ class Link:
         with self._changed:
             self._slots.close()
             self._lender.close()
-            if self._store is not None:
-                self._store.close()
+            self._store.close()
+        self._senders.close()

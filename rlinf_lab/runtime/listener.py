@@ -16,8 +16,9 @@ from rlinf_lab.runtime.frames import COUNT, FrameReader, NotYetThere, Stream
 from rlinf_lab.runtime.lending import visible_gpus
 from rlinf_lab.runtime.links import Address, close_when_forked, node_id
 from rlinf_lab.runtime.lookout import IN_TURN, Lookout
-from rlinf_lab.runtime.slots import GREETING, SlotViews
-from rlinf_lab.runtime.store import GREETING_FILE, StoreViews
+from rlinf_lab.runtime.pairs import LOOPBACK, Receivers
+from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, SlotViews
+from rlinf_lab.runtime.store import StoreViews
 
 PORTION = 1 << 13  # bytes that a rank takes in at once: it may have what it waits for, and others would wait for it
 
@@ -223,7 +224,7 @@ class Listener:
 
     def _read(self, connection: socket.socket) -> None:
         peer = ""  # known when it has said its name: whoever hangs up before that is no host of ours
-        incoming = None
+        incoming = receivers = None
         try:
             if connection.family == socket.AF_UNIX:
                 _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
@@ -236,14 +237,18 @@ class Listener:
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(COUNT.unpack(stream.read(4))[0]).decode()
             transport = "unix" if connection.family == socket.AF_UNIX else "tcp"
-            frames = FrameReader(stream, slots, StoreViews(connection), transport, self._outlives)
-            lookout = None if slots.probe == GREETING_FILE else self._lookout  # to fetch from the store takes longer than a rank should be away
+            receivers = Receivers(LOOPBACK if transport == "unix" else connection.getsockname()[0])
+            frames = FrameReader(stream, slots, StoreViews(connection), receivers, transport, self._outlives)
+            lookout = None if slots.probe == HEARD_ALONE else self._lookout
             incoming = Incoming(peer, connection, stream, frames, self._ears, lookout)
             incoming.hear()
+            receivers.end(died=False)
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
         except (OSError, EOFError, struct.error):
+            if receivers is not None:
+                receivers.end(died=True)
             if not self._closed and peer:
                 self._on_broken(peer)
         finally:

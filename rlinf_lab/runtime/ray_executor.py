@@ -31,14 +31,14 @@ from rlinf_lab.runtime.reservation import Reservation
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
 
-BETWEEN_NODES = ("stream", "object_store")
+BETWEEN_NODES = ("stream", "object_store", "gloo")
 
 
 class RayExecutor(HostsExecutor):
     """See the module's docstring. ``address``: of an existing cluster, as Ray writes it.
 
     ``emulate``: the plan may have more CPU slots than a node has cores. ``fillers``: work for the bubbles. ``between_nodes``: ``"stream"`` (TCP from host to
-    host), or ``"object_store"``: arrays of a MiB and more go through Ray's. ``between_gpus``: see `HostsExecutor`.
+    host), or what carries arrays of a MiB and more: Ray's ``"object_store"``, or torch's ``"gloo"``. ``between_gpus``: see `HostsExecutor`.
     """
 
     _process_seconds = 120.0  # a cluster may have to start a node
@@ -77,7 +77,7 @@ class RayExecutor(HostsExecutor):
         return is_private()
 
     def _ways(self) -> Ways:
-        return super()._ways()._replace(store=self._between_nodes == "object_store", ray_node=str(load_ray().get_runtime_context().get_node_id()))
+        return super()._ways()._replace(between_nodes=self._between_nodes, ray_node=str(load_ray().get_runtime_context().get_node_id()))
 
     def _launch(self, host: str, payload: bytes) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

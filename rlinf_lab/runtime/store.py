@@ -22,7 +22,6 @@ from rlinf_lab.runtime.ray_library import load_ray
 
 LARGE_IN_STORE = 1 << 20  # bytes; a smaller buffer is sooner there in the stream
 FETCH_SECONDS = 120.0
-GREETING_FILE = -2  # instead of the number of a file: this link uses the store
 HEAD = struct.Struct("<IH")  # its number, and the bytes of Ray's reference that follow
 _NUMBER = struct.Struct("<I")
 _LOG = logging.getLogger("rlinf_lab")

@@ -173,7 +173,7 @@ def test_who_outlives_the_sender_has_a_copy(sharing: HostSharing) -> None:
     ("settings", "reason"),
     [
         ({"gpus": ("another",)}, f"its process does not see GPU {GPU}"), ({"node": "elsewhere"}, "it is on another node"),
-        ({"process": os.getpid()}, "it is in this process"), ({"ways": Ways(lend=False)}, ""),
+        ({"process": os.getpid()}, "it is in this process"), ({"ways": Ways(between_gpus="host")}, ""),
     ],
     ids=["other_gpu", "other_node", "same_process", "asked"],
 )  # fmt: skip
@@ -323,5 +323,5 @@ def test_other_ways_are_refused(way: Any) -> None:
     def iteration() -> object:
         return worker.one()
 
-    with pytest.raises(ConfigError, match=r"between_gpus=.*: how tensors on a GPU get to other processes of its node\. Next: 'ipc' or 'host'"):
+    with pytest.raises(ConfigError, match=r"between_gpus=.*: how tensors on a GPU get to other processes\. Next: 'ipc' or 'nccl' or 'host'"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="processes", between_gpus=way)

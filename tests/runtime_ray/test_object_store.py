@@ -39,7 +39,7 @@ def hear(message):
 
 listener = Listener("there", hear, broken.put, lambda h, e: errors.put(e))
 there = dataclasses.replace(listener.address, ray_node="elsewhere")
-link = Link(there, "here", Ways(store=True))
+link = Link(there, "here", Ways("object_store"))
 pool = link._store
 
 big = np.arange(1 << 19)
@@ -69,7 +69,7 @@ assert [int(heard.get(timeout=30)[1][-1]) for _ in range(3)] == [0, 1, 2]
 
 class Sender:
     def send(self, address):
-        link = Link(pickle.loads(address), "actor", Ways(store=True))
+        link = Link(pickle.loads(address), "actor", Ways("object_store"))
         link.send(("value", "wait"))
         link.send(("value", np.zeros(1 << 20)))
         return link._store.kept
@@ -136,7 +136,7 @@ def iteration():
     return sink.take(items)
 
 plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0", "node2/cpu:0"], {"near": [0], "far": [1], "sink": [2]})
-for way in ("object_store", "stream"):
+for way in ("object_store", "gloo", "stream"):
     going = lab.run(flow, plan, 2, executor="ray", address=cluster.address, between_nodes=way, dashboard=False)
     for seen, back, node in going.wait(120):
         assert seen == sorted(2 * list(range(4))), seen
@@ -144,7 +144,7 @@ for way in ("object_store", "stream"):
         assert back[1] == 7 and node != ray.get_runtime_context().get_node_id()
     rows = going.transports()
     rows = rows[rows["channel"] == "items"]
-    wanted = {"object_store"} if way == "object_store" else {"shared memory"}  # the nodes are processes of one machine
+    wanted = {way} if way != "stream" else {"shared memory"}  # the nodes are processes of one machine
     assert set(rows["transport"]) == wanted and rows["items"].sum() == 16, rows
     names = {s.name for s in going.timeline.rows() if s.kind == SpanKind.TRANSFER and s.channel == "items"}
     assert names == wanted, names
@@ -181,7 +181,7 @@ def test_other_ways_are_refused(way: Any) -> None:
     def iteration() -> object:
         return worker.one()
 
-    with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'object_store'"):
+    with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'object_store' or 'gloo'"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray", between_nodes=way)
 
 
