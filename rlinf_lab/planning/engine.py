@@ -32,6 +32,7 @@ from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
 from rlinf_lab.planning.books import Part as Part
 from rlinf_lab.planning.books import Process as Process
 from rlinf_lab.planning.filling import Fillers
+from rlinf_lab.planning.overlaps import Overlaps
 
 
 class Event(IntEnum):
@@ -86,6 +87,8 @@ class Engine(AtOnce):
         self._cells: dict[int, list[Process]] = {}
         self._out: list[tuple[int, int, int, int]] = []
         self._fillers = Fillers(self._holder, self._queue)
+        self._overlaps = Overlaps()
+        self.share = self._overlaps.set
 
     # --- building --------------------------------------------------------------------------------------
     def add_process(
@@ -348,6 +351,11 @@ class Engine(AtOnce):
     def is_waiting(self) -> bool:
         """Whether anything waits at a channel or for a device."""
         return any(q.getters or q.putters for q in self.channels.values()) or any(self._queue)
+
+    def is_present(self, process: int) -> bool:
+        """Whether it is on its devices and stays there, or has them and is about to come."""
+        p = self.processes[process]
+        return p.granted or (p.resident and p not in self._evicting)
 
     def holder(self, device: int) -> int | None:
         holder = self._holder[device]
@@ -629,7 +637,7 @@ class Engine(AtOnce):
             used = self._used[device] - sum(v.size for v in victims if device in v.devices)
             wanted = self._wanted(p, device)
             for other in self._residents[device]:
-                if self._memory is None or used + wanted <= self._memory:
+                if self._memory is None or used + wanted - self._overlaps.saved([*(r for r in self._residents[device] if r not in victims), p]) <= self._memory:
                     break
                 if other.size and other not in victims and other is not p and other.offloadable and not other.granted:  # who takes nothing is not in the way
                     victims.append(other)

@@ -275,19 +275,25 @@ class Scheduler:
                 self._running -= 1  # one thread, counted twice
             process.waits_outside = waits_for = process.waits_for
             blocked_at, process.waits_for = process.blocked_at, ""
+            mates = self._mates(process)
         start = self.clock.now_ns()
         coming = order == "onload"
         if coming and process.call is not None and start > process.lock_from:
             self._spans.add(process, SpanKind.LOCK, process.lock_from, start)
+        moved, units = True, {}
         try:
             assert process.instance is not None
-            getattr(process.instance, order)()
+            moved = process.instance._switch(order, *([mate for other in some if (mate := other.instance) is not None] for some in mates))
+            units = self._shared_units(process, [*mates[0], *mates[1]])
         except BaseException as error:
             self.report(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))
         end = self.clock.now_ns()
-        self._spans.add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
+        if moved:  # not what is there for another worker, which shares it
+            self._spans.add(process, SpanKind.ONLOAD if coming else SpanKind.OFFLOAD, start, end, name=order)
         with self._mutex:
             process.ordering = False
+            for other, n in units.items():
+                self._engine.share(process.index, other, n)
             process.lock_from = end if coming else process.lock_from
             came = awake or process.woken_outside or (waits_for == "call" and bool(process.calls or self.stopping or process.leaving))
             process.woken = came
@@ -299,6 +305,24 @@ class Scheduler:
                 self._quiescent()
             process.parked = not process.woken
         self.flush()
+
+    def _mates(self, process: Process) -> tuple[list[Process], list[Process]]:
+        """Under the mutex: other ranks here that have workers: those that are on their devices or about to come, and the rest."""
+        found: tuple[list[Process], list[Process]] = [], []
+        for other in self._processes:
+            if other.instance is not None and other is not process:
+                found[not self._engine.is_present(other.index)].append(other)
+        return found
+
+    def _shared_units(self, process: Process, mates: Sequence[Process]) -> dict[int, int]:
+        """By processes that use a device of this one, how much of the memory of both is the same: as far as it is true of either."""
+        mine, size = process.instance, process.machine.size
+        found = {}
+        for other in mates:
+            theirs = other.instance
+            if mine is not None and theirs is not None and not set(process.machine.devices).isdisjoint(other.machine.devices):
+                found[other.index] = int(min(size * mine._shared(theirs), other.machine.size * theirs._shared(mine)))
+        return found
 
     # --- the engine's instructions -------------------------------------------------------------------------
     def _apply(self, instructions: Sequence[tuple[int, int, int, int]]) -> None:

@@ -11,7 +11,9 @@ tensor lay on at first may be read-only (a mapped file), or somebody else's.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +23,7 @@ from torch.nn.parameter import is_lazy
 from rlinf_lab.workflow.worker import Worker
 
 Owner = nn.Module | torch.optim.Optimizer
+_SHARED = threading.RLock()
 
 
 class _Moved(NamedTuple):
@@ -45,13 +48,30 @@ class Residence:
         self._made: dict[int, torch.Tensor] = {}  # blocks on a core that were made here, by address
         self._moved: list[_Moved] = []
         self._moved_whole: list[torch.Tensor] = []
+        self._moved_shards: list[nn.Module] = []
 
-    def leave(self) -> None:
-        """Move everything to host memory; a GPU's memory is free afterwards. Nothing happens when it is away already."""
+    def leave(self, present: Sequence[Residence] = (), absent: Sequence[Residence] = ()) -> int:
+        """Move everything to host memory, and return how many bytes; a GPU's memory is free afterwards. Nothing happens when it is away already.
+
+        ``present``: who is on the device or about to come: what those share with this one stays. ``absent``: others, whose tensors go along where they lie on
+        a block that leaves.
+        """
         if self.away:
-            return
+            return 0
+        with _lock_if(self._shares_with([*present, *absent])):
+            return self._leave(present, absent)
+
+    def _leave(self, present: Sequence[Residence], absent: Sequence[Residence]) -> int:
         with torch.no_grad():
             blocks = self._blocks()
+            kept = {address for other in present for address in other._blocks()} | {m.host.data_ptr() for other in absent for m in other._moved}
+            kept_whole = {id(part) for other in present for part in (*other._whole(), *other._sharded())}
+            blocks = {address: tensors for address, tensors in blocks.items() if address not in kept}
+            for other in absent:
+                for address, tensors in other._blocks().items():
+                    if address in blocks:
+                        known = set(map(id, blocks[address]))
+                        blocks[address] += [t for t in tensors if id(t) not in known]
             free: dict[int, list[torch.Tensor]] = {}
             for block in self._held:
                 if block.data_ptr() not in blocks:  # somebody has put a tensor there
@@ -68,30 +88,69 @@ class Residence:
             self._wait()  # before anybody reads the copies or their source is freed
             for moved in self._moved:
                 _put_onto(moved.tensors, moved.host)
-            self._moved_whole = self._whole()
+            self._moved_whole = [tensor for tensor in self._whole() if id(tensor) not in kept_whole]
             for tensor in self._moved_whole:
                 _move(tensor, "cpu")
-            for module in self._sharded():
+            self._moved_shards = [module for module in self._sharded() if id(module) not in kept_whole]
+            for module in self._moved_shards:
                 _move_shards(module, "cpu")
         self.away = True
+        return sum(moved.host.numel() for moved in self._moved) + _nbytes_besides(self._moved_whole, self._moved_shards)
 
-    def come_back(self) -> None:
-        """Move everything to the device again, as it is now. Nothing happens when it is there already."""
-        if not self.away:
-            return
+    def come_back(self, others: Sequence[Residence] = ()) -> int:
+        """Move everything to the device again, as it is now, and return how many bytes: also what ``others`` have taken with them of blocks that they share
+        with this one. Nothing happens to what is there already."""
+        with _lock_if(self._shares_with(others)):
+            return self._come_back(others)
+
+    def _come_back(self, others: Sequence[Residence]) -> int:
+        mine = self._addresses() if others else set()
+        taken = [m for other in others for m in other._moved if m.host.data_ptr() in mine]
+        whole, shards, nbytes = list(self._moved_whole), list(self._moved_shards), 0
+        for other in others:
+            ids = {id(part) for part in (*self._whole(anywhere=True), *self._sharded())}
+            whole += [tensor for tensor in other._moved_whole if id(tensor) in ids]
+            shards += [module for module in other._moved_shards if id(module) in ids]
+            other._moved_whole = [tensor for tensor in other._moved_whole if id(tensor) not in ids]
+            other._moved_shards = [module for module in other._moved_shards if id(module) not in ids]
         with torch.no_grad():
-            for tensors, host, there in self._moved:
+            for tensors, host, there in (*self._moved, *taken):
                 still = [t for t in tensors if t.untyped_storage().data_ptr() == host.data_ptr()]
                 self._bring(still, there)
-                for others in _by_block(t for t in tensors if t.device.type != self.device.type).values():  # they were given other memory meanwhile
-                    self._bring(others, None)
-            for tensor in self._moved_whole:
+                nbytes += host.numel() if still else 0
+                for changed in _by_block(t for t in tensors if t.device.type != self.device.type).values():  # they were given other memory meanwhile
+                    self._bring(changed, None)
+            for tensor in whole:
                 _move(tensor, self.device)
-            for module in self._sharded():
+            for module in shards:
                 _move_shards(module, self.device)
             self._wait()
-        self._moved, self._moved_whole = [], []
+        self._moved, self._moved_whole, self._moved_shards = [], [], []
         self.away = False
+        return nbytes + _nbytes_besides(whole, shards)
+
+    def shared(self, other: Residence) -> float:
+        """The part of its bytes that lies under tensors of both: it is there once, and stays where one of both goes for the other."""
+        theirs = other._addresses()
+        sizes = {address: tensors[0].untyped_storage().nbytes() for address, tensors in _by_block(self._tensors_on_blocks()).items()}
+        common, modules = sum(n for address, n in sizes.items() if address in theirs), set(map(id, other._sharded()))
+        shards, whole = self._sharded(), self._whole(anywhere=True)
+        everything = sum(sizes.values()) + _nbytes_besides(whole, shards)
+        common += _nbytes_besides([t for t in whole if id(t) in set(map(id, other._whole(anywhere=True)))], [m for m in shards if id(m) in modules])
+        return common / everything if everything else 0.0
+
+    def _shares_with(self, others: Iterable[Residence]) -> bool:
+        mine = self._addresses() if others else set()
+        return any(not mine.isdisjoint(other._addresses()) for other in others)
+
+    def _addresses(self) -> set[int]:
+        """Of everything that it has, modules that move themselves and tensors without a block too; an object's own where it has no other."""
+        blocks = {t.untyped_storage().data_ptr() for t in self._tensors_on_blocks() if t.untyped_storage().nbytes()}
+        return blocks | {-id(part) for part in (*self._whole(anywhere=True), *self._sharded())}
+
+    def _tensors_on_blocks(self) -> Iterator[torch.Tensor]:
+        """Wherever they are now."""
+        return (t for t in map(_own, self._tensors()) if _lies_on_a_block(t))
 
     def _bring(self, tensors: list[torch.Tensor], there: torch.Tensor | None) -> None:
         """Tensors of one block in host memory onto the device, to that place or a new one."""
@@ -109,10 +168,8 @@ class Residence:
     def nbytes(self) -> int:
         """Bytes that a switch moves."""
         moved = [each.tensors for each in self._moved] if self.away else list(self._blocks().values())
-        whole = self._moved_whole if self.away else self._whole()
-        shards = [_own(tensor) for module in self._sharded() for tensor in (*_with_gradients(module), *module.buffers())]
-        blocks = sum(tensor.untyped_storage().nbytes() for tensor in (*(tensors[0] for tensors in moved), *shards))
-        return blocks + sum(map(_nbytes_of_parts, whole))
+        whole, shards = (self._moved_whole, self._moved_shards) if self.away else (self._whole(), self._sharded())
+        return sum(tensors[0].untyped_storage().nbytes() for tensors in moved) + _nbytes_besides(whole, shards)
 
     def _sharded(self) -> list[nn.Module]:
         """Modules that keep more references to their memory than their tensors: they move themselves."""
@@ -124,11 +181,11 @@ class Residence:
 
     def _blocks(self) -> dict[int, list[torch.Tensor]]:
         """The tensors of every block of memory on the device, by its address; each tensor once."""
-        return _by_block(t for t in map(_own, self._tensors()) if t.device.type == self.device.type and _lies_on_a_block(t))
+        return _by_block(t for t in self._tensors_on_blocks() if t.device.type == self.device.type)
 
-    def _whole(self) -> list[torch.Tensor]:
+    def _whole(self, anywhere: bool = False) -> list[torch.Tensor]:
         """Tensors on the device that lie on no block of their own: sparse and quantized ones."""
-        return [t for t in self._tensors() if not is_lazy(t) and not _lies_on_a_block(t) and t.device.type == self.device.type]
+        return [t for t in self._tensors() if not is_lazy(t) and not _lies_on_a_block(t) and (anywhere or t.device.type == self.device.type)]
 
     def _tensors(self) -> Iterator[torch.Tensor]:
         for owner in self.owners:
@@ -137,13 +194,20 @@ class Residence:
                     yield from _with_gradients(owner)
                     yield from owner.buffers()
             else:
-                for state in owner.state.values():
-                    yield from (value for value in state.values() if isinstance(value, torch.Tensor) and value.dim())
+                for state in list(owner.state.values()):  # of another worker, too, which may be at work on another device
+                    yield from (value for value in list(state.values()) if isinstance(value, torch.Tensor) and value.dim())
 
     def __repr__(self) -> str:
         where = "host memory" if self.away else str(self.device)
         owners = ", ".join(type(owner).__name__ for owner in self.owners)
         return f"Residence({owners} of {self.device}, {self.nbytes / 2**20:.1f} MiB, now in {where})"
+
+
+@contextlib.contextmanager
+def _lock_if(shared: bool) -> Iterator[None]:
+    """Who shares memory with others moves it alone; the rest may go on at the same time."""
+    with _SHARED if shared else contextlib.nullcontext():
+        yield
 
 
 def _with_gradients(module: nn.Module) -> Iterator[torch.Tensor]:
@@ -187,6 +251,12 @@ def _move_shards(module: nn.Module, place: torch.device | str) -> None:
 def _move(tensor: torch.Tensor, place: torch.device | str) -> None:
     """One that lies on no block of its own, with a copy also where host memory is the device."""
     tensor.data = tensor.detach().to(place, copy=True)
+
+
+def _nbytes_besides(whole: Iterable[torch.Tensor], sharded: Iterable[nn.Module]) -> int:
+    """Of tensors that lie on no block, and of this rank's parts of modules."""
+    shards = [_own(tensor) for module in sharded for tensor in (*_with_gradients(module), *module.buffers())]
+    return sum(tensor.untyped_storage().nbytes() for tensor in shards) + sum(map(_nbytes_of_parts, whole))
 
 
 def _nbytes_of_parts(tensor: torch.Tensor) -> int:
@@ -233,19 +303,39 @@ class TorchWorker(Worker):
 
     _residence: Residence | None = None
 
+    _mates: tuple[list[TorchWorker], list[TorchWorker]] = ([], [])  # of this process, while this one leaves or comes: who is present, and who is not
+    _nbytes_moved: int | None = None
+
     def residents(self) -> list[Owner]:
         """The modules and optimisers that live on the device; by default all that are attributes."""
-        return list({id(owner): owner for value in vars(self).values() for owner in _owners(value)}.values())
+        return list({id(owner): owner for value in list(vars(self).values()) for owner in _owners(value)}.values())
 
     def offload(self) -> None:
-        if self._residence is None:
-            self._residence = Residence([], self.device)
-        self._residence.owners = self.residents()
-        self._residence.leave()
+        present, absent = ([mate._own_residence() for mate in mates] for mates in self._mates)
+        self._nbytes_moved = self._own_residence().leave(present, absent)
 
     def onload(self) -> None:
-        if self._residence is not None:
-            self._residence.come_back()
+        self._nbytes_moved = self._own_residence().come_back([mate._own_residence() for mates in self._mates for mate in mates])
+
+    def _own_residence(self) -> Residence:
+        with _SHARED:  # others ask for it, too
+            self._residence = self._residence or Residence([], self.device)
+        if not self._residence.away:
+            self._residence.owners = self.residents()
+        return self._residence
+
+    def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
+        """What it shares with others of its process moves only when none of them is there, and is there for all of them."""
+        self._mates = [w for w in present if isinstance(w, TorchWorker)], [w for w in absent if isinstance(w, TorchWorker)]
+        self._nbytes_moved = None
+        try:
+            super()._switch(order, present, absent)
+        finally:
+            self._mates = [], []
+        return self._nbytes_moved != 0
+
+    def _shared(self, other: Worker) -> float:
+        return self._own_residence().shared(other._own_residence()) if isinstance(other, TorchWorker) else 0.0
 
 
 def _owners(value: Any) -> Iterator[Owner]:
@@ -255,5 +345,5 @@ def _owners(value: Any) -> Iterator[Owner]:
         for part in value:
             yield from _owners(part)
     elif isinstance(value, dict):
-        for part in value.values():
+        for part in list(value.values()):
             yield from _owners(part)

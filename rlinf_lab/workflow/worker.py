@@ -9,7 +9,7 @@ Source: RLinf (arXiv 2509.15965), section 3, "worker" and "channel".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -148,6 +148,16 @@ class Worker:
 
     def offload(self) -> None:
         """Leave the device (move to host memory) because another worker needs it."""
+
+    def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
+        """Carry out "onload" or "offload"; whether anything had to move. ``present``: other workers of this process that are on their devices or about to
+        come; ``absent``: the rest of them."""
+        getattr(self, order)()
+        return True
+
+    def _shared(self, other: Worker) -> float:
+        """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
+        return 0.0
 
     def preflight(self) -> None:
         """Refuse a plan under which this worker cannot work: raise, saying what would. Asked before a launch, in the driver's process, of a copy that

@@ -1,0 +1,138 @@
+"""Workers of one process that share weights: what is shared is found by its memory, is there once, and stays where one of them goes for the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import session
+from rlinf_lab.workers import TorchWorker
+from rlinf_lab.workers.residence import Residence
+from rlinf_lab.workflow.workflow import Workflow
+
+SWITCHES = ("onload", "offload")
+
+
+class Holder(TorchWorker):
+    """Holds what it was given, and ``own`` numbers besides."""
+
+    def __init__(self, module: nn.Module | None, own: int = 0) -> None:
+        self.module = module
+        self.own = nn.Linear(own, 1, bias=False) if own else None
+
+    def add(self, value: float) -> float:
+        """To every weight; the first one before."""
+        with torch.no_grad():
+            parameters = [p for m in (self.module, self.own) if m is not None for p in m.parameters()]
+            before = float(parameters[0].flatten()[0])
+            for p in parameters:
+                p.add_(value)
+        return before
+
+
+def run(flow: Workflow, plan: ExecutionPlan, steps: int = 3) -> tuple[list[Any], list[tuple[str, str]]]:
+    """What the iterations returned, and who switched."""
+    with session(flow, plan, emulate=True) as s:
+        found = [s.step() for _ in range(steps)]
+    return found, [(r.track.worker, r.name) for r in s.timeline.rows() if r.name in SWITCHES]
+
+
+def two(first: dict[str, Any], second: dict[str, Any], third: dict[str, Any] | None = None) -> Workflow:
+    """Called one after another."""
+    flow = Workflow("sharing")
+    workers = [flow.worker(Holder, name=name, **given) for name, given in zip("abc", filter(None, (first, second, third)), strict=False)]
+
+    @flow.iteration
+    def iteration() -> list[float]:
+        return [worker.add(1.0).wait() for worker in workers]
+
+    return flow
+
+
+def plan_of(flow: Workflow, memory: dict[str, int], device: int) -> ExecutionPlan:
+    return ExecutionPlan("turns", ("cpu:0",), dict.fromkeys(memory, ((0,),)), memory=memory, device_memory=device)
+
+
+def filled(n: int = 8) -> nn.Linear:
+    module = nn.Linear(n, 1, bias=False)
+    nn.init.zeros_(module.weight)
+    return module
+
+
+def test_who_shares_all_weights_does_not_switch_and_sees_what_the_other_has_learned() -> None:
+    module = filled()
+    flow = two({"module": module}, {"module": module})
+    found, switches = run(flow, plan_of(flow, {"a": 6, "b": 6}, 6))
+    assert found == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]] and switches == []
+    flow = two({"module": filled()}, {"module": filled()})  # of the same names, but not the same
+    found, switches = run(flow, plan_of(flow, {"a": 6, "b": 6}, 6))
+    assert found == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]] and {("a", "offload"), ("b", "offload"), ("a", "onload")} <= set(switches)
+
+
+def test_other_tensors_on_the_same_memory_are_shared_too() -> None:
+    """By their storages: the second module's parameter is another object of another shape."""
+    module, flat = filled(), nn.Linear(2, 4, bias=False)
+    flat.weight.data = module.weight.data.view(4, 2)
+    third = {"module": filled()}
+    flow = two({"module": module}, {"module": flat}, third)
+    found, switches = run(flow, plan_of(flow, {"a": 6, "b": 6, "c": 6}, 6))
+    assert found == [[0.0, 1.0, 0.0], [2.0, 3.0, 1.0], [4.0, 5.0, 2.0]]
+    assert switches.count(("c", "offload")) == 2 and switches.count(("a", "offload")) + switches.count(("b", "offload")) == 3, switches
+    assert module.weight.untyped_storage().data_ptr() == flat.weight.untyped_storage().data_ptr()
+
+
+def test_of_a_part_only_the_rest_moves() -> None:
+    module = filled(8)
+    one, other = (Residence([module, nn.Linear(n, 1, bias=False)], "cpu") for n in (16, 4))
+    assert one.nbytes == 24 * 4 and one.shared(other) == pytest.approx(8 / 24) and other.shared(one) == pytest.approx(8 / 12)
+    at = module.weight.data_ptr()
+    assert one.leave(present=[other]) == 16 * 4 and module.weight.data_ptr() == at, "the rest"
+    assert other.leave(absent=[one]) == 12 * 4 and module.weight.data_ptr() != at, "nobody of both is there"
+    assert one.leave(present=[other]) == 0
+    module.weight.data.fill_(7.0)
+    assert one.come_back([other]) == 24 * 4 and module.weight.tolist() == [[7.0] * 8]
+    assert other.come_back([one]) == 4 * 4 and module.weight.tolist() == [[7.0] * 8]
+    assert other.come_back([one]) == one.come_back([other]) == 0
+
+
+def test_what_has_no_block_of_its_own_is_shared_as_it_is() -> None:
+    constants = nn.Module()
+    constants.register_buffer("rows", torch.eye(3).to_sparse_csr())
+    one, other = Residence([constants], "cpu"), Residence([constants], "cpu")
+    nbytes = one.nbytes
+    assert one.shared(other) == 1.0 and one.leave(present=[other]) == 0 and other.leave(absent=[one]) == nbytes
+    assert one.come_back([other]) == nbytes and other.come_back([one]) == 0 and constants.rows.to_dense().diagonal().tolist() == [1.0] * 3
+
+
+def test_shared_memory_is_counted_once_on_a_device() -> None:
+    """Two of 6 units that have 4 in common need 8."""
+    module = filled(8)
+    shares = {"module": module, "own": 4}
+    flow = two(shares, shares)
+    _, switches = run(flow, plan_of(flow, {"a": 6, "b": 6}, 8))
+    assert switches == []
+    _, switches = run(flow, plan_of(flow, {"a": 6, "b": 6}, 7))
+    assert switches.count(("a", "offload")) == 3 and switches.count(("b", "offload")) == 2
+
+
+def test_the_engine_takes_what_is_shared_for_once() -> None:
+    engine = Engine(1, memory=10)
+    for _ in range(3):
+        engine.add_process([0], size=6)
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        engine.share(other, one, 4)
+    asked = []
+    for p in (0, 1, 2):
+        instructions = engine.settle([(p, Event.START, 0, 1)])
+        asked.append([do for do, *_ in instructions])
+        instructions = engine.settle([(p, Event.ONLOADED, -1, 0)])
+        engine.settle([(p, Event.DONE, -1, 0)])
+    assert asked == [[Do.ONLOAD]] * 3, "4 + 2 + 2 + 2 units"
+    engine.share(0, 1, 0)
+    engine.share(0, 2, 0)
+    assert engine._overlaps.saved(engine.processes) == 4
