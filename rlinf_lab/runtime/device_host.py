@@ -25,6 +25,7 @@ from rlinf_lab.runtime.links import Address, Link, Ways
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.pinning import cores_of, has_own_cores
 from rlinf_lab.runtime.session import Ended
+from rlinf_lab.runtime.unsent import LAST
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.sampler import UtilisationSampler
@@ -201,7 +202,13 @@ class DeviceHost:
             self.host.receive(message)
 
     def _send(self, host: str, message: tuple) -> None:
-        self.links[host].gather(message)
+        try:
+            self.links[host].gather(message)
+        except Exception:
+            if message[0] == LAST:  # the driver cannot be told anything any more but that this process is gone
+                traceback.print_exc()
+                os._exit(1)
+            raise
 
     def _sent(self) -> None:
         for link in self.links.values():

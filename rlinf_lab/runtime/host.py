@@ -36,6 +36,7 @@ from rlinf_lab.runtime.routing import QueueId, Router, StreamId
 from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.traffic import Traffic
 from rlinf_lab.runtime.unread import Moved, moved
+from rlinf_lab.runtime.unsent import undeliverable
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
@@ -663,8 +664,8 @@ class Host(Scheduler):
                 if host not in self.dead:
                     try:
                         self._send(host, message)
-                    except WorkflowError as error:  # it does not pickle
-                        wire.undeliverable(self, host, message, error)
+                    except Exception as error:  # it does not pickle, mostly
+                        undeliverable(self, host, message, error)
             if self._sent_all is not None:
                 self._sent_all()
 

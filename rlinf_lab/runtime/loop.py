@@ -261,6 +261,12 @@ class Loop:
                 del self._calls[key]
                 self._count(iteration)
 
+    def break_off(self, error: ExecutorError) -> None:
+        """Under the mutex: the hosts do not know any more what the others know. Nothing begins after this."""
+        self.lost = self.lost or error
+        self.host._fail(error)
+        self.members.give_up()
+
     # --- waiting -------------------------------------------------------------------------------------------
     def wait_until_over(self, iteration: int, timeout: float | None = None) -> None:
         """Block until `is_over`. `TimeoutError` after ``timeout`` seconds."""

@@ -5,7 +5,7 @@
     want, value                 the result of a call, once for each host that needs it
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: which ranks' calls will read each channel
-    ended, failed               everyone to the driver: one rank has done one call; the iteration cannot go on
+    ended, failed, broken       everyone to the driver: one rank has done one call; the iteration cannot go on; nor can the session (see `unsent`)
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
 from rlinf_lab.planning.engine import Part
 from rlinf_lab.planning.waits import standstill
 from rlinf_lab.runtime import turnover
@@ -214,6 +214,11 @@ def _on_failed(host: Host, error: Failure) -> None:
     host._fail(error)
 
 
+def _on_broken(host: Host, error: ExecutorError) -> None:
+    assert host.loop is not None
+    host.loop.break_off(error)
+
+
 def _on_call(host: Host, call: CallSpec) -> None:
     host.submit(call)
 
@@ -286,7 +291,7 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
-    "ended": _on_ended, "failed": _on_failed, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
+    "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
     "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
@@ -312,32 +317,6 @@ def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
         return ExecutorError(f"{start} {advice}")
     advice = "Next: if the last lines below are of a class of yours, mend how it is unpickled (__reduce__, __setstate__); otherwise report them."
     return ExecutorError(f"{start} {advice}\n{''.join(traceback.format_exception(error))}")
-
-
-def undeliverable(host: Host, to: str, message: tuple, error: WorkflowError) -> None:
-    """What a worker returned, or what it put for a reader elsewhere, does not pickle: the error goes where that should have gone, and to the driver."""
-    if message[0] == "value":
-        _, call_id, rank, iteration, _, _ = message
-        with host._mutex:
-            worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
-            what = f"what {method}() returned" if call_id > 0 else f"what {method}() gave to exchange()"
-            failure = WorkerError.of(worker, rank, method, error, f"{what}, on its way to {to!r}")
-            host._sent -= 1  # what is sent in its place is counted
-            host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
-        host.report(failure)
-    elif message[0] == "got":
-        _, name, _, _, _, _ = message
-        with host._mutex:
-            host._sent -= 1
-        host.report(WorkerError.of("?", 0, "get", error, f"an item of channel {name.channel!r}, on its way to {to!r}"))
-    elif message[0] == "weights":
-        _, name, version, _ = message
-        with host._mutex:
-            host._sent -= 1
-            owner = host.weights.owner(name)
-        host.report(WorkerError.of(owner, 0, "publish", error, f"version {version} of the weights {name!r}, on its way to {to!r}"))
-    else:
-        raise error
 
 
 def death(host: Host, name: str) -> ExecutorError:

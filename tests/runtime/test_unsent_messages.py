@@ -1,0 +1,175 @@
+"""A message of any kind that cannot be sent ends the run in words, within seconds; none is lost in silence."""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.loop import Loop
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+SECONDS = 20
+DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+
+
+@pytest.fixture(autouse=True)
+def _not_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long an iteration that failed waits for calls of which nothing more will be heard."""
+    monkeypatch.setattr(Loop, "SETTLE_SECONDS", 0.1)
+
+
+
+
+class Maker(Worker):
+    def make(self, given: Inbox, out: Outbox, weights: Weights, fails: bool) -> int:
+        if fails:
+            raise ValueError("of its own")
+        weights.publish([1.0] * 3)
+        for batch in given:
+            for item in batch:
+                out.put(item)
+        return 5
+
+    def unsendable(self, kind: str) -> None:
+        """From now on nothing of this kind leaves this process."""
+        gather = Link.gather
+
+        def fails(self: Link, message: tuple) -> None:
+            if message[0] == kind:
+                raise RuntimeError(f"no {kind} today")
+            gather(self, message)
+
+        Link.gather = fails  # type: ignore[method-assign]
+
+
+class Taker(Worker):
+    def take(self, inbox: Inbox, weights: Weights, made: int) -> int:
+        weights.pull(at_least=1)
+        if self.ranks == 2:
+            self.exchange(self.rank)
+        return sum(len(batch) for batch in inbox) + made
+
+
+def flow_of() -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("kinds")
+    given, items = flow.channel("given", capacity=2), flow.channel("items", capacity=2)
+    newest = flow.weights("newest")
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(fails: bool = False, kind: str = "") -> Any:
+        if kind:
+            return maker.unsendable(kind)
+        made = maker.make(given, items, newest, fails)
+        taken = taker.take(items, newest, 5)
+        given.put_all(range(20))
+        return made, taken
+
+    return flow, ExecutionPlan("kinds", tuple(DEVICES), {"maker": ((0,),), "taker": ((1,), (2,))}, chunks={"items": 1, "given": 1})
+
+
+class Unsendable:
+    """In place of a host's way out."""
+
+    def __init__(self, executor: MeshExecutor) -> None:
+        self.kind, self.met = "", 0
+        for host in executor.hosts.values():
+            host._send = self._wrapped(host._send)
+
+    def _wrapped(self, send: Any) -> Any:
+        def fails(to: str, message: tuple) -> None:
+            if message[0] == self.kind and (self.kind != "value" or message[5] is None):  # not the error in its place
+                self.met += 1
+                raise RuntimeError(f"no {self.kind} today")
+            send(to, message)
+
+        return fails
+
+
+ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit"]
+
+
+def test_all_kinds_are_tried() -> None:
+    """Those of elastic groups, fillers and the watch leave the iteration alone and are tried below, or one for all."""
+    others = (
+        "puts failed broken cancel retire under_way delayed count join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
+        "relieve relieved"
+    )
+    assert {*ALWAYS, *others.split()} == set(wire.HANDLERS)
+
+
+@pytest.mark.parametrize("kind", ALWAYS)
+def test_an_iteration_that_cannot_go_on_says_so(kind: str) -> None:
+    executor = MeshExecutor(*flow_of())
+    unsendable = Unsendable(executor)
+    executor.start()
+    one = Session(executor)
+    assert sum(in_time(one.step)[1]) == 30
+    unsendable.kind = kind
+    with pytest.raises(RlinfLabError, match=f"RuntimeError: no {kind} today") as caught:
+        for _ in range(3):  # whether a producer meets a full channel is a matter of time
+            in_time(one.step)
+    assert unsendable.met and isinstance(caught.value, (WorkerError, ExecutorError))
+    unsendable.kind = ""
+    if kind in ("got", "value", "weights", "put", "call"):  # a user's object is the cause: the next iteration is a new one
+        assert sum(in_time(one.step)[1]) == 30
+    else:
+        with pytest.raises(ExecutorError, match=f"could not send a '{kind}' message to .*The session has ended by that"):
+            in_time(one.step)
+    in_time(executor.stop)
+
+
+@pytest.mark.parametrize("kind", ["failed", "ended", "cancel", "retire", "join", "joined", "left", "leave"])
+def test_what_is_said_about_failures_and_members_is_not_lost_either(kind: str) -> None:
+    executor = MeshExecutor(*flow_of(), absent={"taker": [1]} if "join" in kind else None)
+    unsendable = Unsendable(executor)
+    executor.start()
+    one = Session(executor)
+    unsendable.kind = kind
+    with pytest.raises(RlinfLabError, match=r"no \w+ today|of its own"):
+        if "join" in kind:
+            in_time(lambda: one.join("taker", 1))
+        elif kind == "failed":
+            executor.hosts[next(h for h in executor.hosts if h != "driver")].report(WorkerError.of("maker", 0, "make", ValueError("of its own"), "nowhere"))
+            in_time(one.step)
+        elif kind in ("left", "leave"):
+            in_time(lambda: one.leave("taker", 1))
+            for _ in range(50):
+                in_time(one.step)
+        else:
+            for _ in range(3):
+                in_time(lambda: one.step(kind in ("ended", "cancel")))
+    assert unsendable.met
+    in_time(executor.stop)
+
+
+def test_in_a_process_too() -> None:
+    with session(*flow_of(), executor="processes", emulate=True) as s:
+        s.step(kind="close")
+        with pytest.raises(ExecutorError, match=r"Host 'host0' \(maker\[0\]\) could not send a 'close' message to 'host1': RuntimeError: no close today"):
+            in_time(s.step)
+
+
+def in_time(do: Any) -> Any:
+    """It ends within seconds, one way or another."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(do).result(SECONDS)
+    finally:
+        pool.shutdown(wait=False)
+
