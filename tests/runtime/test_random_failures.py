@@ -1,0 +1,212 @@
+"""Random workflows in which random ranks fail at random moments: the error names one of them, nothing hangs or is delivered twice, the next iteration is whole.
+
+Also consumers that stop early on purpose, several ranks at both ends, small channels, orders, and two failures at once. Drawn without randomness of the day.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import ChannelClosed, WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+SECONDS = 20
+SEEN: Counter[tuple[Any, ...]] = Counter()  # (channel, item): how often a rank of this process was given it
+LOCK = threading.Lock()
+MOMENTS = ("start", "get", "item", "put", "end")
+
+
+class Planned(Exception):
+    """A failure that the test has drawn."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Of a rank, at its so manieth of these moments."""
+
+    rank: int
+    moment: str
+    at: int
+
+
+class Stage(Worker):
+    """Takes items in one of the ways there are, and hands them on."""
+
+    def __init__(self, way: str, stops: int) -> None:
+        self.way, self.stops = way, stops
+
+    def source(self, count: int, failure: Failure | None, out: Outbox) -> int:
+        self.begin(failure)
+        for i in range(count):
+            self.put(out, (self.name, self.rank, i))
+        self.moment("end")
+        return count
+
+    def work(self, failure: Failure | None, channel: str, inbox: Inbox, out: Outbox) -> int:
+        self.begin(failure)
+        found = 0
+        for item in self.items(inbox):
+            found += 1
+            self.seen(channel, item)
+            self.put(out, item)
+        self.moment("end")
+        return found
+
+    def sink(self, failure: Failure | None, channel: str, inbox: Inbox) -> int:
+        self.begin(failure)
+        found = 0
+        for item in self.items(inbox):
+            found += 1
+            self.seen(channel, item)
+            if found == self.stops:
+                break
+        self.moment("end")
+        return found
+
+    def begin(self, failure: Failure | None) -> None:
+        self.failure = failure if failure is not None and failure.rank == self.rank else None
+        self.moments: Counter[str] = Counter()
+        self.moment("start")
+
+    def moment(self, name: str) -> None:
+        self.moments[name] += 1
+        if self.failure is not None and (name, self.moments[name]) == (self.failure.moment, self.failure.at):
+            raise Planned(f"{self.name}[{self.rank}] at {name} {self.failure.at}")
+
+    def items(self, inbox: Inbox) -> Any:
+        if self.way == "take":
+            try:
+                while True:
+                    self.moment("get")
+                    yield inbox.take()
+            except ChannelClosed:
+                return
+        while True:
+            self.moment("get")
+            batch = inbox.get() if self.way == "chunks" else inbox.get(3) if self.way == "three" else inbox.get_all()
+            if not batch:
+                return
+            yield from batch
+
+    def seen(self, channel: str, item: Any) -> None:
+        self.moment("item")
+        with LOCK:
+            SEEN[channel, item] += 1
+
+    def put(self, out: Outbox, item: Any) -> None:
+        self.moment("put")
+        out.put(item)
+
+
+@dataclass(frozen=True)
+class Level:
+    """Workers that read one channel and write to the next: ``ranks`` of each."""
+
+    ranks: tuple[int, ...]
+    way: str
+    capacity: int | None
+    chunk: int
+
+
+ways = st.sampled_from(["take", "chunks", "three", "all"])
+levels = st.builds(Level, st.lists(st.integers(1, 2), min_size=1, max_size=2).map(tuple), ways, st.sampled_from([1, 2, 5, None]), st.integers(1, 4))
+failures = st.builds(Failure, st.integers(0, 1), st.sampled_from(MOMENTS), st.integers(1, 6))
+
+
+def made(chain: list[Level], stops: int) -> tuple[Workflow, ExecutionPlan, list[list[str]]]:
+    """``stops``: the last ones take so many items each and want no more; 0: all of them."""
+    flow = Workflow("random")
+    channels = [flow.channel(f"c{n}", capacity=level.capacity, discard_unread=bool(stops) and level is chain[-1]) for n, level in enumerate(chain[1:], 1)]
+    names = [[f"w{n}{'ab'[k]}" for k in range(len(level.ranks))] for n, level in enumerate(chain)]
+    workers = {name: flow.worker(Stage, chain[n].way, stops, name=name) for n, some in enumerate(names) for name in some}
+
+    @flow.iteration
+    def iteration(count: int = 1, planned: dict[str, Failure] | None = None) -> Any:
+        found = []
+        for n, some in enumerate(names):
+            for name in some:
+                failure = (planned or {}).get(name)
+                if n == 0:
+                    found.append(workers[name].source(count, failure, channels[0]))
+                elif n < len(chain) - 1:
+                    found.append(workers[name].work(failure, f"c{n}", channels[n - 1], channels[n]))
+                else:
+                    found.append(workers[name].sink(failure, f"c{n}", channels[n - 1]))
+        return found
+
+    devices, placements = [], {}
+    for level, some in zip(chain, names, strict=True):
+        for name, ranks in zip(some, level.ranks, strict=True):
+            placements[name] = tuple((len(devices) + r,) for r in range(ranks))
+            devices += [f"cpu:{len(devices) + r}" for r in range(ranks)]
+    return flow, ExecutionPlan("random", tuple(devices), placements, chunks={f"c{n}": level.chunk for n, level in enumerate(chain) if n}), names
+
+
+def check(one: Any, chain: list[Level], names: list[list[str]], stops: int, planned: dict[str, Failure], count: int) -> None:
+    """An iteration with failures, and one without, on a session."""
+    ranks = {name: r for level, some in zip(chain, names, strict=True) for name, r in zip(some, level.ranks, strict=True)}
+    SEEN.clear()
+    try:
+        in_time(lambda: one.step(count, planned))
+    except WorkerError as error:
+        assert error.worker in planned and error.rank == planned[error.worker].rank and "Planned" in str(error), error
+    else:
+        assert all(f.rank >= ranks[name] or f.moment not in ("start", "end") or f.at > 1 for name, f in planned.items()), "one has certainly failed"
+    assert max(SEEN.values(), default=1) == 1, "an item was given twice"
+    assert one._loop.busy() == []
+    SEEN.clear()
+    found = in_time(lambda: one.step(count))
+    totals = [sum(sum(of) if isinstance(of, list) else of for of in found[sum(map(len, names[:n])) :][: len(some)]) for n, some in enumerate(names)]
+    everything = count * sum(chain[0].ranks)
+    assert totals[:-1] == [everything] * (len(chain) - 1) and totals[-1] <= everything and (stops or totals[-1] == everything)
+
+
+def in_time(do: Any) -> Any:
+    """Nothing hangs."""
+    pool = ThreadPoolExecutor(1)
+    try:
+        return pool.submit(do).result(SECONDS)
+    finally:
+        pool.shutdown(wait=False)
+
+
+@pytest.mark.parametrize("far", [False, True])
+@settings(max_examples=25, derandomize=True, deadline=None, database=None)
+@given(data=st.data())
+def test_random_failures_are_named_and_leave_nothing_behind(far: bool, data: st.DataObject) -> None:
+    chain = data.draw(st.lists(levels, min_size=2, max_size=3))
+    stops, count = data.draw(st.sampled_from([0, 0, 2])), data.draw(st.integers(0, 8))
+    flow, plan, names = made(chain, stops)
+    planned = data.draw(st.dictionaries(st.sampled_from([name for some in names for name in some]), failures, min_size=1, max_size=2))
+    executor: Any = MeshExecutor(flow, plan, seed=count) if far else LocalExecutor(flow, plan, emulate=True)
+    executor.start()
+    try:
+        check(Session(executor), chain, names, stops, planned, count)
+    finally:
+        assert in_time(executor.stop) == Ended()
+
+
+def test_in_processes_too() -> None:
+    chain = [Level((1,), "take", None, 1), Level((2,), "three", 2, 2)]
+    flow, plan, names = made(chain, 0)
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        for planned in ({"w0a": Failure(0, "put", 5)}, {"w1a": Failure(1, "get", 1)}, {"w0a": Failure(0, "end", 1), "w1a": Failure(0, "start", 1)}):
+            check(s, chain, names, 0, planned, 8)
