@@ -53,7 +53,8 @@ class UnknownNameError(RlinfLabError, LookupError):
         near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
         nearest = f" Did you mean {near[0]!r}?" if near else ""
         listing = ", ".join(names[:12]) + (", …" if len(names) > 12 else "") if names else "none"
-        return cls(f"Unknown {what} {shown(name)}.{nearest} Known: {listing}.{' ' + hint if hint else ''}")
+        rest = [hint] * bool(hint) + ["Next: one of those."] * (bool(names) and "Next:" not in hint)
+        return cls(" ".join([f"Unknown {what} {shown(name)}.{nearest} Known: {listing}.", *rest]))
 
 
 class ConfigError(RlinfLabError, ValueError):

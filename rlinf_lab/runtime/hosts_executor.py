@@ -248,7 +248,7 @@ class HostsExecutor:
         if link is None:
             if self.driver_host.stopping:
                 return
-            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started.")
+            raise ExecutorError(f"Host {host!r} is not connected: the executor was not started. Next: executor.start() first.")
         link.gather(message)
 
     def _sent(self) -> None:

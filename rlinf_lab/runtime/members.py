@@ -105,11 +105,11 @@ class Members:
         deadline = time.monotonic() + seconds
         while not has_come():
             if self._host.stopping or self._host.place[member] in self._host.dead:
-                raise ExecutorError(f"{member[0]}[{member[1]}] {what}, and the run has ended or its host has died.")
+                raise ExecutorError(f"{member[0]}[{member[1]}] {what}, and the run has ended or its host has died. Next: open a new session.")
             if self._loop.lost is not None:
                 raise ExecutorError(*self._loop.lost.args)
             if (left := deadline - time.monotonic()) <= 0:
-                raise TimeoutError(f"{member[0]}[{member[1]}] {what}, after {seconds:g} s. That goes on; session.members tells when it is over.")
+                raise TimeoutError(f"{member[0]}[{member[1]}] {what}, after {seconds:g} s. That goes on. Next: wait; session.members tells when it is over.")
             self._changed.wait(min(left, 0.5))
 
     def give_up(self) -> None:

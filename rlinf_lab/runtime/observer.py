@@ -263,7 +263,7 @@ class Observed:
         """
         for given in (listener, *([] if afterwards is None else [afterwards])):
             if not callable(given):
-                raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session.")
+                raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session. Next: on_update(lambda run: print(run.status())).")
         if afterwards is not None:
             self._unhurried.append(afterwards)
         self._listeners.append(listener)

@@ -33,14 +33,14 @@ class InboxPort:
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
         if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):  # the first test is the quick one
-            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk.")
+            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk. Next: get(3), or get().")
         if n is not None and n < 1:
-            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item.")
+            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's chunk.")
         return self._get(self._queue(key), n if n is not None else (ALL if self._chunk == ALL else -self._chunk))
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
-            raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1.")
+            raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say.")
         if not self._spec.is_fifo:
             raise WorkflowError(f"{self._who()}: get_weight() needs order='fifo': what else goes first is chosen item by item. Next: get(n), or that order.")
         return self._get(self._queue(key), ALL + int(weight))
@@ -61,7 +61,7 @@ class InboxPort:
 
     def _why_nothing_comes(self, key: int | None) -> str:
         if self._process.leaving:
-            return "the rank leaves, and the others take what it would have taken."
+            return "the rank leaves, and the others take what it would have taken. Next: let the call end."
         producers = self._host.layout.graph.producers(self._channel)
         done = f"{' and '.join(producers)} {'have' if len(producers) > 1 else 'has'} finished"
         return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
@@ -78,9 +78,9 @@ class InboxPort:
 
     def _key(self, key: int | None) -> int:
         if self._spec.keyed and key is None:
-            raise WorkflowError(f"{self._who()} is keyed: say which key to read, for example take(key=0).")
+            raise WorkflowError(f"{self._who()} is keyed. Next: say which key to read, for example take(key=0).")
         if key is not None and not self._spec.keyed:
-            raise WorkflowError(f"{self._who()} has no keys; declare it with flow.channel({self._channel!r}, keyed=True).")
+            raise WorkflowError(f"{self._who()} has no keys. Next: leave key= out, or declare it with flow.channel({self._channel!r}, keyed=True).")
         return -1 if key is None else key
 
     def _who(self) -> str:
@@ -125,7 +125,7 @@ class OutboxPort:
 
     def _queue(self, key: int | None) -> Any:
         if self._spec.keyed != (key is not None):
-            need = "is keyed: give put(item, key=...)" if self._spec.keyed else "has no keys: leave key= out, or declare it keyed=True"
+            need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
             raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
         number = -1 if key is None else key
         queue = self._queues.get(number)
@@ -157,7 +157,7 @@ class GroupedOutboxPort(OutboxPort):
 
     def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         if key is None:
-            raise WorkflowError(f"{self._who()} has groups of {self._spec.group}: say of which group the item is, put(item, key=...).")
+            raise WorkflowError(f"{self._who()} has groups of {self._spec.group}. Next: say of which group the item is, put(item, key=...).")
         members = self._waiting.setdefault(key, [])
         members.append((item, weight))
         if len(members) == self._spec.group:

@@ -46,7 +46,8 @@ class Router:
         if key >= 0 and owner != (worker, rank):
             raise ChannelClosed(
                 f"{worker}[{rank}]: key {key} of channel {channel!r} belongs to {owner[0]}[{owner[1]}]. Keys are numbered rank by "
-                f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1."
+                f"rank: with s sub-batches, rank r owns r*s to r*s + s - 1. "
+                f"Next: read keys of its own."
             )
         shard = self._layout.shard(channel, rank)
         return QueueId(channel, iteration, shard, self._here if key >= 0 else self.home(channel, shard), key)

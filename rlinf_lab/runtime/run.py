@@ -75,7 +75,7 @@ class Run(Observed):
         ``timeout`` in seconds; `TimeoutError` when it passes first, the run goes on.
         """
         if timeout is not None and not isinstance(timeout, numbers.Real):
-            raise ConfigError(f"wait(timeout={shown(timeout)}): seconds, or None.")
+            raise ConfigError(f"wait(timeout={shown(timeout)}): seconds, or None. Next: wait(60), or wait().")
         deadline = None if timeout is None else time.monotonic() + float(timeout)
         try:
             while not self._ended.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
@@ -110,7 +110,10 @@ class Run(Observed):
             loop.give_up(0, Cancelled("the run was stopped"))
         if wait and threading.current_thread() is not self._thread:
             if not self._ended.wait(STOP_SECONDS):
-                raise TimeoutError(f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on.")
+                raise TimeoutError(
+                    f"{self!r} has not ended after {STOP_SECONDS} s: {', '.join(loop.busy()) or 'its start'} goes on. Next: wait, or restart the kernel; a "
+                    f"method that computes for long looks at self.cancelled now and then."
+                )
             self._warn()
 
     def _warn(self) -> None:
@@ -245,11 +248,11 @@ def run(
     """Start a workflow under a plan; returns at once. See `rlinf_lab.run`, which also shows a dashboard."""
     check_workflow("run", flow)
     if iterations is not None and (not isinstance(iterations, numbers.Integral) or isinstance(iterations, bool) or iterations < 1):
-        raise ConfigError(f"run(iterations={shown(iterations)}): a whole number of at least 1, or None.")
+        raise ConfigError(f"run(iterations={shown(iterations)}): a whole number of at least 1, or None. Next: iterations=100, or None until run.stop().")
     if inputs is not None and not isinstance(inputs, Iterable):
         raise ConfigError(f"run(inputs={shown(inputs)}): one argument of the iteration function for each iteration. Next: inputs=[first, second, ...].")
     if not isinstance(keep_results, int) or keep_results < 0:
-        raise ConfigError(f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest.")
+        raise ConfigError(f"run(keep_results={shown(keep_results)}): True (all), False (none), or how many of the latest. Next: keep_results=10, say.")
     one = () if inputs is None else (None,)
     check_iteration_call(flow.name, flow.body, one, {}, "run(flow, inputs=[...]) gives one argument to each iteration, run(flow) none")
     return Run(make_executor(executor, flow, plan, **options), None if iterations is None else int(iterations), inputs, keep_results).start()

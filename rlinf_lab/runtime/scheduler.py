@@ -224,7 +224,8 @@ class Scheduler:
             try:
                 if process.gate.wait(timeout):
                     continue
-                raise TimeoutError(f"{process.label} waited {timeout} s for {process.blocked_at}; it has not come.")
+                advice = "Next: wait longer, or without a timeout; status() tells who waits for whom."
+                raise TimeoutError(f"{process.label} waited {timeout} s for {process.blocked_at}; it has not come. {advice}")
             except BaseException:  # a time-out or an interrupted kernel: the thread goes on without having been woken
                 with self._mutex:
                     if process.parked:  # its gate stays open: it is passed at the next wait, which looks again

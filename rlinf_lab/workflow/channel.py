@@ -48,22 +48,29 @@ class ChannelSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
-            raise ConfigError(f"Channel name {self.name!r} is not an identifier; use letters, digits and underscores.")
+            raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
         for option in ("keyed", "whole", "discard_unread"):
             if not isinstance(getattr(self, option), bool):
-                raise ConfigError(f"Channel {self.name!r}: {option} is {getattr(self, option)!r}; it must be True or False.")
+                given = getattr(self, option)
+                raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
         if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
-            raise ConfigError(f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1.")
+            raise ConfigError(
+                f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1. Next: group=8, say, or leave it out."
+            )
         if self.group > 1 and self.keyed:
             raise ConfigError(f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or who reads it. Next: one.")
         if self.weight is not None and not callable(self.weight):
-            raise ConfigError(f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None.")
+            raise ConfigError(
+                f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None. "
+                f"Next: weight=lambda item: len(item.tokens), say."
+            )
         if not callable(self.order) and self.order not in ORDERS:
-            raise ConfigError(f"Channel {self.name!r}: order is {shown(self.order)}; it must be {', '.join(map(repr, ORDERS))}, or a function of an item.")
+            known = ", ".join(map(repr, ORDERS))
+            raise ConfigError(f"Channel {self.name!r}: order is {shown(self.order)}; it must be {known}, or a function of an item. Next: one of those.")
         if self.capacity is not None and (not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1):
             raise ConfigError(
                 f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
-                f"at least 1, or None for no bound."
+                f"at least 1, or None for no bound. Next: capacity={DEFAULT_CAPACITY}, say."
             )
 
     @property
@@ -75,8 +82,9 @@ class ChannelSpec:
         if weight is None and self.weight is None and priority is None and self.order in ("fifo", "lifo"):
             return None
         if (priority is not None) != (self.order == "priority"):
-            need = "takes the smallest priority first: put(item, priority=...)" if priority is None else "has no priorities; declare it with order='priority'"
-            raise WorkflowError(f"{who} {need}.")
+            if priority is None:
+                raise WorkflowError(f"{who} takes the smallest priority first. Next: put(item, priority=...).")
+            raise WorkflowError(f"{who} has no priorities. Next: declare it with order='priority', or leave priority= out.")
         weights: tuple[int, ...] | None = None
         if weight is not None:
             weights = (weight,) * len(items)
@@ -84,11 +92,12 @@ class ChannelSpec:
             weights = tuple(map(self.weight, items))
         for one in weights or ():
             if not isinstance(one, numbers.Integral) or isinstance(one, bool) or one < 0:
-                raise WorkflowError(f"{who}: the weight of an item is {shown(one)}; it must be a whole number, not negative.")
+                must = "it must be a whole number, not negative. Next: let weight= or the channel's function give one"
+                raise WorkflowError(f"{who}: the weight of an item is {shown(one)}; {must}.")
         ranks = tuple(map(self.order, items)) if callable(self.order) else None if priority is None else (priority,) * len(items)
         for rank in ranks or ():
             if not isinstance(rank, numbers.Real) or rank != rank:
-                raise WorkflowError(f"{who}: the place of an item is {shown(rank)}; it must be a number.")
+                raise WorkflowError(f"{who}: the place of an item is {shown(rank)}; it must be a number. Next: let priority= or the channel's order give one.")
         return Tags(None if weights is None else tuple(map(int, weights)), ranks)
 
 

@@ -65,7 +65,7 @@ class WeightsHandle(LoopPart):
 
     def __init__(self, flow: Workflow, name: str) -> None:
         if not isinstance(name, str) or not name.isidentifier():
-            raise ConfigError(f"The name of weights is {name!r}, which is not an identifier; use letters, digits and underscores.")
+            raise ConfigError(f"The name of weights is {name!r}, which is not an identifier. Next: use letters, digits and underscores.")
         self._flow = flow
         self.name = name
 

@@ -317,7 +317,7 @@ class Scripted(Generic[T]):
 
     def get(self, n: int | None = None, *, key: int | None = None) -> list[T]:
         if n is not None and n < 1:
-            raise WorkflowError(f"{self!r}: get({n}) asks for less than one item.")
+            raise WorkflowError(f"{self!r}: get({n}) asks for less than one item. Next: get(1), or get() for a batch.")
         left = self._of(key)
         size = n or self._chunk or len(left)
         batch, left[:] = left[:size], left[size:]
@@ -325,7 +325,7 @@ class Scripted(Generic[T]):
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
         if weight < 1:
-            raise WorkflowError(f"{self!r}: get_weight({weight}) asks for less than 1.")
+            raise WorkflowError(f"{self!r}: get_weight({weight}) asks for less than 1. Next: get_weight(4096), say.")
         left, batch = self._of(key), []
         while left and weight > 0:
             batch.append(left.pop(0))
@@ -340,12 +340,12 @@ class Scripted(Generic[T]):
     def take(self, *, key: int | None = None) -> T:
         left = self._of(key)
         if not left:
-            raise ChannelClosed("this scripted inbox has no item left" + (f" of key {key}" if self._keyed else ""))
+            raise ChannelClosed(f"this scripted inbox has no item left{f' of key {key}' if self._keyed else ''}. Next: give it more, or take fewer.")
         return left.pop(0)
 
     def _of(self, key: int | None) -> list[T]:
         if self._keyed != (key is not None):
-            need = "is keyed: say which key to read, for example take(key=0)" if self._keyed else "has no keys. Next: Scripted(items, keys=[...])"
+            need = "is keyed. Next: say which key to read, for example take(key=0)" if self._keyed else "has no keys. Next: Scripted(items, keys=[...])"
             raise WorkflowError(f"{self!r} {need}.")
         return self._items.setdefault(key, [])
 

@@ -83,7 +83,7 @@ class Workflow(LoopPart):
         """Declare a channel. See `ChannelSpec` for the fields."""
         if name in self.channel_specs:
             raise WorkflowError(
-                f"Workflow {self.name!r} has a channel {name!r} already; choose another name, or run the cell that makes the Workflow again."
+                f"Workflow {self.name!r} has a channel {name!r} already. Next: choose another name, or run the cell that makes the Workflow again."
             )
         self.channel_specs[name] = ChannelSpec(name, capacity, keyed, whole, weight, order, group, discard_unread)
         self._forget_graph()
@@ -97,7 +97,7 @@ class Workflow(LoopPart):
         """Declare a store of weights: one worker publishes versions, others pull them. See `Weights`."""
         if name in self.weight_names:
             raise WorkflowError(
-                f"Workflow {self.name!r} has weights {name!r} already; choose another name, or run the cell that makes the Workflow again."
+                f"Workflow {self.name!r} has weights {name!r} already. Next: choose another name, or run the cell that makes the Workflow again."
             )
         made = WeightsHandle(self, name)
         self.weight_names.append(name)
@@ -121,10 +121,10 @@ class Workflow(LoopPart):
             )
         chosen = default if name is None else name
         if not isinstance(chosen, str) or not chosen.isidentifier():
-            raise ConfigError(f"Worker name {chosen!r} is not an identifier; use letters, digits and underscores.")
+            raise ConfigError(f"Worker name {chosen!r} is not an identifier. Next: use letters, digits and underscores.")
         if chosen in self.workers or chosen == DRIVER:
             raise WorkflowError(
-                f"Workflow {self.name!r} has a worker {chosen!r} already; pass name=... to tell them apart, or run the "
+                f"Workflow {self.name!r} has a worker {chosen!r} already. Next: pass name=... to tell them apart, or run the "
                 f"cell that makes the Workflow again."
             )
         self.workers[chosen] = Declaration(chosen, cls, arguments, kwargs)
