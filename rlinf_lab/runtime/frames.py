@@ -220,7 +220,7 @@ class FrameReader:
 
     def _sent(self, there: int) -> int:
         """When something was handed over: another node has another clock."""
-        return time.monotonic_ns() if self._transport == "tcp" else there
+        return time.monotonic_ns() if self._transport != "unix" else there
 
     def _buffer(self, size: int) -> Any:
         stream, length = self._stream, size & LENGTH

@@ -36,8 +36,9 @@ from rlinf_lab.runtime.frames import COUNT, FAREWELL, HEADERS, IN_PAIR, IN_SLOT,
 from rlinf_lab.runtime.lending import ASKED, Lender
 from rlinf_lab.runtime.pairs import BETWEEN_GPUS, LOOPBACK, Senders
 from rlinf_lab.runtime.pickling import OnDevice, pickled
-from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, SlotPool
+from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, RELAYED, SlotPool
 from rlinf_lab.runtime.store import StorePool
+from rlinf_lab.runtime.tunnel import through_ray
 
 _OPEN: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -84,8 +85,9 @@ class Address:
 class Ways(NamedTuple):
     """How messages of a host get to others.
 
-    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo"; ``ray_node``: the host's own; ``between_gpus``:
-    "ipc" (tensors on a GPU stay there where the other process sees it), "nccl" (and go from GPU to GPU where it does not) or "host".
+    ``between_nodes``: what large buffers to another node of Ray take, "stream", "object_store" or "gloo" ("ray": the stream goes through Ray, too);
+    ``ray_node``: the host's own; ``between_gpus``: "ipc" (tensors on a GPU stay there where the other process sees it), "nccl" (and go from GPU to GPU
+    where it does not) or "host".
     """
 
     between_nodes: str = "stream"
@@ -126,7 +128,7 @@ class _Run:
 
 
 class Link:
-    """The sending end of one direction. ``transport`` is "unix" or "tcp"."""
+    """The sending end of one direction. ``transport`` is "unix" or "tcp", or "ray" where a node is reached through Ray alone."""
 
     def __init__(self, address: Address, me: str, ways: Ways = BY_DEFAULT) -> None:
         self.peer = address.host
@@ -146,11 +148,11 @@ class Link:
         self._senders = Senders(self.peer, own)
         self._store = StorePool(self._socket, self.peer)
         self._beside: tuple[int, Callable[[memoryview], bytes | None]] = IN_SLOT, self._slots.place
-        if ways.leave_node(address):
-            self._beside = (IN_STORE, self._store.place) if ways.between_nodes == "object_store" else (IN_PAIR, self._senders.place_bytes)
+        if ways.leave_node(address) or self.transport == "ray":
+            self._beside = (IN_PAIR, self._senders.place_bytes) if ways.between_nodes == "gloo" else (IN_STORE, self._store.place)
         self._uses_nccl = ways.between_gpus == "nccl" and bool(address.gpus)
         name = me.encode()
-        greeting = self._slots.greet() if self._beside[0] == IN_SLOT else GREETING.pack(0, HEARD_ALONE, b"")
+        greeting = self._slots.greet() if self._beside[0] == IN_SLOT else GREETING.pack(0, RELAYED if self.transport == "ray" else HEARD_ALONE, b"")
         self._socket.sendall(address.secret + greeting + COUNT.pack(len(name)) + name)
         self._socket.settimeout(ANSWER_SECONDS)
         self._slots.hear(self._socket.recv(1))
@@ -175,7 +177,15 @@ class Link:
                 return unix, "unix"
             except OSError:  # another container of the same node: no common namespace of names
                 unix.close()
-        tcp = socket.create_connection(address.tcp, timeout=10)
+        relayed = bool(ways.ray_node and address.ray_node)
+        if relayed and ways.between_nodes == "ray":
+            return through_ray(address), "ray"
+        try:
+            tcp = socket.create_connection(address.tcp, timeout=10)
+        except OSError:  # what is not let through; the launch says so
+            if not relayed:
+                raise
+            return through_ray(address), "ray"
         tcp.settimeout(None)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return tcp, "tcp"

@@ -17,7 +17,7 @@ from rlinf_lab.runtime.lending import visible_gpus
 from rlinf_lab.runtime.links import Address, close_when_forked, node_id
 from rlinf_lab.runtime.lookout import IN_TURN, Lookout
 from rlinf_lab.runtime.pairs import LOOPBACK, Receivers
-from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, SlotViews
+from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, RELAYED, SlotViews
 from rlinf_lab.runtime.store import StoreViews
 
 PORTION = 1 << 13  # bytes that a rank takes in at once: it may have what it waits for, and others would wait for it
@@ -236,10 +236,10 @@ class Listener:
             slots = SlotViews(connection, stream.read(GREETING.size))
             connection.send(b"\1" if slots.usable else b"\0")
             peer = stream.read(COUNT.unpack(stream.read(4))[0]).decode()
-            transport = "unix" if connection.family == socket.AF_UNIX else "tcp"
-            receivers = Receivers(LOOPBACK if transport == "unix" else connection.getsockname()[0])
+            transport = "ray" if slots.probe == RELAYED else "unix" if connection.family == socket.AF_UNIX else "tcp"
+            receivers = Receivers(LOOPBACK if connection.family == socket.AF_UNIX else connection.getsockname()[0])
             frames = FrameReader(stream, slots, StoreViews(connection), receivers, transport, self._outlives)
-            lookout = None if slots.probe == HEARD_ALONE else self._lookout
+            lookout = None if slots.probe in (HEARD_ALONE, RELAYED) else self._lookout
             incoming = Incoming(peer, connection, stream, frames, self._ears, lookout)
             incoming.hear()
             receivers.end(died=False)

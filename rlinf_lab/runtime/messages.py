@@ -135,7 +135,7 @@ def _measured(together: Mapping[int, float], processes: ObservedSession, numbers
     table = processes.timeline.iterations()
     elapsed = dict(zip(table["iteration"].tolist(), table["seconds"].tolist(), strict=True))
     edges = processes.transports()
-    transport = str(edges[edges["channel"] == "forth"]["transport"].iloc[0])
+    transport = "unix" if (edges[edges["channel"] == "forth"]["transport"] == "unix").all() else "tcp"  # or through Ray: between nodes
     return _cost(transport, together, _by_round(computed(processes.timeline), numbers), _by_round(elapsed, numbers))
 
 

@@ -153,13 +153,13 @@ class _Looking:
         return checks
 
     def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
-        """Hosts of different nodes speak TCP with each other, in both directions."""
+        """Hosts of different nodes speak TCP with each other, in both directions; where they cannot, through Ray."""
+        pairs = [pair for number in nodes if number for pair in ((0, number), (number, 0))]
+        detours = [f"node {a} cannot open a connection to node {b} ({problem})" for a, b in pairs if (problem := reach(nodes[a], nodes[b]))]
+        if detours:
+            return Check("ports", OPTIONAL, f"{'; '.join(detours)}: messages go through Ray there, slower", "let TCP through between the nodes")
 
         def look() -> str:
-            for number in (n for n in nodes if n):
-                for first, second in ((0, number), (number, 0)):
-                    if problem := reach(nodes[first], nodes[second]):
-                        raise PlanError(f"node {first} cannot open a connection to node {second}: {problem}. Next: let TCP through between the nodes.")
             if not facts[0].shared_memory:
                 raise PlanError("memory files cannot be made here. Next: Linux 3.17 or newer.")
             return f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other" if len(nodes) > 1 else "unix sockets and memory files"

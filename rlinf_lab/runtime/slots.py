@@ -28,6 +28,7 @@ ARENA = 1 << 25  # bytes of a file, unless one slot needs more; the system gives
 GREETING = struct.Struct("<Ii16s")  # process, file and content of the slot that shows whether slots can be seen
 REFERENCE = struct.Struct("<IIiQ")  # a slot: its number, the number of its arena, that one's file, the offset in it
 HEARD_ALONE = -2  # instead of the number of a file: what comes may have to be fetched, which is for nobody but the link's own thread
+RELAYED = -3  # the same, and the stream itself comes through Ray
 LENT = 1 << 31  # beside a number that goes back: not of a slot, but of memory that was lent (`lending`)
 _NUMBER = struct.Struct("<I")
 _TOKEN = 16

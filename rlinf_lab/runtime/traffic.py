@@ -10,7 +10,7 @@ from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
-STREAMS = ("unix", "tcp")
+STREAMS = ("unix", "tcp", "ray")
 _TRANSFER = int(SpanKind.TRANSFER)
 
 

@@ -136,7 +136,7 @@ def iteration():
     return sink.take(items)
 
 plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0", "node2/cpu:0"], {"near": [0], "far": [1], "sink": [2]})
-for way in ("object_store", "gloo", "stream"):
+for way in ("object_store", "gloo", "ray", "stream"):
     going = lab.run(flow, plan, 2, executor="ray", address=cluster.address, between_nodes=way, dashboard=False)
     for seen, back, node in going.wait(120):
         assert seen == sorted(2 * list(range(4))), seen
@@ -144,7 +144,7 @@ for way in ("object_store", "gloo", "stream"):
         assert back[1] == 7 and node != ray.get_runtime_context().get_node_id()
     rows = going.transports()
     rows = rows[rows["channel"] == "items"]
-    wanted = {way} if way != "stream" else {"shared memory"}  # the nodes are processes of one machine
+    wanted = {"ray": {"object_store"}, "stream": {"shared memory"}}.get(way, {way})  # the nodes are processes of one machine
     assert set(rows["transport"]) == wanted and rows["items"].sum() == 16, rows
     names = {s.name for s in going.timeline.rows() if s.kind == SpanKind.TRANSFER and s.channel == "items"}
     assert names == wanted, names
@@ -181,7 +181,7 @@ def test_other_ways_are_refused(way: Any) -> None:
     def iteration() -> object:
         return worker.one()
 
-    with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'object_store' or 'gloo'"):
+    with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'object_store' or 'gloo' or 'ray'"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray", between_nodes=way)
 
 
