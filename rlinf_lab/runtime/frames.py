@@ -43,6 +43,14 @@ class InPair(NamedTuple):
     coming: Coming
 
 
+class _Announced(NamedTuple):
+    """A buffer that is lent or received, as the frame says it."""
+
+    size: int
+    number: int
+    described: bytes
+
+
 class NotYetThere(Exception):
     """The rest of a frame has not arrived, and nobody shall wait for it here."""
 
@@ -202,7 +210,8 @@ class FrameReader:
         else:
             sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
         first = 1 if self._items < 0 else 2
-        self._parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
+        parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
+        self._parts = [self._begun(p) if type(p) is _Announced else p for p in parts]
         return True
 
     def _way(self, sizes: list[int]) -> str:
@@ -223,6 +232,7 @@ class FrameReader:
         return time.monotonic_ns() if self._transport != "unix" else there
 
     def _buffer(self, size: int) -> Any:
+        """Only read: a frame of which a part has not arrived is read again from its beginning."""
         stream, length = self._stream, size & LENGTH
         if size & IN_SLOT:
             return InSlot(stream.read(REFERENCE.size), length)
@@ -231,12 +241,18 @@ class FrameReader:
             return InStore(number, stream.read(described), length)
         if size & IN_PAIR:
             (described,) = pairs.HEAD.unpack(stream.read(pairs.HEAD.size))
-            coming = self._receivers.expect(stream.read(described), length)
-            return coming if size & ON_GPU else InPair(coming)
+            return _Announced(size, -1, stream.read(described))
         if size & ON_GPU:
             number, described = lending.HEAD.unpack(stream.read(lending.HEAD.size))
-            return Lent(stream.read(described), number, self._slots.give_back, self._outlives)
+            return _Announced(size, number, stream.read(described))
         return stream.read_in_place(length)
+
+    def _begun(self, part: _Announced) -> Any:
+        """The frame is there: it is received once, opened once or given back once."""
+        if part.size & IN_PAIR:
+            coming = self._receivers.expect(part.described, part.size & LENGTH)
+            return coming if part.size & ON_GPU else InPair(coming)
+        return Lent(part.described, part.number, self._slots.give_back, self._outlives)
 
     def message(self) -> tuple:
         """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files."""

@@ -155,6 +155,10 @@ def _block(plain: Any, torch: Any) -> Any:
     whole = plain.contiguous()
     if whole.data_ptr() == plain.data_ptr():
         whole = whole.clone()
+    if plain.device.type == "cuda":  # it may be sent by another thread, which waits for the default stream only
+        stream = torch.cuda.current_stream(plain.device)
+        if stream != torch.cuda.default_stream(plain.device):
+            stream.synchronize()
     return whole.reshape(-1).view(torch.uint8)
 
 

@@ -5,12 +5,14 @@ CUDA itself: `test_lending_on_a_gpu`. Here host memory stands in for a GPU's, sh
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
 import os
 import pickle
 import queue
+import socket
 import subprocess
 import sys
 import textwrap
@@ -23,19 +25,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lent_host_memory import GPU, HostSharing
+from lent_host_memory import GPU, HostSharing, instead_of_a_gpu
 
 from rlinf_lab.errors import ConfigError, ExecutorError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import lending, pickling
 from rlinf_lab.runtime.cargo import Cargo
+from rlinf_lab.runtime.frames import FrameReader, NotYetThere, Stream
 from rlinf_lab.runtime.lending import chosen
 from rlinf_lab.runtime.links import Link, Ways
 from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.pairs import Receivers
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.routing import QueueId
 from rlinf_lab.runtime.run import run
-from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.runtime.slots import GREETING, LENT, SlotViews
+from rlinf_lab.runtime.store import StoreViews
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 QUEUE = QueueId("items", 0, 0, "there", -1)
@@ -148,6 +155,39 @@ def test_what_nobody_opens_is_released(ends: Ends, sharing: HostSharing) -> None
     assert soon(lambda: not ends.lent) and sharing.released == sharing.shared
 
 
+def test_a_frame_that_comes_in_parts_is_lent_once(ends: Ends, sharing: HostSharing) -> None:
+    """A rank that listens reads what has arrived, and again from the beginning when there is more."""
+    packed, _ = Packed.of_items([torch.ones(3), torch.full((2,), 2.0)], "items")
+    frame = b"".join(ends.link._framed([pickle.dumps((QUEUE, "here", None)), packed.data], list(packed.buffers), [2, 0]))
+    there, here = socket.socketpair()
+    given: list[int] = []
+    stream = Stream(here)
+    slots = SlotViews(here, GREETING.pack(0, -1, b""))
+    slots.give_back = given.append  # type: ignore[method-assign]
+    frames = FrameReader(stream, slots, StoreViews(here), Receivers("127.0.0.1"), "unix")
+    stream.waits = False
+    for i in range(0, len(frame), 40):
+        there.sendall(frame[i : i + 40])
+        stream.fetch()
+        mark = stream.mark()
+        with contextlib.suppress(NotYetThere):
+            assert frames.next() and i + 40 >= len(frame)
+            break
+        stream.back(mark)
+        gc.collect()
+    assert not given and not sharing.released
+    items = frames.message()[3].open()
+    assert [t.tolist() for t in items] == [[1, 1, 1], [2, 2]]
+    frames.forget()
+    del items
+    gc.collect()
+    assert sorted(n & ~LENT for n in given) == [0, 1]
+    for n in given:
+        ends.link._lender.given_back(n)
+    there.close()
+    here.close()
+
+
 def test_values_and_items_that_are_passed_on_come_whole(ends: Ends) -> None:
     packed, _ = ends.put([torch.arange(4.0)])
     ends.link.send(("got", [(1, packed)]))  # a rank of a third host has asked for it
@@ -219,6 +259,54 @@ def test_weights_with_tensors_on_a_gpu_are_compared_in_host_memory(sharing: Host
 
 def test_what_is_kept_here_is_the_tensor_itself(sharing: HostSharing) -> None:
     assert Packed.of({"t": torch.arange(3)}).open()["t"].tolist() == [0, 1, 2]
+
+
+class Lending(Worker):
+    """Its process takes host memory for a GPU that all see."""
+
+    def setup(self) -> None:
+        self.sharing = instead_of_a_gpu()
+        lending.Lender._gpus = property(lambda lender: {GPU}, lambda lender, gpus: None)  # type: ignore[assignment]
+
+
+class Source(Lending):
+    def make(self, out: Outbox) -> int:
+        self.state = torch.zeros(1000)
+        for i in range(6):
+            self.state[:] = i
+            out.put({"i": i, "x": self.state, "deep": (["text", self.state[10:20]],)})
+        return len(self.sharing.shared)
+
+    def offload(self) -> None:
+        self.state = torch.zeros(0)  # gone, as when somebody else needs the GPU
+
+
+class Sink(Lending):
+    def take(self, inbox: Inbox) -> list[tuple[int, float, float, str]]:
+        items = [item for chunk in inbox for item in chunk]
+        return [(i["i"], float(i["x"].mean()), float(i["deep"][0][1].sum()), i["deep"][0][0]) for i in items]
+
+    def released(self) -> int:
+        return len(self.sharing.released)
+
+
+def test_a_run_lends_tensors_and_its_timeline_says_so() -> None:
+    flow = Workflow("lent")
+    items = flow.channel("items", capacity=3)
+    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = source.make(items)
+        return made, sink.take(items), sink.released()
+
+    going = run(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]}), 3, "processes", emulate=True)
+    for number, (shared, taken, released) in enumerate(going.wait(60)):
+        assert taken == [(i, float(i), 10.0 * i, "text") for i in range(6)]
+        assert shared == 12 * (number + 1) and released == 0
+    rows = going.transports().set_index("channel").loc["items"]
+    assert rows["transport"] == "cuda_ipc" and rows["items"] == 18 and rows["bytes"] > 18 * 4000
+    assert {s.name for s in going.timeline.rows() if s.kind == SpanKind.TRANSFER and s.channel == "items"} == {"cuda_ipc"}
 
 
 TAKER = """
