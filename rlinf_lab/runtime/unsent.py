@@ -113,8 +113,9 @@ def _break_off(host: Host, to: str, message: tuple, error: Exception) -> None:
     told = "".join(f" It was to tell: {said(part)}" for part in message[1:] if isinstance(part, BaseException))
     here = ", ".join(p.label for p in host.ranks)
     failure = ExecutorError(
-        f"Host {host.name!r} ({here}) could not send a {message[0]!r} message to {to!r}: {_cause(error)}{told} The session has ended by that: the hosts do not "
-        f"know any more what the others know. Next: open a new one; if it comes again, report it with this:\n{''.join(traceback.format_exception(error))}"
+        f"Host {host.name!r} ({here}) could not send a {message[0]!r} message to {to!r}: {_cause(error, advised=True)}{told} The session has ended by "
+        f"that: the hosts do not know any more what the others know. Next: open a new one; if it comes again, report it with this:\n"
+        + "".join(traceback.format_exception(error))
     )
     with host._mutex:
         if host.loop is not None:
@@ -128,6 +129,10 @@ def _plain(error: BaseException) -> ExecutorError:
     return ExecutorError(f"{type(error).__name__}: {said(error)}")
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: Exception, advised: bool = False) -> str:
+    """In a sentence. ``advised``: what to do about it follows."""
     text = f"{type(error).__name__}: {said(error)}"
-    return text if text.endswith(".") else f"{text}."
+    text = text if text.endswith(".") else f"{text}."
+    if advised or "Next:" in text:
+        return text
+    return f"{text} Next: run again; if it comes again, report it with this:\n{''.join(traceback.format_exception(error))}"

@@ -45,13 +45,13 @@ class Maker(Worker):
                 out.put(item)
         return 5
 
-    def unsendable(self, kind: str) -> None:
-        """From now on nothing of this kind leaves this process."""
+    def unsendable(self, kinds: str) -> None:
+        """From now on nothing of these kinds leaves this process."""
         gather = Link.gather
 
         def fails(self: Link, message: tuple) -> None:
-            if message[0] == kind:
-                raise RuntimeError(f"no {kind} today")
+            if message[0] in kinds.split():
+                raise RuntimeError(f"no {message[0]} today")
             gather(self, message)
 
         Link.gather = fails  # type: ignore[method-assign]
@@ -158,10 +158,17 @@ def test_what_is_said_about_failures_and_members_is_not_lost_either(kind: str) -
     in_time(executor.stop)
 
 
-def test_in_a_process_too() -> None:
+@pytest.mark.parametrize(
+    ("kinds", "said"),
+    [
+        ("close", r"Host 'host0' \(maker\[0\]\) could not send a 'close' message to 'host1': RuntimeError: no close today"),
+        ("close broken", r"Host 'host0' died .*maker\[0\] lived there"),  # it can tell nobody: it goes, and that is heard
+    ],
+)
+def test_in_a_process_too(kinds: str, said: str) -> None:
     with session(*flow_of(), executor="processes", emulate=True) as s:
-        s.step(kind="close")
-        with pytest.raises(ExecutorError, match=r"Host 'host0' \(maker\[0\]\) could not send a 'close' message to 'host1': RuntimeError: no close today"):
+        s.step(kind=kinds)
+        with pytest.raises(ExecutorError, match=said):
             in_time(s.step)
 
 
