@@ -88,11 +88,11 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
     return board
 
 
-CLOCK_SECONDS = 0.5  # between messages that tell the time and the load, when nothing else is new
+CLOCK_SECONDS = 0.5  # between messages that tell more than spans: progress, metrics, load, pictures
 
 
 class _Feeder:
-    """Sends what is new or has changed since the last time; called from the background of the run, eight times a second."""
+    """Called from the background of the run, eight times a second. Spans are sent each time, the rest twice a second, and at once where the state changes."""
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         from PIL import Image
@@ -101,35 +101,28 @@ class _Feeder:
         self._board, self._handle = board, handle
         self._version = 0  # of the metrics that were sent
         self._pictured: list[Any] = []
-        self._sent_at = -CLOCK_SECONDS
-        self._sent: tuple[Any, ...] = ()
-        self._spans = 0
+        self._due = 0.0  # when what is not spans is told again
+        self._state = ""  # of the run, as it was told
         self._closed = False
         self(run)
 
     def __call__(self, run: Run | ObservedSession) -> None:
         if self._closed:
             return
-        final = run.state in ENDED
-        due = final or time.monotonic() >= self._sent_at + CLOCK_SECONDS
-        here, spans = (run.state, run.iteration), len(run.timeline)
-        rows, self._version = run.metrics_since(self._version)
-        news, self._spans = spans != self._spans, spans
-        if not (due or rows or here != self._sent):
-            if news:
-                self._board.push(timeline=run.timeline, bubbles=False)
+        now = run.state
+        final = now in ENDED
+        if time.monotonic() < self._due and now == self._state and not final:
+            self._board.push_spans(run.timeline)
             return
-        self._sent = here
-        if due:
-            self._sent_at = time.monotonic()
+        self._due, self._state = time.monotonic() + CLOCK_SECONDS, now
+        rows, self._version = run.metrics_since(self._version)
         still = run.standstill()
         state = {
-            "state": run.state, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
+            "state": now, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
             "eta_seconds": run.eta_seconds, "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
         }  # fmt: skip
-        load, picture = (utilisation(run), self._picture(run.frames, final)) if due else (None, None)
-        self._board.push(state, rows, run.timeline, load, picture, final, bubbles=False)
+        self._board.push(state, rows, run.timeline, utilisation(run), self._picture(run.frames, final), final, bubbles=False)
         if final:
             self._closed = True
             if self._handle is not None:
@@ -138,7 +131,7 @@ class _Feeder:
     def account(self, _run: Run | ObservedSession) -> None:
         """Device time and bubbles: when the spans have left, for it takes longer and is looked at later."""
         if not self._closed:
-            self._board.push_bubbles()
+            self._board.account()
 
     def _picture(self, frames: dict[str, Any], final: bool) -> bytes | None:
         """Encoded when there is a new one, and no oftener than the board shows it."""

@@ -109,6 +109,11 @@ class SpanBatch:
     def __bool__(self) -> bool:
         return bool(len(self.spans) or len(self.counters) or self.tracks or self.names or self.dropped or self.dropped_samples)
 
+    @property
+    def is_plain(self) -> bool:
+        """Spans and samples, and nothing else to be learnt."""
+        return not (self.tracks or self.names or self.dropped or self.dropped_samples or self.clock_error_ns or self.clock_jumps)
+
     def __repr__(self) -> str:
         return f"SpanBatch {self.seq} of {self.host}: {len(self.spans):,} spans, {len(self.counters):,} counter samples"
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline.accounting import CAUSES, Accounting
+from rlinf_lab.timeline.batch import NARROW_DTYPE
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -50,9 +51,9 @@ def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]
     return header, data
 
 
-def pack_rows(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
+def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
     """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times a second."""
-    spans = store.spans[since:]
+    spans = store.spans[since:until]
     spans = spans[np.lexsort((spans["start"], spans["track"]))]
     track = "<u2" if len(store._tracks) < 1 << 16 else "<u4"
     name = "<u2" if len(store._names) < (1 << 16) - 1 else "<u4"
@@ -69,13 +70,18 @@ def pack_rows(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
     )
 
 
-def pack_delta(store: SpanStore, since: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
+def pack_delta(store: SpanStore, since: int, until: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
     """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is what their times count from.
 
     For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
     """
-    rows = store.spans[since:]
+    rows = store.spans[since:until]
     return {"count": len(rows), "origin": str(origin_ns)}, rows.tobytes()  # as text: JavaScript's numbers end at 2^53
+
+
+def pack_waiting(rows: bytes, origin_ns: int) -> tuple[dict[str, Any], bytes]:
+    """The same of rows that wait to be filled in (`NARROW_DTYPE`, 32 bytes each; the header says ``narrow``)."""
+    return {"count": len(rows) // NARROW_DTYPE.itemsize, "origin": str(origin_ns), "narrow": True}, rows
 
 
 def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:

@@ -29,7 +29,7 @@ class UtilisationSampler:
     """
 
     def __init__(
-        self, recorder: Recorder, seconds: float = 0.5, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
+        self, recorder: Recorder, seconds: float = 1.0, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
     ) -> None:
         self.recorder = recorder
         self.seconds = seconds

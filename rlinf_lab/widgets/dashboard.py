@@ -49,6 +49,7 @@ class Dashboard(PushedWidget):
         if every_seconds is not None and not (isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf):
             raise ConfigError(f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: every_seconds=60, or None.")
         self._feed: TimelineFeed | None = None
+        self._later: Update | None = None  # device time that goes with the next message
         self._state: dict[str, Any] = {}
         self._metrics: dict[int, dict[str, Any]] = {}
         self._samples: list[list[Any]] = []
@@ -80,6 +81,8 @@ class Dashboard(PushedWidget):
         """
         with self._push_lock:
             content, parts = self._news(timeline, final).content()
+            if "idle" in parts:
+                self._tell_later()
             if state is not None:
                 self._check(state)
                 self._state.update({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in state.items()})
@@ -98,11 +101,36 @@ class Dashboard(PushedWidget):
             if bubbles and timeline is not None:
                 self.push_bubbles()
 
+    def push_spans(self, timeline: Timeline) -> None:
+        """Send the spans that are new, and nothing else; from any thread, at most about ten times a second: the least that a push can cost."""
+        with self._push_lock:
+            waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
+            update = self._news(timeline, False) if waiting is None else waiting
+            if update or self._later is not None:
+                self._publish(*update.content())
+
     def push_bubbles(self) -> None:
-        """Send device time and bubbles of the spans that were sent, where it is time to look at them; from any thread."""
+        """Send device time and bubbles, where it is time to look at them; from any thread."""
+        with self._push_lock:
+            self.account()
+            self._tell_later()
+
+    def account(self) -> None:
+        """Look at device time and bubbles, where it is time; what is new goes with the next message. From any thread."""
         with self._push_lock:
             if self._feed is not None and (update := self._feed.take_bubbles()):
-                self._publish(*update.content())
+                self._tell_later()
+                self._later = update
+
+    def _tell_later(self) -> None:
+        if self._later is not None:
+            self._publish({}, {})
+
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+        if self._later is not None:
+            more, own = self._later.content()
+            content, parts, self._later = {**content, **more}, {**parts, **own}, None
+        super()._publish(content, parts)
 
     def wants_frame(self) -> bool:
         """Whether a picture would be shown now. Ask before encoding one."""
@@ -129,6 +157,7 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
+        self._later = None  # it is in what follows
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:

@@ -30,6 +30,8 @@ class Express:
         self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
         self._comm_id = _encode(comm.comm_id)
         self._second, self._date = -1, ""
+        self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
+        self._loop = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
@@ -48,9 +50,19 @@ class Express:
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
         """As `ipywidgets.Widget.send`. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
-        self._socket.send_multipart([*self.frames(content), *buffers], copy=sum(map(len, buffers)) < _COPIED)
+        self._hand_over([*self.frames(content), *buffers], sum(map(len, buffers)) < _COPIED)
         # The cell that created the widget has left its own (main) shell as the place to answer from: see `pushed`.
         vars(self._comm).pop("_reply_subshell_id", None)
+
+    def _hand_over(self, frames: list[bytes], copy: bool) -> None:
+        """To the thread that sends. Its loop is asked at once: through the pipe of ZeroMQ that ipykernel wakes it with, a message costs it twice as much."""
+        if self._loop is not None and self._thread.thread.is_alive():
+            try:
+                self._loop.call_soon_threadsafe(self._thread._really_send, frames, 0, copy)
+                return
+            except RuntimeError:  # the loop has been closed meanwhile: the kernel ends
+                pass
+        self._socket.send_multipart(frames, copy=copy)
 
     def frames(self, content: Mapping[str, Any]) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""

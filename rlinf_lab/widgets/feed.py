@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray, stacked
-from rlinf_lab.timeline.packed import pack_delta, pack_rows
+from rlinf_lab.timeline.packed import pack_delta, pack_rows, pack_waiting
 from rlinf_lab.timeline.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
 
@@ -32,7 +32,7 @@ class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
     ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without columns they are
-    rows as `rlinf_lab.timeline.packed.pack_delta` has them. ``idle`` replaces all
+    rows as `rlinf_lab.timeline.packed.pack_delta` has them, or `pack_waiting` (``narrow``). ``idle`` replaces all
     device time from ``idle_from`` (ns after the origin) on: what was said of the end of a timeline may have been grown past.
     """
 
@@ -125,15 +125,35 @@ class TimelineFeed:
             self._add_spans(now, update)
         return update
 
+    def take_waiting(self) -> Update | None:
+        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked. The least that a look can cost."""
+        rows = self.timeline.waiting(self._seen) if self._origin is not None else None
+        if rows is None or self._shape_of(self.timeline) != self._shape:
+            return None
+        update = Update()
+        if rows:
+            self._grown_at = time.monotonic()
+            update.layout, update.spans = pack_waiting(rows, self._origin or 0)
+            self._seen += update.layout["count"]
+        return update
+
     def take_bubbles(self) -> Update:
-        """Device time and bubbles, where it is time to look at them: of the spans that were taken."""
+        """Device time and bubbles, where it is time to look at them: of the spans that were taken, and those that came since."""
         update = Update()
         self._account(update, False)
         return update
 
     def _account(self, update: Update, final: bool) -> None:
         if self._seen and (final or time.monotonic() >= self._not_before):
-            self._add_bubbles(self._now, update, final)
+            now = self.timeline.snapshot()
+            # Of what the page knows the tables of: the others' come with the next spans.
+            self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
+
+    @staticmethod
+    def _shape_of(store: Timeline) -> tuple[Any, ...]:
+        """What changes where the tables do."""
+        jumps = store.clock_jumps.items()
+        return (len(store._devices), len(store._tracks), len(store._names), store.dropped, store.dropped_samples, *store.clock_errors.items(), *jumps)
 
     def _add_spans(self, now: Timeline, update: Update) -> None:
         count = len(now)
@@ -142,13 +162,13 @@ class TimelineFeed:
         if self._origin is None and count:
             self._origin = self._idle_until = self._told_until = now.start_ns
             self._shape = ()  # the origin is in the tables
-        shape = (len(now._devices), len(now._tracks), len(now._names), now.dropped, now.dropped_samples, *now.clock_errors.items(), *now.clock_jumps.items())
+        shape = self._shape_of(now)
         if shape != self._shape:
             self._shape = shape
-            update.tables = self._tables()
+            update.tables = make_tables(self._origin or 0, now)
         if count > self._seen:
             self._grown_at = time.monotonic()
-            update.layout, update.spans = self._spans(self._seen)
+            update.layout, update.spans = self._spans(now, self._seen, count)
             self._seen = count
         fresh = now.counter_samples[self._sampled :]
         if len(fresh) and self._origin is not None:
@@ -156,23 +176,19 @@ class TimelineFeed:
             update.samples = pack_samples(fresh, self._origin)
 
     def everything(self) -> Update:
-        """All that `take` has returned so far, as one update; nothing is kept twice for it."""
-        layout, spans = self._spans(0) if self._seen else (None, b"")
+        """All that was taken so far, as one update; nothing is kept twice for it."""
+        now = self.timeline.snapshot()
+        layout, spans = self._spans(now, 0, self._seen) if self._seen else (None, b"")
         rows = [dict(zip(_SUM.names or (), row, strict=True)) for row in self._bubbles.view.tolist()]
         bubbles = [{key: value for key, value in row.items() if value or key in ("iteration", "busy")} for row in rows]
-        return Update(self._tables(), layout, spans, self._idle.view.tobytes() + self._rest, 0, self._samples(), bubbles)
+        samples = pack_samples(now.counter_samples[: self._sampled], self._origin or 0)
+        return Update(make_tables(self._origin or 0, now), layout, spans, self._idle.view.tobytes() + self._rest, 0, samples, bubbles)
 
-    def _samples(self) -> bytes:
-        return pack_samples(self._now.counter_samples[: self._sampled], self._origin or 0)
-
-    def _tables(self) -> Mapping[str, Any]:
-        return make_tables(self._origin or 0, self._now)
-
-    def _spans(self, since: int) -> tuple[dict[str, Any], bytes]:
-        if len(self._now) - since <= _FEW:
-            return pack_delta(self._now, since, self._origin or 0)
-        header, data = pack_rows(self._now, since)
-        return header | {"shift": self._now.start_ns - (self._origin or 0)}, data
+    def _spans(self, now: Timeline, since: int, until: int) -> tuple[dict[str, Any], bytes]:
+        if until - since <= _FEW:
+            return pack_delta(now, since, until, self._origin or 0)
+        header, data = pack_rows(now, since, until)
+        return header | {"shift": now.start_ns - (self._origin or 0)}, data
 
     def _add_bubbles(self, now: Timeline, update: Update, final: bool) -> None:
         marks = self._marks(now)

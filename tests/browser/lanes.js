@@ -182,6 +182,11 @@ const searchHits = () => {
 /** Fills window.store from a message of the kernel. */
 const fill = (content, parts) => {
   window.store = new Store();
+  more(content, parts);
+};
+
+/** Adds what another one says. */
+const more = (content, parts) => {
   const bytes = (text) => Uint8Array.from(atob(text), (ch) => ch.charCodeAt(0));
   store.apply(content, Object.fromEntries(Object.entries(parts).map(([name, text]) => [name, bytes(text)])));
 };
@@ -221,5 +226,5 @@ const held = () => {
 };
 const columnsOfLane = (lane) => Object.fromEntries(Object.entries(lane.columns).map(([name, values]) => [name, [...values.subarray(0, lane.count)]]));
 
-window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
+window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, more, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
   statistics: (from, to) => rangeStatistics(store, from, to) };

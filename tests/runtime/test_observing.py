@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 import rlinf_lab as lab
+from rlinf_lab import notebook
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder
 from rlinf_lab.runtime import observer
@@ -199,7 +201,7 @@ class Board:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self.sent: list[int] = []
-        self.pictures = 0
+        self.pictures = self.spans = 0
         self.ended = threading.Event()
 
     def wants_frame(self) -> bool:
@@ -212,6 +214,9 @@ class Board:
         self.pictures += picture is not None
         if final:
             self.ended.set()
+
+    def push_spans(self, _timeline: Any) -> None:
+        self.spans += 1
 
 
 def test_the_dashboard_is_told_what_diverged() -> None:
@@ -242,29 +247,36 @@ def test_the_dashboard_has_every_number_when_wait_returns_also_those_that_come_l
     assert [board.rows[i].get("x") for i in range(300)] == started.metrics["x"].tolist() == [float(i) for i in range(300)]
 
 
-def test_a_tick_sends_what_has_changed_only() -> None:
+def test_between_two_tellings_spans_alone_are_sent_unless_the_state_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
-    done, board = run(flow, plan, 5), Board()
+    done, board, now = run(flow, plan, 5), Board(), [100.0]
     done.wait(30)
     done.state = "running"  # as if it went on
+    monkeypatch.setattr(notebook, "time", SimpleNamespace(monotonic=lambda: now[0]))
     feeder = _Feeder(done, board, None)
-    feeder(done)
     done._observer.table.logged("w", 0, 3, {"late": 1.0})
     feeder(done)
-    done.state = "finished"
+    assert board.sent == [5] and board.spans == 1
+    now[0] += CLOCK_SECONDS
+    feeder(done)
     assert board.sent == [5, 1] and board.rows[3]["late"] == 1.0
+    done.state = "paused"
+    feeder(done)
+    assert board.sent == [5, 1, 0] and board.spans == 1
+    done.state = "finished"
 
 
-def test_a_picture_is_encoded_once() -> None:
+def test_a_picture_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = made(lambda h, i: h["w"].show())
     done, board = run(flow, plan, 2), Board()
     done.wait(30)
     done.state = "running"
+    monkeypatch.setattr(notebook, "CLOCK_SECONDS", 0.0)
     feeder = _Feeder(done, board, None)
     for _ in range(3):
         feeder(done)
     done.state = "finished"
-    assert board.pictures == 1
+    assert board.pictures == 1 and len(board.sent) == 4
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, spill
-from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, spill, store
+from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, widened
 from rlinf_lab.timeline.store import Growing
 
 
@@ -128,6 +128,59 @@ def test_rows_as_they_wait_make_the_same_timeline(rows, checked):
     fields = [name for name in SPAN_DTYPE.names or () if rows]
     assert narrow.spans[fields].tolist() == whole.spans[fields].tolist() and len(narrow) == 2 * len(rows)
     assert (narrow.tracks, narrow.names) == (whole.tracks, whole.names)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["span", "mark", "long", "sample", "name", "track", "other"]), st.sampled_from("-srbwm")), max_size=25))
+def test_rows_that_wait_in_a_timeline_are_there_for_whoever_reads(steps):
+    """A run's own spans are filled in when somebody asks: the same as at once, whatever comes and is asked in between, and in the same order."""
+    live, usual, recorder, other, names = Timeline(["cpu:0"]), Timeline(["cpu:0"]), Recorder(), Recorder("far"), ["a", "iteration"]
+    track, numbers, elsewhere = recorder.track("w", 0, ("cpu:0",)), [recorder.name(n) for n in names], other.track("v", 0)
+    waited, now = 0, 0
+    for what, asked in steps:
+        now += 10
+        if what == "other":
+            other.add(elsewhere, SpanKind.RUN, other.name("b"), now, now + 3)
+        elif what == "sample":
+            recorder.counter("load", now, 0.5)
+        elif what == "name":
+            numbers.append(recorder.name(f"n{now}"))
+        elif what == "track":
+            track = recorder.track("w", now)
+        kind, name = (SpanKind.MARK, numbers[1]) if what == "mark" else (SpanKind.RUN, numbers[-1])
+        recorder.add(track, kind, name, now, now + (1 << 33 if what == "long" else 7), now)
+        for source in (recorder, other):
+            for batch in source.batches(as_it_is=True):
+                usual.extend(batch)
+                live.extend(batch, checked=True)
+        rows = live.waiting(waited)
+        if rows is not None:
+            fields = [n for n in SPAN_DTYPE.names if n != "kind"]
+            assert widened(np.frombuffer(rows, NARROW_DTYPE))[fields].tolist() == usual.spans[waited:][fields].tolist()
+        if asked == "s":
+            waited = len(live.spans)
+        elif asked == "r":
+            assert (live.start_ns, live.end_ns, live.elapsed_ns) == (usual.start_ns, usual.end_ns, usual.elapsed_ns)
+        elif asked == "b":
+            assert live.snapshot().bubble_sum_error_ns() == 0
+        elif asked == "m":
+            assert live.marks().tolist() == usual.marks().tolist()
+        elif asked == "w":
+            assert len(live) == len(usual)
+    assert live.spans.tolist() == usual.spans.tolist() and live.marks().tolist() == usual.marks().tolist()
+    assert live.counter_samples.tolist() == usual.counter_samples.tolist() and (live.tracks, live.names) == (usual.tracks, usual.names)
+
+
+def test_no_more_rows_wait_than_fit_into_a_cache(monkeypatch):
+    monkeypatch.setattr(store, "_WAITING_BYTES", 32 * 10)
+    recorder, timeline = Recorder(), Timeline()
+    track, name = recorder.track("w", 0), recorder.name("a")
+    timeline.extend(recorder.drain(as_it_is=True), checked=True)
+    for i in range(25):
+        recorder.add(track, SpanKind.RUN, name, i, i + 1)
+        timeline.extend(recorder.drain(as_it_is=True), checked=True)
+    assert len(timeline.waiting(22)) == 32 * 3 and timeline.waiting(21) is None
+    assert len(timeline) == 25 and timeline.waiting(25) == b"" and timeline.waiting(24) is None
 
 
 def test_rows_as_they_wait_are_looked_at_too():

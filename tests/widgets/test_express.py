@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
+from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session
 
 from rlinf_lab.widgets import TimelineView, express
@@ -79,6 +82,56 @@ def test_where_something_is_unusual_the_usual_way_is_taken(kernel: Any, monkeypa
         monkeypatch.setattr(os, "getpid", lambda: -1)
         assert made is not None and not made.carries(comm)
     assert express.Express.of(comm) is None
+
+
+@pytest.fixture
+def iopub() -> Any:
+    """ipykernel's own thread that sends, and a front end's socket at its other end."""
+    context = zmq.Context()
+    sends, hears = context.socket(zmq.PUB), context.socket(zmq.SUB)
+    port = sends.bind_to_random_port("tcp://127.0.0.1")
+    hears.connect(f"tcp://127.0.0.1:{port}")
+    hears.subscribe(b"")
+    thread = IOPubThread(sends)
+    thread.start()
+    while not hears.poll(20):  # the subscription has arrived when something does
+        thread.send_multipart([b"?"])
+    while hears.poll(200):
+        hears.recv_multipart()
+    yield SimpleNamespace(thread=thread, hears=hears)
+    thread.stop()
+    thread.close()
+    hears.close()
+    context.term()
+
+
+def test_ipykernels_thread_is_asked_without_its_pipe(kernel: Any, iopub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.iopub_socket, piped = iopub.thread.background_socket, []
+    monkeypatch.setattr(iopub.thread, "schedule", piped.append)
+    way = express.Express.of(comm_of())
+    assert way is not None
+    for number in range(20):
+        way.send({"number": number}, [b"x" * number * 10_000])
+    for number in range(20):
+        assert iopub.hears.poll(10_000)
+        topics, said = read(kernel.session, iopub.hears.recv_multipart())
+        assert topics == [b"comm-c-1"] and said["content"]["data"]["content"] == {"number": number} and len(said["buffers"][0]) == number * 10_000
+    assert not piped
+
+
+def test_where_its_loop_is_closed_the_socket_is_asked(kernel: Any, iopub: Any) -> None:
+    kernel.iopub_socket = iopub.thread.background_socket
+    way = express.Express.of(comm_of())
+    assert way is not None
+    closed = asyncio.new_event_loop()
+    closed.close()
+    way._loop = closed
+    way.send({}, [])
+    assert iopub.hears.poll(10_000)
+    iopub.hears.recv_multipart()
+    iopub.thread.stop()
+    way.send({}, [])  # from here, as ipykernel does then
+    assert iopub.hears.poll(10_000)
 
 
 def test_a_widget_takes_it_where_there_is_one(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from widget_samples import SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.batch import SPAN_DTYPE
+from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE, widened
 from rlinf_lab.widgets import Dashboard, TimelineView, apart, timeline_html
 from rlinf_lab.widgets import feed as feed_module
 from rlinf_lab.widgets.fallback import WIDGET, dashboard_still
@@ -33,7 +33,7 @@ def columns(update: Update) -> dict[str, np.ndarray]:
     assert update.layout is not None
     n = update.layout["count"]
     if "columns" not in update.layout:
-        rows = np.frombuffer(update.spans, SPAN_DTYPE)
+        rows = widened(np.frombuffer(update.spans, NARROW_DTYPE)) if "narrow" in update.layout else np.frombuffer(update.spans, SPAN_DTYPE)
         assert len(rows) == n
         return {name: rows[name] for name in ("track", "kind")} | {"start": (rows["start"] - int(update.layout["origin"])).astype(np.float64)}
     out = {name: np.frombuffer(update.spans, kind, n, offset) for name, kind, offset in update.layout["columns"]}
@@ -82,6 +82,105 @@ def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch)
     expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
     assert triples(updates) == triples([feed.everything()]) == expected
     assert all(("columns" in u.layout) == (u.layout["count"] > few) for u in updates if u.layout)
+
+
+class LiveRun(SampleRun):
+    """Its spans come as those of a run in this process: as they wait in the recorder, and checked."""
+
+    def step(self) -> dict[str, float]:
+        drain = self.recorder.drain
+        extend = self.timeline.extend
+        self.recorder.drain = lambda: drain(as_it_is=True)  # type: ignore[method-assign]
+        self.timeline.extend = lambda batch: extend(batch, checked=True)  # type: ignore[method-assign]
+        try:
+            return super().step()
+        finally:
+            del self.recorder.drain, self.timeline.extend
+
+
+@given(st.lists(st.sampled_from("ssswabhn"), max_size=25))
+def test_spans_that_wait_are_told_once_whoever_else_reads_and_whatever_else_is_asked(steps: str) -> None:
+    """s: an iteration; w: tell what waits, else all; a: tell all; b: device time; h: the history; n: a new lane."""
+    sample = LiveRun(steps=2)
+    feed, updates, narrow = TimelineFeed(sample.timeline), [], 0
+    for step in [*steps, "s", "w"]:
+        if step == "s":
+            sample.step()
+        elif step == "n":
+            sample.recorder.track("late", sample.now)
+        elif step == "b":
+            assert not feed.take_bubbles().spans
+        elif step == "h":
+            assert triples([feed.everything()]) == triples(updates)
+        else:
+            waiting = feed.take_waiting() if step == "w" else None
+            updates.append(feed.take_spans() if waiting is None else waiting)
+            narrow += bool(waiting)
+    spans, origin = sample.timeline.spans, sample.timeline.start_ns
+    assert triples(updates) == sorted(zip((spans["start"] - origin).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
+    assert feed.take_waiting() is None or not feed.take_waiting()
+    for _ in range(2):
+        sample.step()
+        assert (feed.take_waiting() or feed.take_spans()).spans
+    assert feed._seen == len(sample.timeline)
+
+
+def test_what_waits_goes_as_it_is() -> None:
+    sample = LiveRun(steps=2)
+    feed = TimelineFeed(sample.timeline)
+    assert feed.take_waiting() is None, "nobody knows where time begins yet"
+    sample.step()
+    feed.take_spans()
+    sample.step()
+    news = feed.take_waiting()
+    assert news is not None and news.layout is not None and news.layout["narrow"] and len(news.spans) == 32 * news.layout["count"] and news.tables is None
+    sample.recorder.track("late", 0)
+    sample.step()
+    assert feed.take_waiting() is None, "a page has to hear of the new lane"
+    assert feed.take_spans().tables
+
+
+def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    for _ in range(20):
+        sample.step()
+        board.push(timeline=sample.timeline, bubbles=False)
+    before = len(sent)
+    board.account()
+    assert len(sent) == before
+    sample.step()
+    board.push_spans(sample.timeline)
+    assert len(sent) == before + 1 and sent[-1][0]["parts"] == ["spans", "idle"] and sent[-1][0]["bubbles"] and sent[-1][0]["layout"]["narrow"]
+    board.push_spans(sample.timeline)
+    assert len(sent) == before + 1, "nothing is new"
+    monkeypatch.setattr(board._feed, "_not_before", 0.0)
+    for _ in range(20):
+        sample.step()
+    board.push_spans(sample.timeline)
+    board.account()
+    assert board._later is not None
+    board._receive(board, {"type": "history"}, [])
+    told, history = sent[-2:]
+    assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and "bubbles" not in told[0]
+    assert len(history[0]["bubbles"]) > 20 and board._later is None, "it is in the history"
+    sample.step()
+    board.push_spans(sample.timeline)
+    assert "bubbles" not in sent[-1][0]
+
+
+def test_device_time_that_waits_is_told_before_that_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    for _ in range(20):
+        sample.step()
+    board.push(timeline=sample.timeline, bubbles=False)
+    board.account()
+    board.push(timeline=sample.timeline, final=True)
+    idle = [content["idle_from"] for content, _ in sent if "idle" in content.get("parts", ())]
+    assert len(idle) == 2 and idle[0] == 0 < idle[1]
+    rows = [row["iteration"] for content, _ in sent for row in content.get("bubbles", ())]
+    assert rows == list(range(20))
 
 
 @given(st.lists(st.integers(-3, 12), max_size=40))
