@@ -1,7 +1,8 @@
 """The static picture of a timeline as bars, words and lines, whatever they are drawn with: a lane per device or per worker rank.
 
 Every pixel column of a lane shows what took most of its time, so the picture's size does not grow with the spans. Idle time is hatched by
-its cause, so that a print in grey tells causes apart, too.
+its cause, so that a print in grey tells causes apart, too. In a rank's lane there is a tick for what took no time, as a put that finds room: as high as
+the lane where that is all the rank did, else at its top, where the ticks are told apart.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import itertools
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,7 @@ from rlinf_lab.timeline.store import SpanStore
 LANES = ("device", "worker")
 _TOP, _LANE, _GAP, _TEXT = 22, 22, 4, 6.6  # px; the last: width of a letter
 _WIDE = frozenset("MWmw@%")  # letters that take more
+_NOTCH, _APART = 5, 24  # px: height of a tick over spans; nearer to each other, they would be a line that hides them
 _TAIL = 7  # letters that are kept at the end of a name: "/cuda:0", "[12]"
 #: What a waiting span of a worker's own lane is hatched as.
 _WAITS = {
@@ -83,16 +86,17 @@ def scene(store: SpanStore, accounting: Accounting, width: int = 960, lanes: str
     workers = list(dict.fromkeys(t.worker for t in sorted(store.tracks, key=lambda t: not t.devices) if t.devices or lanes == "worker"))
     rows = list(_worker_rows(store, workers) if lanes == "worker" else _device_rows(store, accounting, workers))
     shown = rows[:max_lanes]
-    left = int(min(230, max(70, 16 + max((_width(label) for label, _ in shown), default=0))))
+    left = int(min(230, max(70, 16 + max((_width(label) for label, *_ in shown), default=0))))
     columns = max(width - left - 10, 10)
     bottom = _TOP + len(shown) * (_LANE + _GAP)
     placed = list(dict.fromkeys(t.worker for t in store.tracks if t.devices))
     made = Scene(width, 0, f"Timeline of {len(accounting.devices)} devices", workers, placed=placed)
     edges = np.linspace(accounting.start_ns, accounting.end_ns, columns + 1) - accounting.start_ns
-    for i, (label, parts) in enumerate(shown):
+    for i, row in enumerate(shown):
         y = _TOP + i * (_LANE + _GAP)
-        made.words.append(Word(left - 8, y + 15, _cut(label, left - 10), "end"))
-        made.bars += _bars(parts, accounting.start_ns, edges, left, y)
+        made.words.append(Word(left - 8, y + 15, _cut(row.label, left - 10), "end"))
+        made.bars += _bars(row.parts, accounting.start_ns, edges, left, y)
+        _add_ticks(made, row, accounting, left, columns, y)
     _mark_iterations(made, store, accounting, left, columns, bottom)
     _add_axis(made, accounting, left, columns, bottom)
     y = add_legend(made, left, bottom + 34)
@@ -139,29 +143,39 @@ def heading(text: str, width: int = 960) -> Scene:
 Parts = dict[str | Cause, SpanArray]
 
 
-def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -> Iterator[tuple[str, Parts]]:
-    """(label, intervals by fill) of each device: who ran, and the bubbles."""
+class Row(NamedTuple):
+    """A lane. ``parts``: intervals by fill; ``instants``: when something took no time, ns, sorted; ``worker``: whose lane it is."""
+
+    label: str
+    parts: Parts
+    instants: NDArray[np.int64] = np.empty(0, np.int64)
+    worker: str = ""
+
+
+def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -> Iterator[Row]:
+    """Of each device: who ran, and the bubbles."""
     runs, bubbles = store.spans[store.spans["kind"] == SpanKind.RUN], accounting.bubbles
     for number, name in enumerate(accounting.devices):
         # The number of each track's worker, or -1 where the track is not on this device.
         worker = np.array([workers.index(t.worker) if name in t.devices else -1 for t in store.tracks] or [-1])
         owner, mine = worker[runs["track"]], bubbles[bubbles["device"] == number]
         parts: Parts = {label: runs[owner == i] for i, label in enumerate(workers) if i in worker}
-        yield name, parts | {cause: mine[mine["cause"] == i] for i, cause in enumerate(CAUSES)}
+        yield Row(name, parts | {cause: mine[mine["cause"] == i] for i, cause in enumerate(CAUSES)})
 
 
-def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[tuple[str, Parts]]:
-    """(label, intervals by fill) of each rank: when it ran and what it waited for."""
+def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[Row]:
+    """Of each rank: when it ran and what it waited for."""
     spans = store.spans
     counts = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
     for number in sorted(range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)):
         own, track = counts[counts["track"] == number], store.tracks[number]
-        if (own["end"] > own["start"]).any():
+        if own.size:
             kinds = {kind: own[own["kind"] == kind] for kind in (SpanKind.RUN, *_WAITS)}
             parts: Parts = {track.worker: kinds[SpanKind.RUN]}
             for cause in dict.fromkeys(_WAITS.values()):
                 parts[cause] = np.concatenate([kinds[kind] for kind, of in _WAITS.items() if of is cause])
-            yield f"{track.worker}[{track.rank}]", parts
+            instants = np.sort(own["start"][own["end"] == own["start"]])
+            yield Row(f"{track.worker}[{track.rank}]", parts, instants, track.worker)
 
 
 def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[Bar]:
@@ -178,6 +192,16 @@ def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[
             for part in np.split(filled, np.flatnonzero(np.diff(filled) > 1) + 1):
                 found.append(Bar(left + at + int(part[0]), y, int(part[-1] - part[0]) + 1, _LANE, label))
     return found
+
+
+def _add_ticks(made: Scene, row: Row, accounting: Accounting, left: int, columns: int, y: float) -> None:
+    """What took no time, at most one tick for each pixel."""
+    scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
+    pixels = np.unique(np.minimum(((row.instants - accounting.start_ns) * scale).astype(np.int64), columns - 1)).tolist()
+    if not any((rows["end"] > rows["start"]).any() for rows in row.parts.values()):
+        made.bars += [Bar(left + x, y, 2, _LANE, row.worker) for x in pixels]  # two px: a line of an iteration may lie over one of them
+    elif row.instants.size <= columns / _APART:
+        made.lines += [Line(left + x + 0.5, y, left + x + 0.5, y + _NOTCH) for x in pixels]
 
 
 def _cover(rows: SpanArray, zero: int, edges: NDArray) -> NDArray:

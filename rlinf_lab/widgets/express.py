@@ -7,6 +7,7 @@ traits that are read again, for packing empty parts and for options that are not
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Self
 
 _encode = json.JSONEncoder(allow_nan=False).encode
@@ -31,6 +33,7 @@ class Express:
         self._comm_id = _encode(comm.comm_id)
         self._second, self._date = -1, ""
         self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
+        self._piped = self._through = 0  # messages that went through its pipe, and those of them that have left it
         self._loop = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
 
     @classmethod
@@ -55,14 +58,27 @@ class Express:
         vars(self._comm).pop("_reply_subshell_id", None)
 
     def _hand_over(self, frames: list[bytes], copy: bool) -> None:
-        """To the thread that sends. Its loop is asked at once: through the pipe of ZeroMQ that ipykernel wakes it with, a message costs it twice as much."""
-        if self._loop is not None and self._thread.thread.is_alive():
-            try:
+        """To the thread that sends. Its loop is asked at once: through the pipe of ZeroMQ that ipykernel wakes it with, a message costs it twice as much.
+
+        The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
+        later than of what it says never hears that.
+        """
+        if self._loop is None or not self._thread.thread.is_alive():
+            self._socket.send_multipart(frames, copy=copy)
+            return
+        if self._piped and self._piped == self._through:
+            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile: the kernel ends
                 self._loop.call_soon_threadsafe(self._thread._really_send, frames, 0, copy)
                 return
-            except RuntimeError:  # the loop has been closed meanwhile: the kernel ends
-                pass
-        self._socket.send_multipart(frames, copy=copy)
+        self._piped += 1
+        self._thread.schedule(partial(self._come_through, frames, copy))
+
+    def _come_through(self, frames: list[bytes], copy: bool) -> None:
+        """In the thread that sends."""
+        try:
+            self._thread._really_send(frames, 0, copy)
+        finally:
+            self._through += 1
 
     def frames(self, content: Mapping[str, Any]) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""

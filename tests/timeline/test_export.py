@@ -16,6 +16,7 @@ from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline, png
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.palette import colour_numbers, worker_colour
+from rlinf_lab.timeline.picture import _NOTCH, scene
 
 sys.path.insert(0, str(Path(__file__).parent))
 from perfetto_reader import read
@@ -206,6 +207,29 @@ def test_a_lane_for_each_worker_rank_shows_what_it_waited_for(timeline: Timeline
     assert {"a[0]", 'b"<[0]', "starved"} <= words and "driver[0]" not in words and "fill" not in words and "cpu:0" not in words
     with pytest.raises(UnknownNameError, match="'workers'.*worker"):
         timeline.to_svg(lanes="workers")
+
+
+def test_what_took_no_time_is_a_tick_in_a_ranks_lane():
+    """Where nothing else is in the lane, and over spans where they are told apart; never more of them than pixels."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    busy, often, only = recorder.track("busy", 0, ("cpu:0",)), recorder.track("often", 0, ("cpu:0",)), recorder.track("only", 0)
+    name, ms = recorder.name("x"), 1_000_000
+    recorder.add(busy, SpanKind.RUN, name, 0, 100 * ms)
+    recorder.add(often, SpanKind.RUN, name, 0, 100 * ms)
+    for at in (10, 50, 100):
+        recorder.add(busy, SpanKind.PUT, name, at * ms, at * ms)
+    for at in range(1000):
+        recorder.add(often, SpanKind.PUT, name, at * ms // 10, at * ms // 10)
+        recorder.add(only, SpanKind.PUT, name, at * ms // 10, at * ms // 10)
+    timeline.extend(recorder.drain())
+    made = scene(timeline, timeline.accounting(), 400, "worker")
+    ticks = [line for line in made.lines if line.y1 - line.y0 == _NOTCH]
+    left = min(bar.x for bar in made.bars)
+    columns = next(bar.width for bar in made.bars if bar.fill == "busy")
+    assert [round((line.x0 - 0.5 - left) / columns, 2) for line in ticks] == [0.1, 0.5, 1.0] and len({line.y0 for line in ticks}) == 1
+    lane = [bar for bar in made.bars if bar.fill == "only" and bar.height > 12]
+    assert 0.9 * columns <= len(lane) <= columns and {bar.width for bar in lane} == {2}
+    assert not [line for line in scene(timeline, timeline.accounting(), 400).lines if line.y1 - line.y0 == _NOTCH], "a device's lane is its time"
 
 
 def test_an_unknown_theme_is_named(timeline: Timeline, tmp_path: Path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -105,27 +107,34 @@ def iopub() -> Any:
     context.term()
 
 
-def test_ipykernels_thread_is_asked_without_its_pipe(kernel: Any, iopub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel.iopub_socket, piped = iopub.thread.background_socket, []
-    monkeypatch.setattr(iopub.thread, "schedule", piped.append)
+def test_messages_come_in_order_after_the_one_that_opens_the_comm_and_soon_without_the_pipe(kernel: Any, iopub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel.iopub_socket, piped, schedule, gate = iopub.thread.background_socket, [], iopub.thread.schedule, threading.Event()
     way = express.Express.of(comm_of())
     assert way is not None
-    for number in range(20):
-        way.send({"number": number}, [b"x" * number * 10_000])
-    for number in range(20):
+    schedule(gate.wait)
+    kernel.iopub_socket.send_multipart([b"comm_open"])  # it stays in the pipe until the gate is opened
+    monkeypatch.setattr(iopub.thread, "schedule", lambda event: (piped.append(event), schedule(event)))
+    for number in range(40):
+        if number == 20:
+            gate.set()
+            while way._through < way._piped:
+                time.sleep(0.001)
+        way.send({"number": number}, [b"x" * number * 5_000])
+    assert iopub.hears.poll(10_000) and iopub.hears.recv_multipart() == [b"comm_open"]
+    for number in range(40):
         assert iopub.hears.poll(10_000)
         topics, said = read(kernel.session, iopub.hears.recv_multipart())
-        assert topics == [b"comm-c-1"] and said["content"]["data"]["content"] == {"number": number} and len(said["buffers"][0]) == number * 10_000
-    assert not piped
+        assert topics == [b"comm-c-1"] and said["content"]["data"]["content"] == {"number": number} and len(said["buffers"][0]) == number * 5_000
+    assert len(piped) == 20
 
 
-def test_where_its_loop_is_closed_the_socket_is_asked(kernel: Any, iopub: Any) -> None:
+def test_where_its_loop_is_closed_the_pipe_is_asked_and_without_the_thread_the_socket(kernel: Any, iopub: Any) -> None:
     kernel.iopub_socket = iopub.thread.background_socket
     way = express.Express.of(comm_of())
     assert way is not None
     closed = asyncio.new_event_loop()
     closed.close()
-    way._loop = closed
+    way._loop, way._piped, way._through = closed, 1, 1
     way.send({}, [])
     assert iopub.hears.poll(10_000)
     iopub.hears.recv_multipart()
