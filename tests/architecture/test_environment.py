@@ -59,6 +59,7 @@ def test_make_installs_what_conda_would() -> None:
     assert "$(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh" in makefile
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_the_pip_section_installs_into_a_fresh_environment(tmp_path: Path) -> None:
     python = fresh(tmp_path / "env")

@@ -186,7 +186,25 @@ def test_reload_brings_the_history_back_once(jupyterlab: Any) -> None:
     lab.wait_until(lambda: data(lab, ".rl-timeline", "spans") == spans, "the same number of spans")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_widget(jupyterlab: Any) -> None:
+    """Jupyter asks the kernel for its widgets, which answers when the cell ends."""
+    busy = "import os, time\nwhile not os.path.exists('go on'):\n    pass"
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("reload-busy", [DASHBOARD, busy]))
+    lab.run_all(wait=False)
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40", "40 iterations")
+    lab.wait_kernel("busy")
+    lab.save()
+    lab.page.goto(lab.url)  # the page does not even know the kernel's state until it has answered
+    picture, board = lab.page.locator(".rlinf-lab-still"), lab.page.locator(".rl-dashboard")
+    lab.wait_until(lambda: picture.count() == 1 and picture.is_visible(), "the picture", 40)
+    assert board.count() == 0
+    lab.screenshot("reload-busy")
+    (jupyterlab.root / "go on").touch()
+    lab.wait_until(lambda: board.count() == 1 and data(lab, ".rl-dashboard", "iteration") == "40", "the dashboard", 40)
+    lab.wait_until(lambda: not picture.is_visible(), "the picture hides")
+
+
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     """Its kernel has gone, and no widget with it; while there is one the picture above it hides."""
     path = jupyterlab.write_notebook(f"again-{theme}", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"])
@@ -208,7 +226,7 @@ def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, the
     lab.screenshot(f"opened-again-{theme}")
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_a_converted_notebook_shows_the_picture(jupyterlab: Any, tmp_path: Path, theme: str) -> None:
     """`jupyter nbconvert --to html` of a saved notebook: no widget runs there, the picture of the end is seen."""
     from nbconvert import HTMLExporter

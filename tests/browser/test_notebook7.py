@@ -7,7 +7,7 @@ from typing import Any
 
 import lab_browser
 import pytest
-from test_live_widgets import DASHBOARD, data, watch_errors
+from test_live_widgets import BUSY, DASHBOARD, data, pixels, watch_errors
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
@@ -37,3 +37,31 @@ def test_a_dashboard_and_a_timeline_in_notebook_7(notebook7: lab_browser.Jupyter
     page.wait_until(lambda: data(page, ".rl-standalone", "range") != before, "zoom by key")
     assert data(page, ".rl-standalone", "theme") == "dark"
     assert not errors and not page.errors()
+
+
+def test_it_lives_while_the_cell_is_busy_and_comes_back_in_notebook_7(notebook7: lab_browser.JupyterLab) -> None:
+    """News and a button while Python computes; after a reload all of it again; opened with no kernel, its picture."""
+    path = notebook7.write_notebook("seven-busy", [DASHBOARD, BUSY])
+    page = notebook7.open_notebook(path, theme="light")
+    errors = watch_errors(page.page)
+    page.run_all(wait=False)
+    page.wait_until(lambda: int(data(page, ".rl-dashboard", "iteration") or 0) >= 42, "deltas from the thread", 60)
+    before, seen = pixels(page.page, ".rl-timeline canvas"), int(data(page, ".rl-dashboard", "iteration"))
+    page.wait_until(lambda: int(data(page, ".rl-dashboard", "iteration")) >= seen + 3, "more deltas")
+    assert page.kernel_status() == "busy" and (before != pixels(page.page, ".rl-timeline canvas")).any()
+    page.screenshot("notebook7-busy-light")
+    page.page.get_by_role("button", name="Pause").click()
+    page.wait_kernel("idle", 20)
+    page.wait_until(lambda: "HEARD ['pause']" in page.page.locator(".jp-OutputArea").all_inner_texts()[-1], "the command")
+    assert not errors and not page.errors()
+    last, spans = data(page, ".rl-dashboard", "iteration"), data(page, ".rl-timeline", "spans")
+    page.save()
+    page.reload()
+    board = page.page.locator(".rl-dashboard")
+    page.wait_until(lambda: board.count() > 0 and data(page, ".rl-dashboard", "iteration") == last, "the dashboard", 40)
+    page.wait_until(lambda: data(page, ".rl-timeline", "spans") == spans, "the same number of spans")
+    assert data(page, ".rl-dashboard", "theme") == "light"
+    notebook7.close_pages()
+    page = notebook7.open_notebook(path)
+    picture = page.page.locator(".rlinf-lab-still")
+    page.wait_until(lambda: picture.count() == 1 and picture.is_visible(), "the picture")

@@ -13,6 +13,7 @@ import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.crowding import checked_factors, stretched
 from rlinf_lab.planning.estimate import estimate
+from rlinf_lab.runtime import crowding
 from rlinf_lab.runtime.crowding import Crowd
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
@@ -95,7 +96,8 @@ def test_factors_that_cannot_be_are_refused(bad: object) -> None:
         checked_factors(cast(Any, bad))
 
 
-def test_crowding_is_measured() -> None:
+def test_crowding_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowding, "ROUNDS", 2)  # one to warm up, one that counts
     factors = lab.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
     assert len(factors) == 2 and checked_factors(factors) == factors
     assert lab.crowding("processes", ["cpu:0"]) == (1.0,)
