@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.search.problem import Cuts, Problem
+from rlinf_lab.planning.search.problem import Cuts, Orders, Problem
 from rlinf_lab.planning.search.solver import BOTH, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
@@ -82,9 +82,14 @@ def alike(a: Placement, b: Placement) -> bool:
 
 
 def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> Iterator[Candidate]:
-    for only in _structures(setting, modes):
+    # Of so many units that they are cut in groups, good plans over few device counts and then nearer ones, about as fast as turns or streams alone.
+    grouped, best = Orders.of(setting.problem(arrangements[0])).is_grouped, np.inf
+    for only in sorted(_structures(setting, modes), key=lambda only: len(only.kinds)) if grouped else _structures(setting, modes):
         # On devices of their own all stay.
-        yield from _best(setting, arrangements[:1] if only.kinds == (SPATIAL,) else arrangements, only)
+        some = arrangements[:1] if only.kinds == (SPATIAL,) else arrangements
+        for candidate in _best(setting, some, only, guess if grouped else None, best if len(only.kinds) > 1 else np.inf):
+            best = min(best, candidate.searched) if grouped else best
+            yield candidate
 
 
 def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int, ceiling: float) -> list[Candidate]:

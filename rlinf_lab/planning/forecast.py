@@ -77,7 +77,8 @@ def device_names(placement: Placement) -> tuple[str, ...]:
 def graph_of(profile: Profile) -> WorkflowGraph:
     """The workflow that a profile describes: a channel for each edge, a method for each worker, then the handovers."""
     nodes, program, edges = [], [], (*profile.edges, *gates(profile))
-    back = {e.channel for e in profile.edges if _answers(profile, e)}
+    budget = Budget(profile, {"": 1})
+    back = {e.channel for e in profile.edges if _answers(budget, e)}
     for name, worker in profile.workers.items():
         reads = tuple(e.channel for e in edges if e.consumer == name)
         writes = tuple(e.channel for e in edges if e.producer == name)
@@ -109,21 +110,25 @@ def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
     return tuple(dict.fromkeys(g for g in found if (g.producer, g.consumer) not in direct))
 
 
-def _generator_above(profile: Profile, name: str, seen: tuple[str, ...] = ()) -> str | None:
+def _generator_above(profile: Profile, name: str) -> str | None:
     """The generator from which a worker's items come, itself included."""
-    if profile.workers[name].kind == "generation":
-        return name
-    above = (e.producer for e in profile.edges if e.consumer == name and e.producer not in seen)
-    return next((g for p in above if (g := _generator_above(profile, p, (*seen, name))) is not None), None)
+    seen, open_ = set[str](), [name]
+    while open_:
+        name = open_.pop()
+        if profile.workers[name].kind == "generation":
+            return name
+        if name not in seen:
+            seen.add(name)
+            open_ += [e.producer for e in reversed(profile.edges) if e.consumer == name]
+    return None
 
 
-def _answers(profile: Profile, edge: EdgeProfile) -> bool:
+def _answers(budget: Budget, edge: EdgeProfile) -> bool:
     """Whether an edge of a cell leads back, to a member that works before its producer in a step."""
-    budget = Budget(profile, {"": 1})
     unit = budget.home[edge.producer]
     if unit != budget.home[edge.consumer]:
         return False
-    found = order(profile, budget.units[unit].members)
+    found = order(budget.profile, budget.units[unit].members)
     return found.index(edge.producer) > found.index(edge.consumer)
 
 

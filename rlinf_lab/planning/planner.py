@@ -29,7 +29,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
 from rlinf_lab.planning.refusals import Unplaceable
 from rlinf_lab.planning.scripts import Outage
-from rlinf_lab.planning.search.problem import FEW_LEAVES, Orders
+from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.timeline.timeline import Timeline
@@ -184,10 +184,13 @@ class Plans(Sequence[Planned]):
             estimate = placement.estimate(i)
             if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
                 found.append(f"{unit.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note))
-        if not Orders.of(placement.setting.problem(placement.arrangement)).all:
+        orders = Orders.of(placement.setting.problem(placement.arrangement))
+        if not orders.all:
+            groups = f", cut between {GROUPS} groups of neighbours and each group in one way" if orders.is_grouped else ""
             found.append(
                 f"{len(placement.setting.units)} workers can be composed in more ways than can be searched: they were looked at in one order, producers before "
-                f"consumers, and a faster plan may exist. Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers)"
+                f"consumers{groups}, and a faster plan may exist; the lower bound holds for all. "
+                f"Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers, a chain of {LONG})"
             )
         return (*found, *self.best.notes)
 

@@ -50,6 +50,10 @@ class Setting(Budget):
             devices = {kinds[0] if kinds else "": devices}
         if not devices:
             raise PlanError("devices is {}; give how many there are, or how many of each kind. Next: devices=8.")
+        for name in devices:
+            if not isinstance(name, str):
+                example = {kinds[0]: 4} if kinds else 4
+                raise PlanError(f"devices has the kind {shown(name)}; kinds have names, which are texts. Next: devices={example!r}.")
         if not kinds and any(devices):
             together = min(max(1, sum(n for n in devices.values() if isinstance(n, int))), MOST_DEVICES)
             first = next(name for name in devices if name)

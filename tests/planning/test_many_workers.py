@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
+import numpy as np
 import pytest
 
 from rlinf_lab import Profile, plan
-from rlinf_lab.planning.search.problem import FEW_LEAVES, MOST_CUTS, Cuts, Orders, Problem, members, subsets
+from rlinf_lab.planning.forecast import graph_of
+from rlinf_lab.planning.search.fronts import spread
+from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, MOST_CUTS, Cuts, Orders, Problem, members, subsets
 
 Edges = frozenset[tuple[int, int]]
 
@@ -37,9 +40,45 @@ def test_cuts_are_all_subsets_that_nobody_else_feeds(seed: int) -> None:
 
 
 def test_a_chain_has_one_order_however_long() -> None:
-    chain = problem_of([(i, i + 1) for i in range(39)], 40)
-    assert Orders.of(chain).all and len(Cuts(chain).of(chain.everyone)) == 39  # among 10^12 subsets
+    chain = problem_of([(i, i + 1) for i in range(LONG - 1)], LONG)
+    assert Orders.of(chain).all and len(Cuts(chain).of(chain.everyone)) == LONG - 1  # among a million subsets
 
+
+@pytest.mark.parametrize("count", [LONG + 1, 40, 300])
+@pytest.mark.parametrize("linked", [True, False])
+def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_way(count: int, linked: bool) -> None:
+    cuts = Cuts(problem_of([(i, i + 1) for i in range(count - 1)] if linked else [], count))
+    seen, open_ = set[int](), [(1 << count) - 1]
+    while open_:
+        if (leaves := open_.pop()) not in seen and leaves & (leaves - 1):
+            seen.add(leaves)
+            found = cuts.of(leaves)
+            assert found and all(c.before | c.after == leaves and not c.before & c.after for c in found)
+            open_ += [part for c in found for part in (c.before, c.after)]
+    assert len(cuts.of((1 << count) - 1)) == GROUPS - 1
+    assert len(seen) <= GROUPS * GROUPS // 2 + count  # all of a chain: half its square
+
+
+def test_a_long_chain_has_a_plan_and_says_what_was_not_looked_at() -> None:
+    plans = plan(profile_of([(i, i + 1) for i in range(23)], 24), 4, chunks=4)
+    note = next(note for note in plans.notes if "24 workers can be composed" in note)
+    assert f"cut between {GROUPS} groups of neighbours" in note and "the lower bound holds for all" in note and "Next: " in note
+    assert plans.best.seconds >= plans.bound.seconds
+    assert set(plans.best.placement) == {f"w{i}" for i in range(24)}
+
+
+def test_few_points_stand_for_many_of_one_number_of_devices() -> None:
+    code = np.array([0, 0, 0, 0, 0, 0, 3, 3, 4])
+    assert spread(code, 2).tolist() == [0, 3, 5, 6, 7, 8] and spread(code[:0], 2).tolist() == []
+
+
+def test_a_generator_far_above_is_found_in_a_ladder_of_diamonds() -> None:
+    """Every path through it would be two to the number of its steps."""
+    steps, edges = 18, []
+    for i in range(steps):
+        edges += [(3 * i, 3 * i + 1), (3 * i, 3 * i + 2), (3 * i + 1, 3 * i + 3), (3 * i + 2, 3 * i + 3)]
+    graph = graph_of(profile_of(edges, 3 * steps + 1))
+    assert len(graph.nodes) == 3 * steps + 1
 
 def test_few_workers_have_all_their_cuts_whatever_their_edges() -> None:
     def cuts(leaves: int) -> int:

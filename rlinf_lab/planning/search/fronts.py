@@ -156,6 +156,16 @@ def undominated(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: C
     return np.concatenate([p[_cheapest(code[p] % codes, fill[p], period[p], shape)] if len(p) > WORTH else p for p in parts])
 
 
+def spread(code: np.ndarray, most: int) -> np.ndarray:
+    """Of points in the order of their codes, those of one code by fill: at most so many of each code and one more, evenly spaced, the first and the last among
+    them."""
+    first = np.flatnonzero(np.append(True, code[1:] != code[:-1])[: len(code)])
+    size = np.diff(np.append(first, len(code)))
+    place, of = np.arange(len(code)) - np.repeat(first, size), np.repeat(size, size)
+    part = place * most // of
+    return np.flatnonzero((place == 0) | (place == of - 1) | (part != (place - 1) * most // of))
+
+
 def _cheapest(code: np.ndarray, fill: np.ndarray, period: np.ndarray, shape: Counts) -> np.ndarray:
     """Without points that are no better than one on fewer devices; fills are compared by bin, so that some escape."""
     edges = np.quantile(fill, np.linspace(0, 1, BINS))

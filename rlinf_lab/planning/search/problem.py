@@ -17,6 +17,8 @@ import numpy as np
 Counts = tuple[int, ...]
 MOST_CUTS = 6_305  # of a graph, in all its parts: those of eight leaves without an edge; of ten a search took minutes
 FEW_LEAVES = 8  # which have no more
+LONG = 20  # leaves whose cuts are all looked at, where they are no more than that: of a chain the work grows with the cube of its length
+GROUPS = 8  # of neighbours, in which more leaves than that are cut
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,10 @@ class Cuts:
         self._after = [sum(1 << c for p, c in self._edges if p == v) for v in range(len(problem.names))]
         self._known: dict[int, tuple[Cut, ...]] = {}
 
+    @property
+    def is_grouped(self) -> bool:
+        return self._orders.is_grouped
+
     def of(self, leaves: int) -> tuple[Cut, ...]:
         """Every way to cut a set, smaller upstream parts first; where the graph has too many, those of one order of its leaves (`Orders`)."""
         if leaves not in self._known:
@@ -149,7 +155,8 @@ class Cuts:
 
 class Orders:
     """In which orders the leaves of a graph may stand: any in which producers come before consumers, or one of these, where they have more cuts than can be
-    looked at (they grow threefold with every leaf that no edge holds)."""
+    looked at (they grow threefold with every leaf that no edge holds). Of more than `LONG` leaves, one order is cut between groups of neighbours, and each
+    group in one way: who comes first, and the rest."""
 
     def __init__(self, edges: frozenset[tuple[int, int]], count: int) -> None:
         self.producers = [sum(1 << p for p, c in edges if c == v) for v in range(count)]
@@ -163,12 +170,27 @@ class Orders:
     @cached_property
     def all(self) -> bool:
         """Whether every order is looked at."""
+        if self.is_grouped:
+            return False
         follows = all(self.producers[w] >> v & 1 for v, w in itertools.pairwise(self._order))  # of a chain there is one
         return follows or len(self._order) <= FEW_LEAVES or not self._exceeds(MOST_CUTS)
 
     def upstream(self, leaves: int) -> list[int]:
         """Proper subsets, not empty, that nobody else in the set feeds."""
-        return self._closed(leaves, self._first if self.all else self._in_one_order)
+        found = self._closed(leaves, self._first if self.all else self._in_one_order)
+        if not self.is_grouped:
+            return found
+        return [part for part in found if not any(part & group and leaves & ~part & group for group in self._groups)] or found[:1]
+
+    @property
+    def is_grouped(self) -> bool:
+        return len(self._order) > LONG
+
+    @cached_property
+    def _groups(self) -> list[int]:
+        """Neighbours in the order, about as many in each."""
+        count = len(self._order)
+        return [sum(1 << v for v in self._order[i * count // GROUPS : (i + 1) * count // GROUPS]) for i in range(GROUPS)]
 
     @cached_property
     def _in_one_order(self) -> list[int]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, undominated
+from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
@@ -31,6 +31,7 @@ UNITS = 128  # of devices, evenly spaced, that are looked at where there are ver
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
+SPREAD = 2  # points of each number of devices that are kept of so many, where leaves are cut in groups
 ALL = 10_000  # pairs of points that are all looked at
 LEAF = -1
 BOTH = (TEMPORAL, SPATIAL)
@@ -294,7 +295,8 @@ class _Solver:
 
     def _best_of(self, leaves: int, front: Front) -> Front:
         useful = self._useful(leaves, front.code, front.fill, front.period)
-        return front.take(useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)])
+        best = useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)]
+        return front.take(best[spread(front.code[best], SPREAD)] if self.cuts.is_grouped and len(best) > MANY else best)
 
     def _temporal(self, way: _Way, context: int) -> list[Front]:
         before, after = self._least_fills(way, context)
