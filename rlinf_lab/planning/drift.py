@@ -128,6 +128,11 @@ class Window:
         parts = own["items"] * ranks / everything[self._at(own)]
         return np.split(parts, np.searchsorted(self._at(own), np.arange(1, len(self.warm))))
 
+    def items(self, worker: str) -> float:
+        """How many a worker took of that channel in an iteration, all ranks together; 0 where it read none."""
+        gets, _ = self._gets(worker)
+        return float(np.median(np.bincount(self._at(gets), gets["items"], len(self.warm)))) if len(gets) else 0.0
+
     def channel_of(self, worker: str) -> str:
         """The channel that tells its batches."""
         return self.timeline.names[self._gets(worker)[1]]

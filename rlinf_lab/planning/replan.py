@@ -142,7 +142,7 @@ def replan(
     seconds = (followed if now is None else now.seconds)[0]
     elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
     more = [m for w in profile.workers if (m := MoreBatches.of(plan.candidate, seen, w, expected[w])) is not None]
-    unknown = tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
+    unknown = _other_items(plan.candidate, seen, threshold) + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
         unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, unknown, now is not None)
@@ -214,6 +214,23 @@ def _places(candidate: Candidate) -> tuple[object, ...]:
 
 def _unreached(what: str, moments: int) -> str:
     return f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., moments={10 * moments})."
+
+
+def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[str, ...]:
+    """A note where everybody who takes items takes more than the profile counts, or everybody fewer: that many items take other seconds, without a drift.
+
+    Where some take as many, others are made into more on their way, or left out. Members of a cell take each item several times."""
+    setting = candidate.placement.setting
+    alone = {name for unit in setting.units if len(unit.members) == 1 for name in unit.members}
+    took = {e.consumer: seen.items(e.consumer) * e.group for e in setting.profile.edges if e.consumer in alone and seen.items(e.consumer)}
+    items = setting.profile.items
+    if not took or not (all(n > items * (1 + threshold) for n in took.values()) or all(n < items / (1 + threshold) for n in took.values())):
+        return ()
+    said = listing([f"{worker} {n:g}" for worker, n in took.items()])
+    return (
+        f"items that are taken in an iteration: {said}; the profile counts {items}. Other seconds are no drift then, they are of other work. "
+        f"Next: profile = lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
+    )
 
 
 def _unaccounted(elapsed: Drift, more: Sequence[MoreBatches] = ()) -> str:

@@ -144,3 +144,10 @@ def test_nearest_devices_are_found_for_large_budgets_at_once() -> None:
     large = dataclasses.replace(WORK, memory=dataclasses.replace(WORK.memory, resident_gib=1e6, sharded=True))
     with pytest.raises(PlanError, match=r"'a' needs 244 GiB on each of 4096 devices, and a device has 200 GiB\. Next: memory_gib=245, or devices=5000\."):
         plan(PROFILE.replace(workers={"a": large, "b": WORK}, device_memory_gib=200.0), 4096)
+
+
+@pytest.mark.parametrize("devices", [{0: 4}, {None: 4}, {"": 2, 1: 2}])
+def test_kinds_of_devices_are_texts(devices: dict[Any, int]) -> None:
+    two = Profile.from_dict({"items": 2, "edges": [], "workers": {"a": {"samples": [{"devices": 1, "items": 2, "seconds": 1.0}]}}})
+    with pytest.raises(PlanError, match=r"devices has the kind (0|None|1); kinds have names.* Next: devices=4"):
+        plan(two, devices)

@@ -199,3 +199,11 @@ def test_setting_up_gains_nothing_from_faster_calls() -> None:
     run = lab.run(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "learner": [1]}, chunk=1), LAST, dashboard=False, clock=MockClock())
     run.wait()
     assert run.timeline.gains()["seconds"].tolist() == pytest.approx([0.75 * LAST] * 2)
+
+
+def test_other_numbers_of_items_than_the_profile_counts_are_named(stopped: Stopped) -> None:
+    flow, plan, timeline = stopped
+    assert not any("items that are taken" in note for note in lab.replan(timeline, plan).notes)
+    few = lab.plan(flow, DEVICES, PROFILE.replace(items=2), chunks=2, staleness=plan.execution.staleness)["spatial"]
+    notes = [note for note in lab.replan(timeline, few).notes if "items that are taken" in note]
+    assert len(notes) == 1 and notes[0].startswith(f"items that are taken in an iteration: learner {ITEMS}; the profile counts 2.") and "Next: " in notes[0]
