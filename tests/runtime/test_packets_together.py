@@ -14,8 +14,10 @@ import pytest
 from rlinf_lab.runtime.frames import FrameReader, NotYetThere, Stream
 from rlinf_lab.runtime.links import MOST_TOGETHER, SHORT, Link, _Run
 from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.pairs import Receivers
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.slots import SlotViews
+from rlinf_lab.runtime.store import StoreViews
 
 Put = tuple[Any, int, Any, str, Any]  # queue, count, value, origin, tags
 
@@ -104,7 +106,7 @@ def test_a_frame_that_arrives_in_two_parts_is_read_when_it_is_there() -> None:
         mouth, ears = socket.socketpair()
         with mouth, ears:
             stream = Stream(ears)
-            reader = FrameReader(stream, _no_slots(), "unix")
+            reader = FrameReader(stream, _no_slots(), StoreViews(ears), Receivers("127.0.0.1"), "unix")
             mouth.sendall(frame[:cut])
             stream.fetch()
             mark, stream.waits = stream.mark(), False
