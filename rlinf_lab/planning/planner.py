@@ -310,7 +310,7 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
     if isinstance(what, Profile) and profile is None:
         return what, graph_of(what)
     if not isinstance(what, Workflow):
-        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {shown(what)}.")
+        raise PlanError(f"plan() takes a Profile, or a Workflow and its profile, not {shown(what)}. Next: plan(flow, 8, profile).")
     if not isinstance(profile, Profile):
         raise PlanError(f"plan({what.name!r}, ...) needs profile=. Next: profile=lab.profile(flow), or Profile.load(path).")
     same_workers(profile, what.graph)

@@ -145,7 +145,7 @@ class Profile:
         """A copy in which every second of a worker's samples is multiplied: an error of measurement, or a faster device."""
         known("worker", worker, self.workers, "profile.workers")
         if not isinstance(factor, int | float) or isinstance(factor, bool) or not 0 <= factor < float("inf"):
-            raise ConfigError(f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more.")
+            raise ConfigError(f"scaled({worker!r}, {shown(factor)}): a factor, at least 0; 1.1 for ten percent more. Next: scaled({worker!r}, 1.1).")
         return self.with_worker(worker, samples=tuple(s.scaled(factor) for s in self.workers[worker].samples))
 
     def stale(self, here: Fingerprint | None = None) -> tuple[str, ...]:

@@ -63,12 +63,12 @@ def check_profile(profile: Parts) -> None:
     _check_handovers(profile)
     transports = [m.transport for m in profile.messages]
     if len(set(transports)) != len(transports):
-        raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}.")
+        raise ConfigError(f"profile.messages names a transport twice: {listing(transports)}. Next: one entry for each.")
     names = [k.name for k in profile.kinds]
     for name in names:
         _check_name("profile.kinds", name)
     if len(set(names)) != len(names):
-        raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}.")
+        raise ConfigError(f"profile.kinds names a kind of device twice: {listing(names)}. Next: one entry for each.")
     if profile.kinds and profile.kinds[0].speed != 1:
         speed = f"profile.kinds[0].speed is {profile.kinds[0].speed:g}"
         raise ConfigError(f"{speed}; speeds are relative to this first kind. Next: 1, and the others relative to it.")

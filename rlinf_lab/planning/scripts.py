@@ -44,7 +44,7 @@ def get(channel: str, n: int | None = None, key: int = -1) -> Op:
 def put(channel: str, n: int = 1, key: int = -1) -> Op:
     """Hand over ``n`` items one after another."""
     if n < 0:
-        raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative.")
+        raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative. Next: put({channel!r}, 1).")
     return (PUT, channel, n, key)
 
 

@@ -100,18 +100,18 @@ def sensitivity(
     faster), the lead that the favourite has today is granted to it.
     """
     if not hasattr(plans, "best"):
-        raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives.")
+        raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8)).")
     if isinstance(entries, str) or not isinstance(entries, Collection):
         raise PlanError(f"sensitivity(entries={shown(entries)}): names of entries. Next: entries=('seconds',).")
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
-        raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0.")
+        raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0. Next: tolerance=0.0.")
     for entry in entries:
         if entry not in ENTRIES:
             raise UnknownNameError.of("entry", entry, ENTRIES)
     if of not in KINDS:
         raise UnknownNameError.of("kind of choice", of, KINDS)
     if not 0 <= tolerance < float("inf"):
-        raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0.")
+        raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0. Next: tolerance=0.0.")
     if isinstance(workers, str) or not (workers is None or isinstance(workers, Collection)):
         raise PlanError(f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}.")
     for worker in workers or ():

@@ -61,7 +61,7 @@ class Simulator:
         Raises `DeadlockError`; `PlanError` for a loop that feeds or reads a channel, without its script.
         """
         if iterations < 1:
-            raise PlanError(f"simulate(iterations={iterations}): at least one.")
+            raise PlanError(f"simulate(iterations={iterations}): at least one. Next: iterations=3.")
         for of in calls:
             self.layout.graph.node(of.worker)
             for channel in (*of.reads, *of.writes):

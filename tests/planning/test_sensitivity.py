@@ -36,8 +36,7 @@ def winners(profile: Profile, like: Setting) -> set[str]:
 
 def search_again(plans: Plans, r: Range) -> None:
     setting = plans.best.candidate.placement.setting
-    if plans.best.shape not in winners(plans.profile, setting):
-        return  # chosen over the search's favourite: the ends are not those of a search
+    assert plans.best.shape in winners(plans.profile, setting), "chosen over the search's favourite: the ends are not those of a search"
     for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
         assert plans.best.shape in winners(plans.profile.scaled(r.worker, end * inwards), setting)
         if 1 / WIDEST < end < WIDEST:
@@ -56,18 +55,33 @@ def test_case_1_searched_again() -> None:
     assert 0.7 < by_name["rollout"].low < 1 < by_name["rollout"].high and by_name["training"].low < 0.8
 
 
-@pytest.mark.parametrize("seeds", [range(15), pytest.param(range(15, 50), marks=pytest.mark.slow)], ids=str)
-def test_random_graphs_searched_again(seeds: range) -> None:
-    bounded = 0
-    for seed in seeds:
+def random_graphs(first: int, count: int) -> list[Plans]:
+    """So many, drawn one after another: without those that have no plan, and those whose choice is not the search's favourite."""
+    found: list[Plans] = []
+    seeds = itertools.count()
+    while len(found) < first + count:
         try:
-            plans = plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+            plans = plan(random_profile(next(seeds), generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
         except PlanError:
             continue
-        (r,) = sensitivity(plans, workers=sorted(plans.profile.workers)[:1]).ranges
-        search_again(plans, r)
-        bounded += r.low > 1 / WIDEST or r.high < WIDEST
-    assert bounded > len(seeds) // 5
+        if plans.best.shape in winners(plans.profile, plans.best.candidate.placement.setting):
+            found.append(plans)
+    return found[first:]
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 4), *(pytest.param(first, count, marks=pytest.mark.slow) for first, count in ((4, 11), (15, 12), (27, 12), (39, 11)))]
+)
+def test_every_worker_of_random_graphs_searched_again(first: int, count: int) -> None:
+    """Of fifty graphs, at both ends of the range of each worker."""
+    ends = 0
+    for plans in random_graphs(first, count):
+        found = sensitivity(plans).ranges
+        assert {r.worker for r in found if r.entry == "seconds"} == set(plans.profile.workers)
+        for r in found:
+            search_again(plans, r)
+            ends += (r.low > 1 / WIDEST) + (r.high < WIDEST)
+    assert ends > count // 2
 
 
 @pytest.mark.parametrize(("seed", "worker"), [(17, "c"), (29, "b")])

@@ -53,7 +53,10 @@ def _public(name: str, worker: WorkerProfile) -> CostModel:
     devices = first.devices if worker.resource == "device" else 0
     if worker.kind == "generation":
         if worker.max_running is None:
-            raise ConfigError(f"Cost rule 'rlinf' needs profile.workers.{name}.max_running: it decides whether the engines hold all requests.")
+            raise ConfigError(
+                f"Cost rule 'rlinf' needs profile.workers.{name}.max_running: it decides whether the engines hold all requests."
+                " Next: rule='fitted', or that field."
+            )
         return CapacityCliff(first.seconds, devices, first.items, worker.max_running, worker.ranks.devices_per_rank)
     return DampedScaling(first.seconds, devices, first.items)
 
