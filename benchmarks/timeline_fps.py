@@ -97,7 +97,7 @@ def cases(smoke: bool) -> list[Case]:
     frames = 20 if smoke else 90
     rows = []
     for count, target in ((20_000, "<= 17"), (50_000, "<= 34")) if smoke else ((1_000_000, "<= 17"), (5_000_000, "<= 34")):
-        for shape in ("random", "nested", "real") if count <= 1_000_000 else ("random", "nested"):
+        for shape in ("random", "nested", "real"):
             kept: dict[str, Any] = {}
 
             def curve(kept: dict[str, Any] = kept) -> list[list[float]]:
