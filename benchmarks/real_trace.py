@@ -6,7 +6,6 @@ more, in bursts.
 
 from __future__ import annotations
 
-import base64
 import json
 import tempfile
 from pathlib import Path
@@ -79,7 +78,9 @@ def _repeat(whole: Timeline, part: Timeline, source: str, times: int, period_ns:
         spans["iteration"] = np.where(spans["iteration"] < 0, -1, spans["iteration"] + told)
 
 
-def as_data(timeline: Timeline) -> str:
-    """What the kernel would send, as JSON for a page: ``content``, and ``parts`` in base 64."""
+def write_message(timeline: Timeline, folder: Path) -> None:
+    """What the kernel would send: ``content.json`` with its content and the names of its parts, which are files of their own."""
     content, parts = message([TimelineFeed(timeline).take(final=True)])
-    return json.dumps({"content": content, "parts": {name: base64.b64encode(data).decode() for name, data in parts.items()}})
+    (folder / "content.json").write_text(json.dumps({"content": content, "parts": list(parts)}))
+    for name, data in parts.items():
+        (folder / f"{name}.bin").write_bytes(data)

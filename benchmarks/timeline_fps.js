@@ -49,8 +49,8 @@ window.makeSpans = (n, shape) => {
 };
 // A recorded trace, as the kernel sends it; with arrows.
 window.takeTrace = async () => {
-  const { content, parts } = JSON.parse(document.getElementById("data").textContent), store = new Store(), bytes = {};
-  for (const [name, text] of Object.entries(parts)) bytes[name] = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const { content, parts } = await (await fetch("content.json")).json(), store = new Store(), bytes = {};
+  for (const name of parts) bytes[name] = new Uint8Array(await (await fetch(`${name}.bin`)).arrayBuffer());
   const began = performance.now();
   store.apply(content, bytes);
   window.ingestMs = performance.now() - began;
