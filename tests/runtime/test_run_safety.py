@@ -86,7 +86,8 @@ def test_a_wait_that_timed_out_does_not_disturb_the_iteration() -> None:
     with session(flow, plan) as s:
         for _ in range(2):
             assert s.step() == (list(range(8)), 0.3)
-    assert said == ["driver[0] waited 0.05 s for the value of sleeper[0]; it has not come."] * 2
+    after = "Next: wait longer, or without a timeout; status() tells who waits for whom."
+    assert said == [f"driver[0] waited 0.05 s for the value of sleeper[0]; it has not come. {after}"] * 2
 
 
 def interrupt_after(seconds: float) -> None:
