@@ -8,19 +8,38 @@ traits that are read again, for packing empty parts and for options that are not
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import itertools
 import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Self
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _COPIED = 1 << 16  # bytes: larger messages are not copied on their way
 _NUMBERS = itertools.count()
+_DONTWAIT, _SNDMORE = 1, 2  # of ZeroMQ
+
+
+@functools.cache
+def _zmq_send() -> Callable[..., int] | None:
+    """libzmq's own function, called with the interpreter's lock held; None where it cannot be found.
+
+    pyzmq lets go of the lock for each of the seven and more parts of a message, and a worker that computes in Python takes it each time: both threads
+    change places as often, and the message is late. A socket that publishes never waits.
+    """
+    try:
+        from zmq.backend.cython import _zmq
+
+        send = ctypes.PyDLL(_zmq.__file__).zmq_send  # of the library that it is linked with
+    except (ImportError, OSError, AttributeError):
+        return None
+    send.argtypes, send.restype = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int), ctypes.c_int
+    return send
 
 
 class Express:
@@ -68,17 +87,28 @@ class Express:
             return
         if self._piped and self._piped == self._through:
             with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile: the kernel ends
-                self._loop.call_soon_threadsafe(self._thread._really_send, frames, 0, copy)
+                self._loop.call_soon_threadsafe(self._send, frames, copy)
                 return
         self._piped += 1
-        self._thread.schedule(partial(self._come_through, frames, copy))
+        self._thread.schedule(functools.partial(self._come_through, frames, copy))
 
     def _come_through(self, frames: list[bytes], copy: bool) -> None:
         """In the thread that sends."""
         try:
-            self._thread._really_send(frames, 0, copy)
+            self._send(frames, copy)
         finally:
             self._through += 1
+
+    def _send(self, frames: list[bytes], copy: bool) -> None:
+        """In the thread that sends."""
+        socket, at_once = self._thread.socket, _zmq_send() if copy else None
+        if at_once is None or socket is None or socket.closed or os.getpid() != self._pid:
+            self._thread._really_send(frames, 0, copy)
+            return
+        handle, last = socket.underlying, len(frames) - 1
+        for i, frame in enumerate(frames):
+            if at_once(handle, bytes(frame), len(frame), _DONTWAIT | (_SNDMORE if i < last else 0)) < 0:
+                raise OSError(f"ZeroMQ did not take part {i + 1} of {last + 1} of a widget's message")
 
     def frames(self, content: Mapping[str, Any]) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""

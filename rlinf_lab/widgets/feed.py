@@ -119,6 +119,10 @@ class TimelineFeed:
 
     def take_spans(self) -> Update:
         """What is new without device time and bubbles."""
+        update = self.take_waiting()
+        if update is not None:
+            self._add_samples(self.timeline, update)
+            return update
         now, update = self.timeline.snapshot(), Update()
         if now is not self._now or not self._shape:
             self._now = now
@@ -170,7 +174,10 @@ class TimelineFeed:
             self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(now, self._seen, count)
             self._seen = count
-        fresh = now.counter_samples[self._sampled :]
+        self._add_samples(now, update)
+
+    def _add_samples(self, store: Timeline, update: Update) -> None:
+        fresh = store.counter_samples[self._sampled :]
         if len(fresh) and self._origin is not None:
             self._sampled += len(fresh)
             update.samples = pack_samples(fresh, self._origin)

@@ -96,13 +96,27 @@ def test_factors_that_cannot_be_are_refused(bad: object) -> None:
         checked_factors(cast(Any, bad))
 
 
-def test_crowding_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crowding, "ROUNDS", 2)  # one to warm up, one that counts
+@pytest.mark.slow
+def test_crowding_is_measured() -> None:
     factors = lab.crowding("processes", ["cpu:0", "cpu:1"], emulate=True)
     assert len(factors) == 2 and checked_factors(factors) == factors
-    assert lab.crowding("processes", ["cpu:0"]) == (1.0,)
+
+
+def test_crowding_of_a_workflow_of_one_s_own_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowding, "ROUNDS", 2)  # one to warm up, one that counts
+    flow = lab.Workflow("short")
+    worker = flow.worker(Sleeps, name="sleeps")
+    flow.iteration(lambda: worker.go())
+    factors = lab.crowding("processes", ["cpu:0", "cpu:1"], flow, emulate=True)
+    assert len(factors) == 2 and checked_factors(factors) == factors
+    assert lab.crowding("processes", ["cpu:0"], flow) == (1.0,)
     with pytest.raises(PlanError, match="at least one device"):
         lab.crowding(devices=[])
+
+
+class Sleeps(lab.Worker):
+    def go(self) -> None:
+        self.compute(0.01)
 
 
 class Slowed(lab.Worker):

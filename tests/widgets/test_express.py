@@ -101,10 +101,34 @@ def iopub() -> Any:
     while hears.poll(200):
         hears.recv_multipart()
     yield SimpleNamespace(thread=thread, hears=hears)
-    thread.stop()
+    if thread.thread.is_alive():
+        cancelled = threading.Event()
+        thread.io_loop.add_callback(lambda: (thread._event_pipe_gc_task.cancel(), thread.io_loop.call_later(0.01, cancelled.set)))
+        cancelled.wait(5)  # else its loop is closed over a task, which asyncio complains of
+        thread.stop()
     thread.close()
     hears.close()
     context.term()
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_a_message_has_the_same_parts_with_and_without_the_function_of_libzmq(kernel: Any, iopub: Any, monkeypatch: pytest.MonkeyPatch, found: bool) -> None:
+    assert express._zmq_send() is not None, "this pyzmq is linked with libzmq"
+    if not found:
+        monkeypatch.setattr(express, "_zmq_send", lambda: None)
+    kernel.iopub_socket, through_pyzmq = iopub.thread.background_socket, []
+    really = iopub.thread._really_send
+    monkeypatch.setattr(iopub.thread, "_really_send", lambda *args: (through_pyzmq.append(args[2]), really(*args)))
+    way = express.Express.of(comm_of())
+    assert way is not None
+    parts = [b"", b"\0\1\0", bytearray(b"abc"), memoryview(b"defg"), b"x" * 1000]
+    for more in ([], [b"y" * (1 << 16)]):
+        way.send({"text": "ä"}, [*parts, *more])  # type: ignore[list-item]
+        assert iopub.hears.poll(10_000)
+        topics, said = read(kernel.session, iopub.hears.recv_multipart())
+        assert topics == [b"comm-c-1"] and said["content"]["data"]["content"] == {"text": "ä"}
+        assert [bytes(b) for b in said["buffers"]] == [bytes(p) for p in [*parts, *more]]
+    assert through_pyzmq == ([False] if found else [True, False]), "what is large is not copied"
 
 
 def test_messages_come_in_order_after_the_one_that_opens_the_comm_and_soon_without_the_pipe(kernel: Any, iopub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
