@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from rlinf_lab.errors import ExecutorError, said
 from rlinf_lab.runtime.pickling import OnDevice
 from rlinf_lab.runtime.slots import LENT
+from rlinf_lab.timeline.sampler import visible_gpus as shown_by_cuda
 
 ASKED = "between_gpus='host'"
 HEAD = struct.Struct("<II")  # its number, and the bytes of torch's description that follow
@@ -111,26 +112,14 @@ def visible_gpus() -> tuple[str, ...]:
 
     try:
         pynvml.nvmlInit()
-        there = [str(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetHandleByIndex(i))) for i in range(pynvml.nvmlDeviceGetCount())]
+        return ids(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
     except pynvml.NVMLError:
         return ()
-    return tuple(map(bare, chosen(there, os.environ.get("CUDA_VISIBLE_DEVICES"))))
 
 
-def chosen(there: Sequence[str], visible: str | None) -> list[str]:
-    """Which of the GPUs with these ids CUDA shows: by number, by id or its beginning; what comes behind one that is not there is hidden, too."""
-    if visible is None:
-        return list(there)
-    found = []
-    for name in (part.strip() for part in visible.split(",")):
-        if name.startswith("MIG-"):  # a part of a GPU: not among them
-            found.append(name)
-            continue
-        same = [uuid for i, uuid in enumerate(there) if name == str(i) or (name.startswith("GPU-") and uuid.startswith(name))]
-        if len(same) != 1:
-            break
-        found += same
-    return found
+def ids(nvml: Any, listed: str | None) -> tuple[str, ...]:
+    """Of the GPUs that CUDA shows where ``listed`` is CUDA_VISIBLE_DEVICES. Raises ``NVMLError``."""
+    return tuple(bare(str(nvml.nvmlDeviceGetUUID(handle))) for handle in shown_by_cuda(nvml, listed))
 
 
 class Lender:

@@ -16,7 +16,7 @@ import socket
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,16 +68,32 @@ class InSlot(NamedTuple):
     size: int
 
 
+class Returned:
+    """Numbers that the receiver of a link has sent back on its socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._rest = b""  # of a number that has not come whole
+
+    def heard(self) -> Iterator[int]:
+        """Those that have come since; it does not wait."""
+        with contextlib.suppress(BlockingIOError, OSError):
+            while data := self._connection.recv(1 << 12, socket.MSG_DONTWAIT):
+                data = self._rest + data
+                whole = len(data) // _NUMBER.size * _NUMBER.size
+                self._rest = data[whole:]
+                yield from (number for (number,) in _NUMBER.iter_unpack(data[:whole]))
+
+
 class SlotPool:
     """The sender's end of one link. Used by whoever holds the link's lock. ``given_back``: told the numbers of what was lent."""
 
     def __init__(self, connection: socket.socket, given_back: Callable[[int], None]) -> None:
-        self._connection, self._given_back = connection, given_back
+        self._returned, self._given_back = Returned(connection), given_back
         self._arenas: list[Arena] = []
         self._slots: list[Slot] = []
         self._free: dict[int, list[Slot]] = {}
         self._bytes = 0
-        self._rest = b""
         self.usable = False  # the processes see each other's files
 
     def greet(self) -> bytes:
@@ -130,17 +146,12 @@ class SlotPool:
 
     def take_back(self) -> None:
         """Hear what is free again."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            while data := self._connection.recv(1 << 12, socket.MSG_DONTWAIT):
-                data = self._rest + data
-                whole = len(data) // _NUMBER.size * _NUMBER.size
-                self._rest = data[whole:]
-                for (number,) in _NUMBER.iter_unpack(data[:whole]):
-                    if number & LENT:
-                        self._given_back(number)
-                        continue
-                    slot = self._slots[number]
-                    self._free[slot.size].append(slot)
+        for number in self._returned.heard():
+            if number & LENT:
+                self._given_back(number)
+            else:
+                slot = self._slots[number]
+                self._free[slot.size].append(slot)
 
     def close(self) -> None:
         """The receiver's own maps live on as long as its arrays."""

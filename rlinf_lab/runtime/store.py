@@ -19,6 +19,7 @@ import numpy as np
 
 from rlinf_lab.errors import ExecutorError, said
 from rlinf_lab.runtime.ray_library import load_ray
+from rlinf_lab.runtime.slots import Returned
 
 LARGE_IN_STORE = 1 << 20  # bytes; a smaller buffer is sooner there in the stream
 FETCH_SECONDS = 120.0
@@ -39,10 +40,9 @@ class StorePool:
     """The sender's end of one link. Used by whoever holds the link's lock."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
-        self._connection, self._peer = connection, peer
+        self._returned, self._peer = Returned(connection), peer
         self._kept: dict[int, Any] = {}  # references of what is still under way, by number
         self._made = 0
-        self._rest = b""
         self._has_told = False
 
     @property
@@ -78,13 +78,8 @@ class StorePool:
 
     def _take_back(self) -> None:
         """Hear what has been fetched."""
-        with contextlib.suppress(BlockingIOError, OSError):
-            while data := self._connection.recv(1 << 12, socket.MSG_DONTWAIT):
-                data = self._rest + data
-                whole = len(data) // _NUMBER.size * _NUMBER.size
-                self._rest = data[whole:]
-                for (number,) in _NUMBER.iter_unpack(data[:whole]):
-                    self._kept.pop(number, None)
+        for number in self._returned.heard():
+            self._kept.pop(number, None)
 
     def close(self) -> None:
         self._kept.clear()

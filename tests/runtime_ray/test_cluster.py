@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from one_worker import one_worker
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
@@ -21,8 +22,6 @@ from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.observer import device_loads
 from rlinf_lab.runtime.reservation import SOMETHING, Reservation
 from rlinf_lab.runtime.run import run
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 THREE_NODES = """
 import threading, time
@@ -144,22 +143,6 @@ def test_what_is_no_device_is_refused(name: str) -> None:
     assert not Device.is_name(name)
     with pytest.raises(PlanError, match="is no device. Next"):
         Device.parse(name)
-
-
-class One(Worker):
-    def one(self) -> int:
-        return 1
-
-
-def one_worker() -> Workflow:
-    flow = Workflow("one")
-    worker = flow.worker(One, name="w")
-
-    @flow.iteration
-    def iteration() -> object:
-        return worker.one()
-
-    return flow
 
 
 def test_a_rank_lives_on_one_node() -> None:

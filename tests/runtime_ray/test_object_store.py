@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_worker import one_worker
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.planning.plan import ExecutionPlan
@@ -18,8 +19,6 @@ from rlinf_lab.runtime.traffic import Traffic, Transit
 from rlinf_lab.timeline.clock import MonotonicClock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 BETWEEN_LINKS = """
 import dataclasses, os, pickle, queue, threading, time
@@ -179,22 +178,10 @@ def test_large_arrays_between_three_nodes(tmp_path: Path, ways: tuple[str, ...])
     assert done.returncode == 0 and "spread done" in done.stdout, done.stdout + done.stderr[-3000:]
 
 
-class One(Worker):
-    def one(self) -> int:
-        return 1
-
-
 @pytest.mark.parametrize("way", ["plasma", None, 3])
 def test_other_ways_are_refused(way: Any) -> None:
-    flow = Workflow("one")
-    worker = flow.worker(One, name="w")
-
-    @flow.iteration
-    def iteration() -> object:
-        return worker.one()
-
     with pytest.raises(ConfigError, match=r"between_nodes=.*: how items get to another node\. Next: 'stream' or 'object_store' or 'gloo' or 'ray'"):
-        run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray", between_nodes=way)
+        run(flow := one_worker(), ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray", between_nodes=way)
 
 
 def test_an_edge_that_used_the_stream_and_the_store_is_named_by_the_store() -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from one_worker import one_worker
 
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import preflight
 from rlinf_lab.runtime.links import Ways
 from rlinf_lab.runtime.nodes import NodeFacts
 from rlinf_lab.runtime.process_executor import ProcessExecutor
-from rlinf_lab.workflow.worker import Worker
-from rlinf_lab.workflow.workflow import Workflow
 
 SCRIPT = """
 import dataclasses, pickle, queue, time
@@ -100,22 +99,6 @@ def test_a_link_through_ray(tmp_path: Path) -> None:
     assert done.returncode == 0 and "tunnel done" in done.stdout, done.stdout + done.stderr[-3000:]
     assert "without Ray: refused" in done.stdout and "gone: Host 'there' is gone" in done.stdout
     assert "nobody: Host 'there' cannot be reached, neither at 127.0.0.1:1 nor through Ray" in done.stdout
-
-
-class One(Worker):
-    def one(self) -> int:
-        return 1
-
-
-def one_worker() -> Workflow:
-    flow = Workflow("one")
-    worker = flow.worker(One, name="w")
-
-    @flow.iteration
-    def iteration() -> object:
-        return worker.one()
-
-    return flow
 
 
 @pytest.mark.parametrize(("asked", "told"), [("stream", 1), ("ray", 0)])

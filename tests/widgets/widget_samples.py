@@ -56,10 +56,13 @@ class SampleRun:
         t += 1.2 * MS
         self.add(self.driver, SpanKind.MARK, "iteration", begin, t)
         self.now = int(t)
-        self.timeline.extend(self.recorder.drain())
+        self.tell()
         row = self._metrics((t - begin) / 1e9)
         self.iteration += 1
         return row
+
+    def tell(self) -> None:
+        self.timeline.extend(self.recorder.drain())
 
     def _metrics(self, seconds: float) -> dict[str, float]:
         i, noise = self.iteration, self.random.gauss
