@@ -30,6 +30,7 @@ _HOME = {
     "profile_from_run": "rlinf_lab.planning.fitting",
     "profile_from_trace": "rlinf_lab.planning.imported",
     "plan": "rlinf_lab.planning.planner",
+    "planned": "rlinf_lab.planning.planner",
     "sensitivity": "rlinf_lab.planning.sensitivity",
     "replan": "rlinf_lab.planning.replan",
     "estimate": "rlinf_lab.planning.estimate",
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from rlinf_lab.planning.imported import profile_from_trace as profile_from_trace
     from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
     from rlinf_lab.planning.planner import plan as plan
+    from rlinf_lab.planning.planner import planned as planned
     from rlinf_lab.planning.profile import Profile as Profile
     from rlinf_lab.planning.replan import replan as replan
     from rlinf_lab.planning.scripts import Outage as Outage

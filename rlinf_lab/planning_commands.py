@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlinf_lab.errors import ConfigError, shown
-from rlinf_lab.planning.planner import Planned, Plans, plan
+from rlinf_lab.errors import ConfigError, PlanError, shown
+from rlinf_lab.planning.json_files import read_text
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned, Plans, plan, planned
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.timeline.timeline import Timeline
 
@@ -39,6 +41,8 @@ class PlanCommand:
     """which modes to consider"""
     json: bool = False
     """print JSON instead of a table"""
+    save: Path | None = None
+    """write the plan (plan: the fastest; simulate: the chosen one) as JSON, for simulate --plan and ExecutionPlan.load"""
 
     def plans(self) -> Plans:
         return plan(
@@ -49,16 +53,24 @@ class PlanCommand:
     def run(self, write: Writer) -> int:
         """Print the ranked plans; the exit status. ``write``: of a timeline to a file."""
         plans = self.plans()
+        self.keep(plans.best)
         show(plans.to_json() if self.json else str(plans))
         return 0
+
+    def keep(self, chosen: Planned) -> None:
+        """Write a plan where it shall be saved."""
+        if self.save is not None:
+            chosen.execution.save(self.save)
 
 
 @dataclass(frozen=True)
 class SimulateCommand(PlanCommand):
     """Run a plan through the scheduler in virtual time: seconds of each iteration, what the devices do, the timeline as a file."""
 
+    devices: str = ""
+    """how many devices: 64, or of several kinds h100=32,a100=16; of a plan in a file as many as it has"""
     plan: str = ""
-    """name, mode or shape of the plan (default: the fastest)"""
+    """name, mode or shape of the plan (default: the fastest), or a file FILE.json (--save), perhaps edited"""
     iterations: int = 3
     """how many; the first one includes coming to the devices"""
     noise: float = 0.0
@@ -70,8 +82,8 @@ class SimulateCommand(PlanCommand):
 
     def run(self, write: Writer) -> int:
         """Print the simulation; the exit status."""
-        plans = self.plans()
-        chosen = plans[self.plan] if self.plan else plans.best
+        chosen = self.chosen()
+        self.keep(chosen)
         timeline = chosen.simulate(self.iterations, self.noise, self.seed)
         if self.out is not None:
             try:
@@ -82,6 +94,34 @@ class SimulateCommand(PlanCommand):
         report = simulation(chosen, timeline)
         show(json.dumps(report, indent=1) if self.json else _text(report))
         return 0
+
+
+    def chosen(self) -> Planned:
+        if self.plan.lower().endswith(".json") or (self.plan and not self.devices and Path(self.plan).exists()):
+            return self._given()
+        if not self.devices:
+            raise ConfigError("--devices is missing: plans are searched for so many. Next: --devices 64, or --plan FILE.json with a plan that was saved.")
+        plans = self.plans()
+        return plans[self.plan] if self.plan else plans.best
+
+    def _given(self) -> Planned:
+        """The plan of a file."""
+        for flag in ("staleness", "chunks", "modes"):
+            if getattr(self, flag) != PlanCommand.__dataclass_fields__[flag].default:
+                raise ConfigError(f"--{flag} together with --plan {self.plan}: what the plan of a file says counts. Next: without it, or change the file.")
+        text = read_text(self.plan, "plan", PlanError)
+        if _is_a_list_of_plans(text):
+            raise PlanError(f"{self.plan!r} is what `rlinf-lab plan --json` prints, which names no devices. Next: rlinf-lab plan ... --save {self.plan}.")
+        made = ExecutionPlan.from_json(text)
+        return planned(Profile.load(self.profile), made, devices=counts(self.devices) if self.devices else None, memory_gib=self.memory_gib, rule=self.rule)
+
+
+def _is_a_list_of_plans(text: str) -> bool:
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and isinstance(data.get("plans"), list) and "placements" not in data
 
 
 def show(text: str) -> None:

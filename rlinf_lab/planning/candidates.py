@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.search.problem import Cuts, Orders, Problem
+from rlinf_lab.planning.search.effort import is_exact
+from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders, Problem
 from rlinf_lab.planning.search.solver import BOTH, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
 from rlinf_lab.planning.setting import Arrangement, Setting
@@ -22,6 +23,7 @@ CLOSE = 1.04  # plans of the search that are followed: the search's two numbers 
 ROUNDS = 12  # of improvement
 QUICK_NEIGHBOURS = 12  # followed for a quick answer
 FEW = 32  # branches of a quick search that found nothing
+PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
 SAME = 1.001
 
 
@@ -83,10 +85,13 @@ def alike(a: Placement, b: Placement) -> bool:
 
 def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...]) -> Iterator[Candidate]:
     # Of so many units that they are cut in groups, good plans over few device counts and then nearer ones, about as fast as turns or streams alone.
-    grouped, best = Orders.of(setting.problem(arrangements[0])).is_grouped, np.inf
+    problem, best = setting.problem(arrangements[0]), np.inf
+    grouped, promising = Orders.of(problem).is_grouped, arrangements
+    if len(setting.units) > FEW_LEAVES and len(arrangements) > PROMISING and not is_exact(problem, len(arrangements)):
+        promising = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))[:PROMISING]
     for only in sorted(_structures(setting, modes), key=lambda only: len(only.kinds)) if grouped else _structures(setting, modes):
         # On devices of their own all stay.
-        some = arrangements[:1] if only.kinds == (SPATIAL,) else arrangements
+        some = arrangements[:1] if only.kinds == (SPATIAL,) else promising
         for candidate in _best(setting, some, only, guess if grouped else None, best if len(only.kinds) > 1 else np.inf):
             best = min(best, candidate.searched) if grouped else best
             yield candidate

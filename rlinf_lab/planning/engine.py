@@ -445,7 +445,7 @@ class Engine(AtOnce):
 
     def _expect_running(self, p: Process, state: str) -> None:
         if p.state != state:
-            raise ExecutorError(f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn")
+            raise ExecutorError(f"engine: process {p.index} is {p.state!r}, expected {state!r}: an event out of turn. Next: events as they are asked for.")
 
     def _room(self, queue: Channel, n: int) -> bool:
         """Room for n items: below the capacity, or nothing there (a put larger than the channel), or an exact get asks for more."""

@@ -38,7 +38,10 @@ def profile_from_run(
     fast as it came (`Profile.notes` says so).
     """
     if not isinstance(flow, Workflow) or not isinstance(plan, ExecutionPlan) or not isinstance(timeline, Timeline):
-        raise PlanError(f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline.")
+        raise PlanError(
+            f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline. "
+            f"Next: profile_from_run(flow, plan, run.timeline)."
+        )
     if items is not None:
         whole("profile_from_run: items", items, 1, 10**9)
     rules = _rules(flow, ranks)

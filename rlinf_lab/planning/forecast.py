@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 
 from rlinf_lab.errors import PlanError, shown
+from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.by_rank import bundles_of_a_rank, by_rank, seconds_of_a_rank, separable
 from rlinf_lab.planning.costs import Stream
@@ -96,6 +97,15 @@ def graph_of(profile: Profile) -> WorkflowGraph:
     return WorkflowGraph(profile.name, tuple(nodes), channels, (), tuple(program))
 
 
+def shared_weights(profile: Profile) -> list[dict[str, float]]:
+    """As `Simulator` takes them: for each weights that several workers hold, of each of these which part of what it moves they are."""
+    found: dict[str, dict[str, float]] = {}
+    for name, worker in profile.workers.items():
+        if memory.shares(worker):
+            found.setdefault(worker.memory.shared_as, {})[name] = memory.shared_part(worker)
+    return list(found.values())
+
+
 def gates(profile: Profile) -> tuple[EdgeProfile, ...]:
     """Who must wait for complete groups although the responses reach it through others: an edge from the generator, of whole groups.
 
@@ -156,7 +166,7 @@ class _Forecast:
             for i, step in enumerate(graph.program)
         ]
         try:
-            return Simulator(graph, plan, switches, outages=outages).simulate(calls, iterations)
+            return Simulator(graph, plan, switches, outages=outages, shared=shared_weights(self.profile)).simulate(calls, iterations)
         except (struct.error, OverflowError) as error:  # nanoseconds in 64 bits
             work = follow(self.placement).work
             unit, most = max(work.items(), key=lambda item: item[1].busy)

@@ -15,15 +15,15 @@ MOST_DEVICES = 8192
 MOST_STALENESS = 64  # iterations
 MOST_CHUNKS = 8192
 MOST_ITERATIONS = 10_000  # of a simulation
-_NO_NAMES = "devices is {}; give a number, a number of each kind, or names such as ['cuda:0', 'cuda:1'] (of each kind: {{'H': ['cuda:0'], 'R': ['cuda:1']}})."
+_NO_NAMES = "devices is {}; give a number, a number of each kind, or names (of each kind: {{'H': ['cuda:0'], 'R': ['cuda:1']}}). Next: ['cuda:0', 'cuda:1']."
 
 
 def whole(what: str, value: Any, low: int, high: int, why: str = "", of: str = "") -> int:
     """A whole number (``of`` devices) from ``low`` to ``high``. Raises `PlanError` with the nearest one that works."""
     wanted, why = f"a whole number of {of}" if of else "a whole number", f" ({why})" if why else ""
     if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-        near = f" Next: {_nearest(value, low, high)}." if isinstance(value, numbers.Real) and math.isfinite(value) else ""
-        raise PlanError(f"{what} is {shown(value)}; give {wanted} from {low} to {high}{why}.{near}")
+        near = _nearest(value, low, high) if isinstance(value, numbers.Real) and math.isfinite(value) else low
+        raise PlanError(f"{what} is {shown(value)}; give {wanted} from {low} to {high}{why}. Next: {near}.")
     found = int(value)
     if not low <= found <= high:
         limit, nearest = (f"at least {low}", low) if found < low else (f"at most {high}", high)
@@ -39,8 +39,8 @@ def number(what: str, value: Any, low: float = 0.0, high: float = math.inf, abov
     except OverflowError:  # a whole number beyond all floats
         found = math.inf
     if not math.isfinite(found) or not low <= found <= high or (above and found == low):
-        near = f" Next: {nearest(found, {'above' if above else 'low': low, 'high': high})}." if math.isfinite(found) else ""
-        raise PlanError(f"{what} is {shown(value)}; give a number, {limits}.{near}")
+        near = nearest(-1.0 if math.isnan(found) else found, {"above" if above else "low": low, "high": high})
+        raise PlanError(f"{what} is {shown(value)}; give a number, {limits}. Next: {near}.")
     return found
 
 

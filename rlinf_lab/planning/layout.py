@@ -58,6 +58,15 @@ class Layout:
         return 1 if worker == DRIVER else self.plan.ranks(worker)
 
     def capacity(self, channel: str) -> int | None:
+        if channel not in self._capacities:  # asked for every queue, twice a second
+            self._capacities[channel] = self._capacity(channel)
+        return self._capacities[channel]
+
+    @cached_property
+    def _capacities(self) -> dict[str, int | None]:
+        return {}
+
+    def _capacity(self, channel: str) -> int | None:
         spec = self.graph.channel(channel)
         if spec.whole:
             return None

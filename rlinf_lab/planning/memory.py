@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from rlinf_lab.planning.profile import RankRule, WorkerProfile
@@ -21,9 +23,30 @@ def valid(rule: RankRule, devices: np.ndarray) -> np.ndarray:
 
 
 def resident(worker: WorkerProfile, devices: np.ndarray) -> np.ndarray:
-    """GiB of weights, optimiser or scene on each of so many devices."""
-    whole = worker.memory.resident_gib
-    return whole / np.maximum(devices, 1) if worker.memory.sharded else np.full(np.shape(devices), whole, float)
+    """GiB of weights, optimiser or scene on each of so many devices, what it shares with others included."""
+    whole, shared = worker.memory.resident_gib, worker.memory.shared_gib
+    return whole / np.maximum(devices, 1) + shared if worker.memory.sharded else np.full(np.shape(devices), whole + shared, float)
+
+
+def shares(worker: WorkerProfile) -> bool:
+    """Whether others hold some of its weights, too."""
+    return bool(worker.memory.shared_as) and worker.resource != "host"
+
+
+def counted_twice(workers: Iterable[WorkerProfile]) -> float:
+    """GiB that adding up what these keep on a device counts too often: weights that several of them hold are there once."""
+    seen, twice = set[str](), 0.0
+    for worker in workers:
+        if shares(worker):
+            twice += worker.memory.shared_gib if worker.memory.shared_as in seen else 0.0
+            seen.add(worker.memory.shared_as)
+    return twice
+
+
+def shared_part(worker: WorkerProfile) -> float:
+    """Of what a switch of it moves, the part that others hold, too; where its own is sharded, on the fewest devices that it can have: the least."""
+    whole = float(resident(worker, np.array([max(worker.ranks.fewest, 1)]))[0])
+    return worker.memory.shared_gib / whole if shares(worker) and whole else 0.0
 
 
 def needed(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray, unit: int = 1) -> np.ndarray:
@@ -60,7 +83,7 @@ def _transient(worker: WorkerProfile, held: np.ndarray, unit: int) -> np.ndarray
 
 def limits(worker: WorkerProfile) -> bool:
     """Whether anything is known of what it needs."""
-    return bool(worker.memory.resident_gib or worker.memory.per_item_gib or any(s.peak_gib for s in worker.samples))
+    return bool(worker.memory.resident_gib or worker.memory.shared_gib or worker.memory.per_item_gib or any(s.peak_gib for s in worker.samples))
 
 
 def _held(worker: WorkerProfile, devices: np.ndarray, items: float | np.ndarray, unit: int = 1) -> np.ndarray:

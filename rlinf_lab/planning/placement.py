@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -115,11 +115,8 @@ class Placement:
         """Whether somebody has too little memory for its work where some unit that leaves has not left."""
         seat, home = self.seats[name], self.setting.home
         for device in sorted(self._firsts & set(seat.devices)):
-            kept: dict[int, float] = {}
-            for other, gib in self.kept_beside(name, device, all_stay=True).items():
-                if not self.seats[other].stays:
-                    kept[home[other]] = kept.get(home[other], 0.0) + gib
-            if self._gib(name, seat, device) + max(kept.values(), default=0.0) > self.cap(device) + ROUNDING:
+            leaving = {home[o] for o in self.kept_beside(name, device, all_stay=True) if not self.seats[o].stays}
+            if any(self._gib(name, seat, device, there={unit}) > self.cap(device) + ROUNDING for unit in leaving):
                 return True
         return False
 
@@ -212,24 +209,33 @@ class Placement:
         """GiB."""
         return self._gib(clash.worker, self.seats[clash.worker], clash.device) - self.cap(clash.device)
 
-    def kept_beside(self, name: str, device: int, all_stay: bool = False) -> dict[str, float]:
-        """GiB that each of those of other units that stay keeps on a device; ``all_stay``: if nobody left it."""
-        mates, profile = self.setting.units[self.setting.home[name]].members, self.setting.profile
+    def counted_twice(self, names: Iterable[str]) -> float:
+        """GiB of weights that several of these hold on a device."""
+        return memory.counted_twice(self.setting.profile.workers[n] for n in names)
+
+    def kept_beside(self, name: str, device: int, all_stay: bool = False, there: Collection[int] = ()) -> dict[str, float]:
+        """GiB that each of those of other units that stay keeps on a device; ``all_stay``: if nobody left it; ``there``: units that have not left it."""
+        home, profile = self.setting.home, self.setting.profile
+        mates = self.setting.units[home[name]].members
         return {
-            other: float(memory.kept(profile.workers[other], np.array([len(there.devices)]), profile.items)[0])
-            for other, there in self.seats.items() if other not in mates and device in there.devices and (there.stays or all_stay)
+            other: float(memory.kept(profile.workers[other], np.array([len(seat.devices)]), profile.items)[0])
+            for other, seat in self.seats.items() if other not in mates and device in seat.devices and (seat.stays or all_stay or home[other] in there)
         }  # fmt: skip
 
-    def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False) -> float:
-        """GiB on a device while this worker works there; ``all_stay``: if nobody left it."""
+    def mates_on(self, name: str, device: int) -> list[str]:
+        """The other members of its cell that sit on a device, too."""
+        return [m for m in self.setting.units[self.setting.home[name]].members if m != name and device in self.seats[m].devices]
+
+    def _gib(self, name: str, seat: Seat, device: int, all_stay: bool = False, there: Collection[int] = ()) -> float:
+        """GiB on a device while this worker works there; ``all_stay``: if nobody left it; ``there``: units that have not left it."""
         profile, on = self.setting.profile, np.array([len(seat.devices)])
         worker = profile.workers[name]
         at_once = profile.items / seat.chunks / (1 if worker.kind == "simulator" else seat.sub_batches)
-        total = float(memory.needed(worker, on, at_once, profile.unit(name))[0]) + sum(self.kept_beside(name, device, all_stay).values())
-        for mate in self.setting.units[self.setting.home[name]].members:
-            if mate != name and device in (there := self.seats[mate]).devices:
-                total += float(memory.kept(profile.workers[mate], np.array([len(there.devices)]), profile.items / seat.chunks)[0])
-        return total
+        beside, mates = self.kept_beside(name, device, all_stay, there), self.mates_on(name, device)
+        total = float(memory.needed(worker, on, at_once, profile.unit(name))[0]) + sum(beside.values())
+        for mate in mates:
+            total += float(memory.kept(profile.workers[mate], np.array([len(self.seats[mate].devices)]), profile.items / seat.chunks)[0])
+        return total - self.counted_twice([name, *mates, *beside])
 
     def _short(self, name: str, seat: Seat, device: int) -> str:
         others = [o for o, s in self.seats.items() if o != name and s.stays and device in s.devices]

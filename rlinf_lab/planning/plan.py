@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.planning.json_files import read_text, write_text
 from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
 from rlinf_lab.planning.reading import distinct
 from rlinf_lab.planning.standstill import refuse_standstill, ring_of_channels
@@ -112,7 +114,8 @@ class ExecutionPlan:
         if not graph.cells:
             raise PlanError(f"Plan {name!r}: workflow {graph.name!r} has no cell to fuse (no cycle of channels). Next: ExecutionPlan.temporal.")
         if "fused" in fields:
-            raise PlanError(f"Plan {name!r}: fused_cells fuses the cells of the workflow; fused={shown(fields['fused'])} cannot be given as well.")
+            fault = f"fused={shown(fields['fused'])} cannot be given as well. Next: without it."
+            raise PlanError(f"Plan {name!r}: fused_cells fuses the cells of the workflow; {fault}")
         wanted = dict(_counts(graph, name, given["devices"], ranks))
         for cell in graph.cells:
             wanted.update(dict.fromkeys(cell, max(wanted.get(w, 1) for w in cell)))
@@ -222,7 +225,7 @@ class ExecutionPlan:
         """The plan that `to_dict` gave. `PlanError` names the field that is missing, unknown or wrong."""
         fields = {f.name: f for f in dataclasses.fields(cls)}
         if not isinstance(data, Mapping):
-            raise PlanError(f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}.")
+            raise PlanError(f"A plan is {shown(data)}; it must be an object with the fields {', '.join(fields)}. Next: plan.to_dict() makes one.")
         for key in data:
             if key not in fields:
                 raise PlanNameError.of("plan field", key, fields)
@@ -245,6 +248,15 @@ class ExecutionPlan:
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
             raise PlanError(f"The plan is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
+
+    @classmethod
+    def load(cls, path: str | Path) -> ExecutionPlan:
+        """Read a JSON file that `save` wrote."""
+        return cls.from_json(read_text(path, "plan", PlanError))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON: to be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`, `lab.planned`)."""
+        write_text(path, self.to_json(), "plan", PlanError)
 
     def diff(self, other: ExecutionPlan) -> str:
         """What is different in another plan, a line for each entry; empty when they are equal. Placements are compared by device names."""

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.planning.as_given import as_given
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import SAME, Candidate, alike
 from rlinf_lab.planning.caveats import WORTH, caveats
@@ -29,6 +30,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import reason, why_no
 from rlinf_lab.planning.refusals import Unplaceable
 from rlinf_lab.planning.scripts import Outage
+from rlinf_lab.planning.search.effort import FEW_COUNTS, is_exact
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.planning.steady import settled, steady
@@ -172,7 +174,7 @@ class Plans(Sequence[Planned]):
             if which in (plan.name, plan.mode, plan.shape):
                 return plan
         if which in self.refused:
-            raise PlanError(f"There is no {which} plan: {self.refused[which]}")
+            raise PlanError(f"There is no {which} plan: {self.refused[which]} Next: plans[{self.ranked[0].name!r}].")
         raise UnknownNameError.of("plan", which, [p.name for p in self.ranked])
 
     @cached_property
@@ -184,7 +186,14 @@ class Plans(Sequence[Planned]):
             estimate = placement.estimate(i)
             if estimate.basis not in (MEASURED, INTERPOLATED) or estimate.relative >= BEYOND:
                 found.append(f"{unit.name}: {estimate.basis}, {_good(estimate)}" + f" ({estimate.note})" * bool(estimate.note))
-        orders = Orders.of(placement.setting.problem(placement.arrangement))
+        setting, problem = placement.setting, placement.setting.problem(placement.arrangement)
+        orders = Orders.of(problem)
+        if not orders.is_grouped and not is_exact(problem, setting.ways_to_stay):
+            found.append(
+                f"{len(setting.units)} workers on {_budget(self.devices)} are more than an exact search can look at: plans were looked for on evenly spaced "
+                f"numbers of devices and then near the best, and a somewhat faster one may exist; the lower bound holds for all. "
+                f"Next: fewer devices or workers for an exact search (any {FEW_LEAVES} workers on {FEW_COUNTS} devices)"
+            )
         if not orders.all:
             groups = f", cut between {GROUPS} groups of neighbours and each group in one way" if orders.is_grouped else ""
             found.append(
@@ -294,6 +303,50 @@ def plan(
     return searched(setting, graph, names, tuple(modes), simulate, quick)
 
 
+def planned(
+    what: Profile | Workflow,
+    plan: ExecutionPlan,
+    profile: Profile | None = None,
+    *,
+    devices: int | Mapping[str, int] | None = None,
+    memory_gib: float | None = None,
+    rule: str = "fitted",
+) -> Planned:
+    """What a plan of yours (made by hand, edited, read from a file) would take under a profile: as one of `plan`, simulated, not searched.
+
+    ``what``, ``profile``, ``memory_gib``, ``rule``: as of `plan`. ``devices``: how many of each kind, where there are several (in the order of the plan's).
+
+    Raises `PlanError` where the plan does not fit the workflow, the profile or the devices' memory, naming the worker or channel.
+    """
+    profile, graph = _given(what, profile)
+    if not isinstance(plan, ExecutionPlan):
+        raise PlanError(f"planned({shown(what)}, {shown(plan)}): an ExecutionPlan is needed. Next: ExecutionPlan.from_json(text), or plans.best.execution.")
+    counts = _counts_of(profile, plan, devices)
+    if memory_gib is not None:
+        number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
+        profile = limited(profile, memory_gib)
+    candidate, names = as_given(profile, graph, plan, counts, rule)
+    timeline = steady(candidate.placement, names)
+    _, seconds = settled(timeline, plan.staleness)
+    made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)
+    made.__dict__.update(timeline=timeline, execution=plan)
+    return made
+
+
+def _counts_of(profile: Profile, plan: ExecutionPlan, devices: Any) -> dict[str, int]:
+    """How many of each kind a plan has."""
+    kinds, there = [k.name for k in profile.kinds] or [""], len(plan.devices)
+    if devices is None and len(kinds) > 1:
+        raise PlanError(
+            f"The profile has the kinds {', '.join(kinds)}, and plan {plan.name!r} does not say which of its {there} devices are of which. "
+            f"Next: devices={{{kinds[0]!r}: {there}}}."
+        )
+    counts = {kinds[0]: there} if devices is None else dict(devices) if isinstance(devices, Mapping) else {kinds[0]: devices}
+    if all(isinstance(n, int) for n in counts.values()) and sum(counts.values()) != there:
+        raise PlanError(f"devices is {shown(devices)}, but plan {plan.name!r} has {there}. Next: {there}, or a plan for as many.")
+    return counts
+
+
 def searched(
     setting: Setting, graph: WorkflowGraph, names: tuple[str, ...] = (), modes: tuple[str, ...] = MODES, simulate: bool = True, quick: bool = False,
     staying: int = 0,
@@ -301,8 +354,7 @@ def searched(
     """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``staying``: of `candidates`."""
     found = of_modes(setting, modes, quick, staying)
     if not found:
-        why = why_none(setting, modes)
-        raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why}")
+        raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting, modes)}")
     return _ranked(setting, found, simulate, graph, names, modes)
 
 
@@ -319,15 +371,7 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
 
 def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
     devices = names or device_names(found[0].placement)
-    timelines: dict[int, Timeline] = {}
-    seconds: dict[int, float] = {}
-    # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
-    order, wanted = _order(found, seconds), OVERLAPPING if setting.overlap else SIMULATED
-    while simulate and (sum(i in seconds for i in order) < min(wanted, len(order)) or order[0] not in seconds):
-        i = next(i for i in order if i not in seconds)
-        timelines[i] = steady(found[i].placement, devices)
-        _, seconds[i] = settled(timelines[i], setting.staleness)
-        order = _order(found, seconds)
+    order, seconds, timelines = ranking(found, devices, simulate)
     best = order[0]
     bound = lower_bound(setting, seconds.get(best, found[best].seconds))
     ranked: list[Planned] = []
@@ -342,7 +386,20 @@ def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: Wor
     return Plans(tuple(ranked), bound, {m: why_no(setting, m) for m in missing}, setting.profile, setting.devices)
 
 
-def _order(found: list[Candidate], simulated: Mapping[int, float]) -> list[int]:
+def ranking(found: Sequence[Candidate], devices: Sequence[str], simulate: bool = True) -> tuple[list[int], dict[int, float], dict[int, Timeline]]:
+    """(positions of the candidates in the order of the seconds that are shown; of those that were simulated, simulated seconds; and timelines)."""
+    setting, timelines, seconds = found[0].placement.setting, dict[int, Timeline](), dict[int, float]()
+    # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
+    order, wanted = _order(found, seconds), OVERLAPPING if setting.overlap else SIMULATED
+    while simulate and (sum(i in seconds for i in order) < min(wanted, len(order)) or order[0] not in seconds):
+        i = next(i for i in order if i not in seconds)
+        timelines[i] = steady(found[i].placement, devices)
+        _, seconds[i] = settled(timelines[i], setting.staleness)
+        order = _order(found, seconds)
+    return order, seconds, timelines
+
+
+def _order(found: Sequence[Candidate], simulated: Mapping[int, float]) -> list[int]:
     """By the seconds that are shown, without those that the simulation shows to be another one by another name."""
     order = sorted(range(len(found)), key=lambda i: simulated.get(i, found[i].seconds))
     kept: list[int] = []

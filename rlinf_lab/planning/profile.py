@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.json_files import read_text, write_text
 from rlinf_lab.planning.profile_checks import check_profile
 from rlinf_lab.planning.profile_parts import (
     Cell,
@@ -44,7 +44,6 @@ from rlinf_lab.planning.profile_parts import (
     WorkerProfile,
 )  # fmt: skip
 from rlinf_lab.planning.reading import distinct, known, listing, read, rule
-from rlinf_lab.timeline.files import whole
 
 FORMAT = "rlinf_lab.profile/1"
 
@@ -95,19 +94,7 @@ class Profile:
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read a JSON file."""
-        file = _path(path)
-        try:
-            if file.is_dir() or not file.exists():  # a pipe is as good as a file
-                folder = file if file.is_dir() else file.parent
-                near = sorted(p.name for p in folder.glob("*.json") if p.is_file())[:5] if folder.is_dir() else []
-                raise ConfigError(f"No profile at {str(path)!r}{' (a folder)' * file.is_dir()}. JSON files there: {listing(near)}.")
-            return cls.from_json(file.read_text(encoding="utf-8-sig"))  # some editors begin with a mark of the encoding
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{str(path)!r} is no JSON: byte {error.start} is no text. Next: a file that profile.save(path) wrote.") from error
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"The profile {str(path)!r} cannot be read: {error}.") from error
+        return cls.from_json(read_text(path, "profile", ConfigError))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; fields that have their default are left out."""
@@ -117,13 +104,7 @@ class Profile:
         return json.dumps(self.to_dict(), indent=1)
 
     def save(self, path: str | Path) -> None:
-        try:
-            with whole(_path(path)) as target:
-                target.write_text(self.to_json() + "\n", encoding="utf-8")
-        except (OSError, ValueError) as error:
-            if isinstance(error, ConfigError):
-                raise
-            raise ConfigError(f"The profile cannot be written to {str(path)!r}: {error}.") from error
+        write_text(path, self.to_json(), "profile", ConfigError)
 
     # --- asking -------------------------------------------------------------------------------------------
     def replace(self, **changes: Any) -> Profile:
@@ -178,12 +159,6 @@ class Profile:
         head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))
         notes = "".join(f"<br><small>{escape(note)}</small>" for note in self.notes)
         return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table>{notes}</div>"
-
-
-def _path(path: Any) -> Path:
-    if not isinstance(path, str | os.PathLike):
-        raise ConfigError(f"{shown(path)} is no path. Next: a text such as 'profile.json'.")
-    return Path(path)
 
 
 def _plain(value: Any) -> Any:

@@ -60,6 +60,7 @@ def check_profile(profile: Parts) -> None:
     for name, worker in profile.workers.items():
         _check_in_turn(profile, name, worker)
     _check_channels(profile.edges)
+    _check_shared(profile.workers)
     _check_handovers(profile)
     transports = [m.transport for m in profile.messages]
     if len(set(transports)) != len(transports):
@@ -81,6 +82,30 @@ def _check_name(where: str, name: str) -> None:
     if not name.isprintable():
         plain = "".join(c if c.isprintable() else "_" for c in name)
         raise ConfigError(f"{where} has the name {shown(name)}, which does not fit on a line of text. Next: {plain!r}.")
+
+
+def _check_shared(workers: Mapping[str, WorkerProfile]) -> None:
+    """Weights that several hold are said of all of them, and are as large for each."""
+    holders: dict[str, list[str]] = {}
+    for name, worker in workers.items():
+        memory = worker.memory
+        if bool(memory.shared_as) != bool(memory.shared_gib):
+            given, missing = ("shared_as", "shared_gib") if memory.shared_as else ("shared_gib", "shared_as")
+            raise ConfigError(
+                f"profile.workers.{name}.memory.{given} is {shown(getattr(memory, given))} without {missing}: weights that are shared have a name and a size. "
+                f"Next: both, or neither."
+            )
+        if memory.shared_as:
+            _check_name(f"profile.workers.{name}.memory.shared_as", memory.shared_as)
+            holders.setdefault(memory.shared_as, []).append(name)
+    for weights, names in holders.items():
+        where, sizes = f"profile.workers.{names[0]}.memory", {n: workers[n].memory.shared_gib for n in names}
+        if len(names) == 1:
+            others = listing([shown(w) for w in holders if w != weights])
+            raise ConfigError(f"{where}.shared_as is {shown(weights)}, which no other worker has; others are {others}. Next: the same name for all.")
+        if len(set(sizes.values())) > 1:
+            said = ", ".join(f"{n} {gib:g}" for n, gib in sizes.items())
+            raise ConfigError(f"{where}.shared_gib: the weights {shown(weights)} have one size, not {said}. Next: what differs belongs to resident_gib.")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
@@ -196,7 +221,8 @@ def _check_ranks(where: str, ranks: RankRule, pinned: int | None) -> None:
     """A rule that allows some number of devices, and a pin that it allows."""
     for i, count in enumerate(ranks.counts):
         if not 1 <= count <= MOST_RANKS:
-            raise ConfigError(f"{where}.ranks.counts[{i}] is {shown(count)}; it must be a number of ranks from 1 to {MOST_RANKS}.")
+            near = min(max(count, 1), MOST_RANKS)
+            raise ConfigError(f"{where}.ranks.counts[{i}] is {shown(count)}; it must be a number of ranks from 1 to {MOST_RANKS}. Next: {near}.")
     if not ranks.fewest:
         raise ConfigError(f"{where}.ranks allows no number of ranks at all: {ranks}. Next: leave out one of counts, divides and most.")
     if pinned is not None and not ranks.allows(pinned):
@@ -232,7 +258,10 @@ def _check_lengths(where: str, lengths: Lengths) -> None:
         curve = getattr(lengths, name)
         rising = all(a[0] < b[0] and a[1] <= b[1] for a, b in itertools.pairwise(curve))
         if curve and not (rising and curve[0][1] >= 0 and curve[-1][1] == 1.0):
-            raise ConfigError(f"{where}.{name} must rise in both columns and end at fraction 1.0; it ends with {list(curve[-1])}.")
+            raise ConfigError(
+                f"{where}.{name} must rise in both columns and end at fraction 1.0; it ends with {list(curve[-1])}. "
+                f"Next: its points in order, the last one [..., 1.0]."
+            )
         what = "seconds" if name == "completion" else "tokens"
         if curve and curve[0][0] < 0:
             raise ConfigError(f"{where}.{name}[0] is {list(curve[0])}: {curve[0][0]:g} {what}. Next: the first point at 0 {what} or later.")

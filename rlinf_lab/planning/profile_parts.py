@@ -66,6 +66,8 @@ class Memory:
     resident_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="as long as the worker is on the device: weights, optimiser, scene")
     per_item_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="for each item that a device holds at once during a call")
     sharded: bool = rule(False, doc="resident_gib is the total, divided over the devices (else each device holds all of it)")
+    shared_gib: float = rule(0.0, low=0, high=1e9, unit="GiB", doc="besides resident_gib, on each device: weights that it holds together with others")
+    shared_as: str = rule("", doc="which weights those are: who has the same name here holds them too; a device has them once, however many of these are there")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def distinct(what: str, error: type[RlinfLabError]) -> Callable[[list[tuple[str,
 def read(cls: type, data: Any, where: str) -> Any:
     """An instance of ``cls`` from plain values."""
     if not isinstance(data, Mapping):
-        raise ConfigError(f"{where} is {shown(data)}; it must be an object with the fields {listing([f.name for f in dataclasses.fields(cls)])}.")
+        names = listing([f.name for f in dataclasses.fields(cls)])
+        raise ConfigError(f"{where} is {shown(data)}; it must be an object with the fields {names}. Next: {{...}}.")
     hints, fields = _hints(cls), {f.name: f for f in dataclasses.fields(cls)}
     for key in data:
         if key not in fields:
@@ -80,7 +81,7 @@ def _value(kind: Any, value: Any, where: str) -> Any:
         return _tuple(arguments, value, where)
     if origin is not None:  # Mapping[str, X]
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {shown(value)}; it must be an object, by name.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be an object, by name. Next: {{'a name': {_such(arguments[1])}}}.")
         return {str(k): _value(arguments[1], v, f"{where}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(kind):
         return read(typing.cast(type, kind), value, where)
@@ -89,26 +90,35 @@ def _value(kind: Any, value: Any, where: str) -> Any:
 
 def _tuple(arguments: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(f"{where} is {shown(value)}; it must be a list.")
+        raise ConfigError(f"{where} is {shown(value)}; it must be a list. Next: [{_such(arguments[0])}].")
     if arguments[-1] is Ellipsis:
         return tuple(_value(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
     if len(value) != len(arguments):
-        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.{_example(arguments)}")
+        raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}.")
     return tuple(_value(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(arguments, value, strict=True)))
 
 
 def _example(kinds: tuple[Any, ...]) -> str:
-    values = {float: "0.5", int: "1", str: "'name'"}
-    return f" Next: such as [{', '.join(values.get(k, '...') for k in kinds)}]."
+    return f"[{', '.join(map(_such, kinds))}]"
+
+
+def _such(kind: Any) -> str:
+    """A value of a type, for advice."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return _such(next(a for a in arguments if a is not type(None)))
+    if origin is tuple:
+        return f"[{_such(arguments[0])}]"
+    return {float: "0.5", int: "1", str: "'a name'", bool: "true"}.get(kind, "{...}")
 
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _float(value, where)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
+        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: such as {_such(kind)}.")
     if kind is float and not math.isfinite(value):
-        raise ConfigError(f"{where} is {value}; it must be finite.")
+        raise ConfigError(f"{where} is {value}; it must be finite. Next: such as {_such(kind)}.")
     return value
 
 
@@ -117,7 +127,7 @@ def _float(value: Any, where: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(f"{where} is {shown(value)}; it must be a number below {sys.float_info.max:.1e}.") from None
+        raise ConfigError(f"{where} is {shown(value)}; it must be a number below {sys.float_info.max:.1e}. Next: a smaller one.") from None
 
 
 def check(value: Any, where: str) -> None:
@@ -146,29 +156,29 @@ def _typed(kind: Any, value: Any, where: str) -> None:
             _typed(next(a for a in arguments if a is not type(None)), value, where)
     elif origin is tuple:
         if not isinstance(value, tuple):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a tuple.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be a tuple. Next: ({_such(arguments[0])},).")
         kinds = itertools.repeat(arguments[0]) if arguments[-1] is Ellipsis else arguments
         if arguments[-1] is not Ellipsis and len(value) != len(arguments):
-            raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries.")
+            raise ConfigError(f"{where} is {shown(value)}; it must have {len(arguments)} entries. Next: such as {_example(arguments)}, as a tuple.")
         for i, (one, item) in enumerate(zip(kinds, value, strict=False)):
             _typed(one, item, f"{where}[{i}]")
     elif origin is not None:
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a mapping, by name.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be a mapping, by name. Next: {{'a name': {_such(arguments[1])}}}.")
         for key, item in value.items():
             if not isinstance(key, str) or not key:
-                raise ConfigError(f"{where} has the name {shown(key)}; names are texts of at least one letter.")
+                raise ConfigError(f"{where} has the name {shown(key)}; names are texts of at least one letter. Next: another name.")
             _writable(key, f"a name in {where}")
             _typed(arguments[1], item, f"{where}.{key}")
     elif dataclasses.is_dataclass(kind):
         if not isinstance(value, typing.cast(type, kind)):
-            raise ConfigError(f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be a {getattr(kind, '__name__', kind)}. Next: {getattr(kind, '__name__', kind)}(...).")
     else:
         of = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
         if not isinstance(value, of) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: such as {_such(kind)}.")
         if kind is float and not math.isfinite(_float(value, where)):
-            raise ConfigError(f"{where} is {value}; it must be finite.")
+            raise ConfigError(f"{where} is {value}; it must be finite. Next: such as {_such(kind)}.")
         if kind is str:
             _writable(value, where)
 
@@ -206,8 +216,8 @@ def nearest(value: float, bounds: Mapping[str, Any]) -> str:
 
 
 def _next(kind: Any, bounds: Mapping[str, Any], before: str) -> str:
-    """A sentence with a value that a field may have; nothing for what is no number."""
-    return f" Next: {before}{nearest(-1, bounds)}." if kind in (int, float) else ""
+    """A sentence with a value that a field may have."""
+    return f" Next: {before}{nearest(-1, bounds) if kind in (int, float) else _such(kind)}."
 
 
 @functools.cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -167,12 +167,14 @@ def shortage(setting: Setting) -> Shortage:
         return Shortage("all workers are on the host.", 0.0)
     keeps = {m: _keeps(setting, m, n) for m, n in most.items() if not workers[m].offloadable}
     needs = {m: _needs(setting, m, n) for m, n in most.items()}
-    short = max(most, key=lambda m: needs[m] + sum(g for s, g in keeps.items() if s != m))
-    gib = needs[short] + sum(g for s, g in keeps.items() if s != short)
+    together = {m: needs[m] + sum(g for s, g in keeps.items() if s != m) - _twice(setting, {m, *keeps}) for m in most}
+    short = max(most, key=together.__getitem__)
+    gib = together[short]
     others = ", ".join(f"{s!r} keeps {g:.3g} GiB" for s, g in keeps.items() if s != short and g > 0)
     if len(setting.kinds) > 1:
         return Shortage(_short_of_kinds(setting, list(most)) or _short_somewhere(setting, short, most[short], others), gib)
-    beside = f" while {others} there (offloadable: false)" if others else ""
+    same = _twice(setting, {short, *keeps})
+    beside = f" while {others} there (offloadable: false{f', {same:.3g} GiB of it the same weights' if same else ''})" if others else ""
     cap = setting.cap(setting.kinds[0])
     return Shortage(f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices{beside}, and a device has {cap:g} GiB.", gib)
 
@@ -206,8 +208,14 @@ def _short_of(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) 
 def _missing(setting: Setting, name: str, kind: str, bound: Mapping[str, str]) -> float:
     """GiB that a worker is short of on a kind of device, beside those that are ``bound`` to it; inf where there are too few of them."""
     devices = _most(setting, name, setting.devices[kind])
-    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m, k in bound.items() if k == kind and m != name)
+    there = [m for m, k in bound.items() if k == kind and m != name]
+    kept = sum(_keeps(setting, m, _most(setting, m, setting.devices[kind])) for m in there) - _twice(setting, [name, *there])
     return _needs(setting, name, devices) + kept - setting.cap(kind) if devices else math.inf
+
+
+def _twice(setting: Setting, names: Collection[str]) -> float:
+    """GiB of weights that several of these hold on a device."""
+    return memory.counted_twice(setting.profile.workers[m] for m in names)
 
 
 def _needs(setting: Setting, name: str, devices: int) -> float:

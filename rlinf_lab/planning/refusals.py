@@ -139,7 +139,7 @@ def _least_need(setting: Budget, names: tuple[str, ...], devices: np.ndarray) ->
     workers = [setting.profile.workers[m] for m in names]
     rest = [memory.kept(w, devices, finest) for w in workers]
     own = [memory.needed(w, devices, finest, setting.profile.unit(m)) for m, w in zip(names, workers, strict=True)]
-    return np.asarray(np.max([n + sum(rest) - r for n, r in zip(own, rest, strict=True)], axis=0))
+    return np.asarray(np.max([n + sum(rest) - r for n, r in zip(own, rest, strict=True)], axis=0)) - memory.counted_twice(workers)
 
 
 def _reach(setting: Budget, name: str) -> Refusal | None:

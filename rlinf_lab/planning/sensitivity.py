@@ -1,7 +1,8 @@
-"""Over which range of error in the profile a choice stands: a worker's seconds, or its memory, multiplied by a factor.
+"""Over which range of error in the profile a choice stands: one of its entries (`planning.entries`) multiplied by a factor.
 
 A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers. It stands as
-long as the search, given the changed profile, finds nothing else that is faster (within ``tolerance``), and it still fits.
+long as the search, given the changed profile, finds nothing else that is faster (within ``tolerance``), and it still fits. Of handovers, links and messages
+the search knows nothing: there it stands as long as `lab.plan`, which follows and simulates what was found, ranks nothing else before it.
 """
 
 from __future__ import annotations
@@ -10,23 +11,22 @@ import math
 import numbers
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
-from rlinf_lab.planning.memory import limits
+from rlinf_lab.planning.candidates import Candidate, alike
+from rlinf_lab.planning.entries import AFTERWARDS, KINDS, Entry, of_kind
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.planner import Plans, ranking
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.solver import Only
 from rlinf_lab.planning.search.trees import evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
-
-if TYPE_CHECKING:
-    from rlinf_lab.planning.planner import Plans
 
 WIDEST = 4.0  # times as much, or as little, is looked at
 FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
@@ -36,19 +36,22 @@ FAINT = 5e-3  # relative: what is faster by less may be overlooked between two f
 FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatever the factor
 TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
-ENTRIES = ("seconds", "memory")
-KINDS = ("shape", "plan")
+STEP = 0.1  # the same of what only a simulation knows, whose seconds may fall where it grows
+ALL = "all"  # entries
+OF = ("shape", "plan")
 
 
 @dataclass(frozen=True)
 class Range:
-    """The choice stands from ``low`` to ``high`` times the profile's value. ``instead``: shapes that win beyond each end, "" at `WIDEST`.
+    """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.entries` names.
+    ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
     Searched again with factors near enough to each other that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 %
-    far from the profile's value where another plan takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
+    far from the profile's value where another plan takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %; of links and
+    messages, which may bring another order: each tenth is looked at, and what wins for less than that may be overlooked).
     """
 
-    worker: str
+    owner: str
     entry: str
     low: float
     high: float
@@ -64,25 +67,27 @@ class Sensitivity:
     ranges: tuple[Range, ...]
 
     def __repr__(self) -> str:
+        if not self.ranges:
+            return f"The choice {self.choice}: none of the entries that were asked for can matter to it"
         lines = [f"The choice {self.choice} stands while"]
         for r in self.ranges:
             ends = [f"{_percent(r.low)} ({r.instead[0] or 'not looked further'})", f"{_percent(r.high)} ({r.instead[1] or 'not looked further'})"]
             close = f"; another plan takes as long: up to {100 * r.faint:.0f} % faster ones may be overlooked" * (r.faint > FAINT)
-            lines.append(f"  {r.worker} {r.entry:<8} is off by {ends[0]} to {ends[1]}{close}")
+            lines.append(f"  {r.owner} {r.entry:<8} is off by {ends[0]} to {ends[1]}{close}")
         return "\n".join(lines)
 
     def to_pandas(self) -> Any:
-        """One row for each entry: worker, entry, low, high, and what wins beyond."""
+        """One row for each entry: owner, entry, low, high, and what wins beyond."""
         import pandas as pd
 
-        rows = [(r.worker, r.entry, r.low, r.high, *r.instead) for r in self.ranges]
-        return pd.DataFrame(rows, columns=["worker", "entry", "low", "high", "below", "above"])
+        rows = [(r.owner, r.entry, r.low, r.high, *r.instead) for r in self.ranges]
+        return pd.DataFrame(rows, columns=["owner", "entry", "low", "high", "below", "above"])
 
     def _repr_html_(self) -> str:
         from html import escape
 
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(r.worker)} {r.entry}</td><td>{_bar(r)}</td><td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
+            f"<tr><td style='text-align:left'>{escape(r.owner)} {r.entry}</td><td>{_bar(r)}</td><td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
             f"<td style='text-align:left'>{escape(r.instead[0] or '–')}</td><td style='text-align:left'>{escape(r.instead[1] or '–')}</td></tr>"
             for r in self.ranges
         )
@@ -91,34 +96,68 @@ class Sensitivity:
 
 
 def sensitivity(
-    plans: Plans, entries: Collection[str] = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None
+    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None
 ) -> Sensitivity:
-    """Ranges for the best of ``plans``. ``entries``: ``"seconds"``, ``"memory"`` or both. ``of``: its ``"shape"`` or the very ``"plan"``.
-    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only these.
+    """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``.
+    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these.
 
-    Decided by the search's model alone. Where the best plan was chosen over the search's own favourite (it was followed, or simulated, and found
-    faster), the lead that the favourite has today is granted to it.
+    Entries that the search knows are decided by its model alone. Where the best plan was chosen over the search's own favourite (it was followed, or simulated,
+    and found faster), the lead that the favourite has today is granted to it. The others (handover, transfer, link, message) are decided as `lab.plan` ranks
+    the plans that it found; link and messages are known to simulated plans only, so with ``simulate=False`` they have no range.
     """
+    kinds = _checked(plans, entries, of, tolerance, workers)
+    asked = _Question(plans, of, tolerance)
+    wanted = [e for kind in kinds for e in of_kind(plans.best.candidate.placement.setting, kind) if workers is None or e.workers & set(workers)]
+    found = [r for e in wanted if (r := asked.range(e)) is not None]
+    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))))
+
+
+def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any) -> Sequence[str]:
+    """The kinds of entries that are asked for."""
     if not hasattr(plans, "best"):
         raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8)).")
+    if isinstance(entries, str) and entries == ALL:
+        entries = KINDS
     if isinstance(entries, str) or not isinstance(entries, Collection):
-        raise PlanError(f"sensitivity(entries={shown(entries)}): names of entries. Next: entries=('seconds',).")
+        raise PlanError(f"sensitivity(entries={shown(entries)}): names of entries, or 'all'. Next: entries=('seconds',).")
     if isinstance(tolerance, bool) or not isinstance(tolerance, numbers.Real):
         raise PlanError(f"sensitivity(tolerance={shown(tolerance)}): a number, at least 0. Next: tolerance=0.0.")
     for entry in entries:
-        if entry not in ENTRIES:
-            raise UnknownNameError.of("entry", entry, ENTRIES)
-    if of not in KINDS:
-        raise UnknownNameError.of("kind of choice", of, KINDS)
-    if not 0 <= tolerance < float("inf"):
+        if entry not in KINDS:
+            raise UnknownNameError.of("entry", entry, KINDS)
+    if of not in OF:
+        raise UnknownNameError.of("kind of choice", of, OF)
+    if not 0 <= float(tolerance) < float("inf"):
         raise PlanError(f"sensitivity(tolerance={tolerance}): at least 0. Next: tolerance=0.0.")
     if isinstance(workers, str) or not (workers is None or isinstance(workers, Collection)):
         raise PlanError(f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}.")
     for worker in workers or ():
         known("worker", worker, plans.profile.workers, "workers")
-    asked = _Asked(plans, of, tolerance)
-    found = [asked.range(worker, entry) for entry in entries for worker in workers or plans.profile.workers if asked.matters(worker, entry)]
-    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))))
+    return tuple(dict.fromkeys(entries))
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Whom to ask for an entry: the search, or the ranking of what it has found."""
+
+    plans: Plans
+    of: str
+    tolerance: float
+
+    def range(self, entry: Entry) -> Range | None:
+        """None where an entry cannot change the ranking: plans were not simulated, and only a simulation knows it; or there is one plan."""
+        if entry.kind not in AFTERWARDS:
+            return self._search.range(entry)
+        known_ = entry.kind == "handover" or self.plans.best.simulated is not None
+        return self._ranking.range(entry) if known_ else None
+
+    @cached_property
+    def _search(self) -> _Asked:
+        return _Asked(self.plans, self.of, self.tolerance)
+
+    @cached_property
+    def _ranking(self) -> _Ranked:
+        return _Ranked(self.plans, self.of, self.tolerance)
 
 
 class _Asked:
@@ -134,25 +173,15 @@ class _Asked:
         today = self.look(self.setting)
         self.lead = max(1.0, today.own / min(today.rival, today.same) if today.rival else 1.0) * (1 + tolerance)
 
-    def matters(self, worker: str, entry: str) -> bool:
-        known = limits(self.setting.profile.workers[worker])
-        return entry == "seconds" or (known and np.isfinite(max(map(self.setting.cap, self.setting.kinds))))
-
-    def range(self, worker: str, entry: str) -> Range:
-        scan = _Scan(self, worker, entry)
-        low, below = scan.towards(1 / WIDEST)
-        high, above = scan.towards(WIDEST)
-        return Range(worker, entry, low, high, (below, above), scan.faintest)
+    def range(self, entry: Entry) -> Range:
+        return _range_of(self, entry)
 
     def verdict(self, look: _Look) -> str:
         return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - 1e-9) else ""
 
-    def changed(self, worker: str, entry: str, factor: float) -> Setting:
+    def changed(self, entry: Entry, factor: float) -> Setting:
         """With one entry of the profile multiplied. Not checked: perhaps nothing fits."""
-        made = replace(self.setting, profile=_changed(self.setting.profile, worker, entry, factor))
-        if entry == "seconds":
-            made.__dict__["tables"] = self.setting.tables.without(made, self.setting.home[worker])  # where `cached_property` looks
-        return made
+        return _changed(self.setting, entry, factor)
 
     def look(self, setting: Setting) -> _Look:
         """Searched in a setting. No plan at all: nothing beats the choice, but it does not stand."""
@@ -182,9 +211,9 @@ class _Asked:
     def _rival(self, setting: Setting, ceiling: float) -> tuple[float, str]:
         """The fastest plan that is another choice, and its shape; the ceiling where none is faster than it."""
         found, shape = ceiling, ""
-        for alike in (True, False):  # with the choice's forms of cells, or with others
-            some = [a for a in setting.arrangements() if (a.forms.of == self.forms) == alike]
-            for placement, seconds in self._searched(setting, Only(unlike=self.outline if alike and self.any_numbers else None), found, some):
+        for as_chosen in (True, False):  # with the choice's forms of cells, or with others
+            some = [a for a in setting.arrangements() if (a.forms.of == self.forms) == as_chosen]
+            for placement, seconds in self._searched(setting, Only(unlike=self.outline if as_chosen and self.any_numbers else None), found, some):
                 self._remember(placement)
                 found, shape = seconds, placement.shape
         if not shape:
@@ -226,11 +255,66 @@ class _Look:
 _NOTHING = _Look(np.inf, np.inf, 0.0, "no plan")
 
 
+class _Ranked:
+    """One choice among the plans that were found, ranked as `lab.plan` ranks them: what the search knows nothing of is asked here."""
+
+    def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
+        self.plans, self.lead, self.setting = plans, 1 + tolerance, plans.best.candidate.placement.setting
+        self.simulate = plans.best.simulated is not None
+        best = plans.best.candidate.placement
+        self.chosen = [alike(p.candidate.placement, best) or (of == "shape" and p.shape == plans.best.shape) for p in plans]  # by another name, too
+        self._looks: dict[int, tuple[Setting, _Look]] = {}  # with the setting, which keeps its number from being given to another one
+
+    def range(self, entry: Entry) -> Range:
+        return Range(entry.owner, entry.kind, 1 / WIDEST, WIDEST, ("", "")) if all(self.chosen) else _range_of(self, entry)
+
+    def verdict(self, look: _Look) -> str:
+        return look.shape if look.rival * self.lead < look.own * (1 - 1e-9) else ""
+
+    def changed(self, entry: Entry, factor: float) -> Setting:
+        return _changed(self.setting, entry, factor)
+
+    def look(self, setting: Setting) -> _Look:
+        if id(setting) not in self._looks:
+            self._looks[id(setting)] = setting, self._ranked(setting)
+        return self._looks[id(setting)][1]
+
+    def known(self, setting: Setting) -> tuple[float, float]:
+        """Seconds of the choice, granted its lead, and of the best other plan."""
+        look = self.look(setting)
+        return look.own / self.lead, look.rival
+
+    def _ranked(self, setting: Setting) -> _Look:
+        before = [p.candidate for p in self.plans]
+        found = [Candidate.of(setting, c.placement.arrangement, c.placement.tree, c.searched) for c in before]
+        _, simulated, _ = ranking(found, self.plans.best.devices, self.simulate)
+        seconds = [simulated.get(i, c.seconds) for i, c in enumerate(found)]
+        own = min(s for s, chosen in zip(seconds, self.chosen, strict=True) if chosen)
+        rival, shape = min((s, p.shape) for s, p, chosen in zip(seconds, self.plans, self.chosen, strict=True) if not chosen)
+        return _Look(own, own, rival, shape)
+
+
+class _Judge(Protocol):
+    """Whom a scan asks."""
+
+    def verdict(self, look: _Look) -> str: ...
+    def changed(self, entry: Entry, factor: float) -> Setting: ...
+    def look(self, setting: Setting) -> _Look: ...
+    def known(self, setting: Setting) -> tuple[float, float]: ...
+
+
+def _range_of(asked: _Judge, entry: Entry) -> Range:
+    scan = _Scan(asked, entry)
+    low, below = scan.towards(1 / WIDEST)
+    high, above = scan.towards(WIDEST)
+    return Range(entry.owner, entry.kind, low, high, (below, above), scan.faintest)
+
+
 class _Scan:
     """One entry of the profile, looked at with several factors."""
 
-    def __init__(self, asked: _Asked, worker: str, entry: str) -> None:
-        self.asked, self.worker, self.entry = asked, worker, entry
+    def __init__(self, asked: _Judge, entry: Entry) -> None:
+        self.asked, self.entry = asked, entry
         self._looks: dict[float, _Look] = {}
         self._settings: dict[float, Setting] = {}
         self._ties = 0  # on the way to this end
@@ -274,16 +358,19 @@ class _Scan:
     def _nothing_between(self, low: float, high: float) -> bool:
         """Whether no plan, known or not, can be faster than the choice by more than `faint` at any factor between two at which it stands.
 
-        Seconds of any plan only grow with a worker's, at most in proportion. So no other takes less than the best other one at ``low``, nor less than a
-        proportionate part of the best one at ``high``. Up to the factor at which these two meet the first one counts, where the choice takes no more than
-        there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that factor.
+        Seconds of any plan only grow with an entry, at most with some power of it (mostly in proportion). So no other takes less than the best other one at
+        ``low``, nor less than that power of the factor says of the best one at ``high``. Up to the factor at which these two meet the first one counts, where
+        the choice takes no more than there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that factor.
+        Where a simulation's seconds may fall, too, nothing is known of factors between two.
         """
-        first, last = self._look(low).rival, self._look(high).rival
+        if self.entry.unsettles:
+            return high / low - 1 <= STEP
+        first, last, growth = self._look(low).rival, self._look(high).rival, self.entry.growth
         # With memory, seconds may leap: then only that they grow is known.
-        at = min(max(high * first / last, low), high) if self.entry == "seconds" and last else high
+        at = min(max(high * (first / last) ** (1 / growth), low), high) if growth and last and np.isfinite(last) else high
         faint = self.faint
         if self.asked.known(self._changed(at))[0] > first * (1 + faint):
-            return self.entry != "seconds" and high / low - 1 <= LEAP
+            return growth is None and high / low - 1 <= LEAP
         chosen, other = self.asked.known(self._changed((low * high) ** 0.5))
         stands = bool(chosen * (1 - 1e-9) <= other)
         if stands:
@@ -298,7 +385,7 @@ class _Scan:
 
     def _changed(self, factor: float) -> Setting:
         if factor not in self._settings:
-            self._settings[factor] = self.asked.changed(self.worker, self.entry, factor)
+            self._settings[factor] = self.asked.changed(self.entry, factor)
         return self._settings[factor]
 
 
@@ -309,14 +396,13 @@ def _seconds(placement: Placement, setting: Setting) -> float:
     return evaluate(placement.tree, setting.problem(placement.arrangement))
 
 
-def _changed(profile: Profile, worker: str, entry: str, factor: float) -> Profile:
-    if entry == "seconds":
-        return profile.scaled(worker, factor)
-    memory, samples = profile.workers[worker].memory, profile.workers[worker].samples
-    return profile.with_worker(
-        worker, memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor),
-        samples=tuple(s if s.peak_gib is None else replace(s, peak_gib=s.peak_gib * factor) for s in samples),
-    )  # fmt: skip
+def _changed(setting: Setting, entry: Entry, factor: float) -> Setting:
+    """With one entry of the profile multiplied. What it does not change is known already."""
+    made = replace(setting, profile=entry.times(setting.profile, factor))
+    made.__dict__["tables"] = setting.tables.without(made, {setting.home[name] for name in entry.slower})  # where `cached_property` looks
+    if not entry.slower:
+        made.__dict__["models"] = setting.models
+    return made
 
 
 def _percent(factor: float) -> str:

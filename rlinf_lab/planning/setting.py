@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.planning import memory
 from rlinf_lab.planning.budget import CHUNKS, Budget, Unit
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, whole
 from rlinf_lab.planning.handovers import is_closed
@@ -88,13 +89,45 @@ class Setting(Budget):
             tuple(u.name for u in self.units), self.edges, self.counts, self.granularities,
             lambda unit, context: self.tables.of(unit, context, arrangement.forms),
             on, off, arrangement.staying & ~self._hosts, once, self.overlap,
-            lambda unit, context: self.tables.streams(unit, context, arrangement.forms), self._apart(arrangement.forms),
+            lambda unit, context: self.tables.streams(unit, context, arrangement.forms), self._apart(arrangement.forms), self.common_switches,
+            self._minded(arrangement),
         )  # fmt: skip
 
-    def switch_seconds(self, unit: Unit) -> tuple[float, float]:
-        """For which a unit comes to its devices and leaves them; who works on the host does neither."""
+    def switch_seconds(self, unit: Unit, other: Unit | None = None) -> tuple[float, float]:
+        """For which a unit comes to its devices and leaves them, ``other`` going or coming in its place; who works on the host does neither."""
         there = [w for m in unit.members if (w := self.profile.workers[m]).resource != "host"]
-        return max((w.onload_s for w in there), default=0.0), max((w.offload_s for w in there), default=0.0)
+        known = {w.memory.shared_as for m in (other.members if other else ()) if memory.shares(w := self.profile.workers[m])}
+        rest = [1 - memory.shared_part(w) if w.memory.shared_as in known else 1.0 for w in there]
+        on, off = ([r * seconds for r, seconds in zip(rest, each, strict=True)] for each in ([w.onload_s for w in there], [w.offload_s for w in there]))
+        return max(on, default=0.0), max(off, default=0.0)
+
+    @cached_property
+    def common_switches(self) -> dict[tuple[int, int], tuple[float, float]]:
+        """Of units that hold some weights together, by pairs: seconds of the first to come and to leave, where the other goes or comes."""
+        held = [{w.memory.shared_as for m in u.members if memory.shares(w := self.profile.workers[m])} for u in self.units]
+        pairs = [(i, j) for i, j in itertools.permutations(range(len(held)), 2) if held[i] & held[j]]
+        return {(i, j): self.switch_seconds(self.units[i], self.units[j]) for i, j in pairs}
+
+    def _minded(self, arrangement: Arrangement) -> tuple[int, ...]:
+        """For each unit those that stay, where some of them may make it slower or leave it too little memory: it was measured beside somebody, or has no room
+        beside all of them, however much they keep."""
+        staying, forms = arrangement.staying & ~self._hosts, arrangement.forms
+        roomy = all(math.isinf(self.cap(kind)) for kind in self.kinds)
+        found = []
+        for i, unit in enumerate(self.units):
+            others = staying & ~(1 << i)
+            measured = any(sample.beside for m in unit.members for sample in self.profile.workers[m].samples)
+            found.append(others if measured or not (roomy or self._has_room(i, others, forms)) else 0)
+        return tuple(found)
+
+    def _has_room(self, unit: int, staying: int, forms: Forms) -> bool:
+        """Whether it is as fast beside all of these as alone, however few devices they have."""
+        careful = replace(forms, careful=True, meeting=None)
+        same = np.array_equal(self.tables.of(unit, staying, careful), self.tables.of(unit, 0, forms))
+        if not same or not self._streams(self.units[unit]):
+            return same
+        there, alone = self.tables.streams(unit, staying, careful), self.tables.streams(unit, 0, forms)
+        return all(np.array_equal(a, b) for a, b in zip(there, alone, strict=True))
 
     def _apart(self, forms: Forms) -> tuple[int, ...]:
         """For each unit those of which no worker may have a device in common with any of its own, on the same kind of device."""
@@ -119,6 +152,11 @@ class Setting(Budget):
                 if self.costs_nothing(staying, forms):
                     free.append(staying)
         return found
+
+    @cached_property
+    def ways_to_stay(self) -> int:
+        """How many arrangements are worth trying."""
+        return len(self.arrangements())
 
     @cached_property
     def optional_stays(self) -> int:

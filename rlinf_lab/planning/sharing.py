@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,8 +12,8 @@ import numpy as np
 from rlinf_lab.planning import memory
 from rlinf_lab.planning.memory import ROUNDING
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.search.problem import Problem
-from rlinf_lab.planning.search.solver import Found, Only, near, solve, useful_counts
+from rlinf_lab.planning.search.effort import Search, search_of
+from rlinf_lab.planning.search.solver import Only
 from rlinf_lab.planning.search.trees import TEMPORAL, Tree, company, evaluate, meeting
 from rlinf_lab.planning.seating import seatings
 from rlinf_lab.planning.setting import Arrangement, Setting
@@ -24,8 +24,6 @@ SPLITS = 64  # searches for a plan that fits, before what others keep on a devic
 BRANCHES = 256  # searches for a faster one in which some of those who stay have no device in common with some others
 WORK = 3_000_000  # of all these searches together: device counts times granularities times ways to cut a flow
 FASTER, AS_FAST = 1 - 1e-9, 1 + 1e-9
-PAIRS = 250_000  # of device counts of two workers; of more, some are looked at: at 4,096 devices seconds instead of minutes
-Search = Callable[[Problem, float, Only], list[Found]]
 
 
 @dataclass(frozen=True)
@@ -88,7 +86,7 @@ class _Looks:
 
     def look(self, used: Arrangement, ceiling: float) -> None:
         problem = self.setting.problem(used)
-        plans = (self.search or (near if _dense(problem) else solve))(problem, ceiling, self.only)
+        plans = (self.search or search_of(problem, self.only, self.setting.ways_to_stay))(problem, ceiling, self.only)
         if plans:
             heapq.heappush(self._waiting, (plans[0].seconds, next(self._numbered), used, plans[0].tree))
 
@@ -257,9 +255,13 @@ def _too_many(placement: Placement) -> frozenset[str]:
     if clash is None:
         return frozenset()
     found, spare = {clash.worker}, placement.missing(clash) - ROUNDING
-    for name, gib in sorted(placement.kept_beside(clash.worker, clash.device).items(), key=lambda k: (k[1], k[0])):
+    beside = placement.kept_beside(clash.worker, clash.device)
+    there = [clash.worker, *placement.mates_on(clash.worker, clash.device), *beside]
+    for name, gib in sorted(beside.items(), key=lambda k: (k[1], k[0])):
+        rest = [other for other in there if other != name]
+        gib -= placement.counted_twice(there) - placement.counted_twice(rest)
         if gib < spare:
-            spare -= gib  # without it they are still too many
+            spare, there = spare - gib, rest  # without it they are still too many
         else:
             found.add(name)
     return frozenset(found)
@@ -281,10 +283,3 @@ def _halves(placement: Placement, used: Arrangement, some: Collection[str] | Non
     window = used.forms.window(name)
     return [_windowed(setting, used, name, w) for w in (window._replace(most=count), window._replace(fewest=count + 1))]
 
-
-def _dense(problem: Problem) -> bool:
-    """Whether too many device counts matter for an exact search. Then seconds fall smoothly with devices, and near the best is nearly the best."""
-    if len(problem.devices) > 1:
-        return False
-    counts = sorted(len(useful_counts(problem, v)) for v in range(len(problem.names)))
-    return len(counts) > 1 and counts[-1] * counts[-2] > PAIRS

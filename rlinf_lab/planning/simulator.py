@@ -27,12 +27,13 @@ class Simulator:
     ``relieve``: let a channel exceed its capacity when nothing else can move (as the executors do); False raises instead.
     ``outages``: when devices are away: preempted, failed, or not there yet. ``fillers``: work for the bubbles.
     ``turnover``: ranks that come and go; ``absent``: ranks that are not there at first, by worker. ``flights``: of messages, where hosts are processes.
+    ``shared``: weights that several workers hold: of each of them, which part of what it moves they are (1: all of it).
     """
 
     def __init__(
         self, flow: Workflow | WorkflowGraph, plan: ExecutionPlan, switch_ns: Mapping[str, tuple[int, int]] | None = None, relieve: bool = True,
         outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (),
-        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None,
+        absent: Mapping[str, Sequence[int]] | None = None, flights: Flights | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         self.layout: Layout = checked_layout(flow, plan, [f.spec for f in fillers], absent)
         if flights is not None and (turnover or absent):
@@ -47,7 +48,7 @@ class Simulator:
                 raise UnknownNameError.of("device", outage.device, plan.devices, f"Plan {plan.name!r} has no other.")
         self._outages, self._fillers, self._turnover = tuple(outages), tuple(fillers), tuple(turnover)
         self._switch_ns = dict(switch_ns or {})
-        self._relieve, self._flights = relieve, flights
+        self._relieve, self._flights, self._shared = relieve, flights, tuple(shared)
         self.relieved = 0
 
     def simulate(
@@ -70,7 +71,7 @@ class Simulator:
             self._refuse_silent_loop()
         host = VirtualHost(
             self.layout, calls, loop or all_at_once(len(calls)), self._switch_ns, self._relieve, self._outages, self._fillers, self._turnover, self._flights,
-            stored,
+            stored, self._shared,
         )  # fmt: skip
         timeline = Timeline(self.layout.plan.devices)
         timeline.extend(host.run(iterations))

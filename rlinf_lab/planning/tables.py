@@ -87,11 +87,11 @@ class Tables:
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
-    def without(self, setting: Budget, unit: int) -> Tables:
-        """Of a setting in which only the seconds of one unit are others: what is known of the rest stays true."""
+    def without(self, setting: Budget, units: Collection[int]) -> Tables:
+        """Of a setting in which only the seconds of some units are others: what is known of the rest stays true."""
 
         def rest(known: dict[Any, T]) -> dict[Any, T]:
-            return {key: found for key, found in known.items() if key[0] != unit}
+            return {key: found for key, found in known.items() if key[0] not in units}
 
         return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags))
 
@@ -140,7 +140,8 @@ class Tables:
         for mate in company.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
-        return left - max((self.kept(who, kind, company.forms) for who in self._companies(name, company)), default=0.0)
+        here = {name, *company.mates}
+        return left - max(self.kept(who, kind, company.forms) - self._twice({*here, *who}) for who in self._companies(name, company))
 
     def running(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray | None:
         """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
@@ -277,6 +278,10 @@ class Tables:
                 self._keeps[key] = self._kept(*key)
             total += self._keeps[key]
         return total
+
+    def _twice(self, names: Collection[str]) -> float:
+        """GiB on a device on which these are: weights that several of them hold."""
+        return memory.counted_twice(self.setting.profile.workers[n] for n in names)
 
     def _kept(self, name: str, kind: str, window: Window, careful: bool) -> float:
         worker, items = self.setting.profile.workers[name], self.setting.profile.items

@@ -16,6 +16,7 @@ from typing import Any
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
 from rlinf_lab.planning.engine import ALL, Do, Event
+from rlinf_lab.planning.held_together import HeldTogether
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.patience import Abandoned, wanted_now
 from rlinf_lab.planning.rows import Rows
@@ -58,12 +59,12 @@ Stored = Callable[[str, int, int], None]
 
 class VirtualHost:
     """All ranks of a plan in one virtual time. ``switch_ns``: for each worker the nanoseconds to (come, leave). ``flights``: of messages between hosts.
-    ``stored(worker, rank, number)``: told when an item of that rank's put has entered its queue, with its number there."""
+    ``stored(worker, rank, number)``: told when an item of that rank's put has entered its queue, with its number there. ``shared``: as `Simulator` has it."""
 
     def __init__(
         self, layout: Layout, calls: Sequence[SimCall], loop: Callable[[Turn], Script], switch_ns: Mapping[str, tuple[int, int]], relieve: bool,
         outages: Sequence[Outage] = (), fillers: Sequence[SimFiller] = (), turnover: Sequence[Turnover] = (), flights: Flights | None = None,
-        stored: Stored | None = None,
+        stored: Stored | None = None, shared: Sequence[Mapping[str, float]] = (),
     ) -> None:  # fmt: skip
         self._stored = stored
         self.layout, self.calls, self.loop = layout, list(calls), loop
@@ -94,6 +95,7 @@ class VirtualHost:
         self._of: dict[str, list[Rank]] = {}
         for p in self.ranks:
             self._of.setdefault(p.worker, []).append(p)
+        self._held = HeldTogether(self._engine, {(p.worker, p.rank): p.index for p in self.ranks}, shared)
         self._fillers = [p for f in fillers for p in self._of[f.spec.name]]
         self._scripts = {f.spec.name: f.script for f in fillers}
         self._filled_at = -1
@@ -156,7 +158,8 @@ class VirtualHost:
                 if kind == GET:
                     self._seal(iteration, self._above((channel,)))
                 elif kind == PUT and channel in self._sealed:
-                    raise WorkflowError(f"The script of the loop puts into {channel!r} after it has waited for something that may depend on its end.")
+                    fault = "after it has waited for something that may depend on its end. Next: put before."
+                    raise WorkflowError(f"The script of the loop puts into {channel!r} {fault}")
                 got = yield op
         self._seal(iteration, set(self.layout.graph_channels()))
         made.in_body = False
@@ -250,7 +253,7 @@ class VirtualHost:
     def _port(self, p: Rank, channel: str, key: int) -> tuple[int, int, int]:
         """Queue, number of the channel's name and chunk, remembered for the rest of the call."""
         if self._keyed[channel] != (key >= 0):
-            need = "is keyed: give key=" if self._keyed[channel] else "has no keys: leave key= out, or declare it keyed=True"
+            need = "is keyed. Next: give key=" if self._keyed[channel] else "has no keys. Next: leave key= out, or declare it keyed=True"
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
@@ -582,11 +585,13 @@ class VirtualHost:
         if coming and p.call is not None and self.now > p.lock_from:
             self._add(p, SpanKind.LOCK, p.lock_from, self.now)
         onload, offload = self._switch_ns.get(p.worker, (0, 0))
-        heapq.heappush(self._timers, (self.now + (onload if coming else offload) << _BITS) + p.slot + 1)
+        end, p.moves = self._held.switched(p.machine, coming, onload if coming else offload, self.now)
+        heapq.heappush(self._timers, (end << _BITS) + p.slot + 1)
 
     def _switched(self, p: Rank) -> None:
         kind, name = (SpanKind.ONLOAD, "onload") if p.coming else (SpanKind.OFFLOAD, "offload")
-        self._add(p, kind, p.switch_from, self.now, name)
+        if p.moves:
+            self._add(p, kind, p.switch_from, self.now, name)
         if p.coming:
             p.lock_from = self.now
         self._pending.append((p.index, Event.ONLOADED if p.coming else Event.OFFLOADED, -1, 0))

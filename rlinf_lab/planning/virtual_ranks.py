@@ -29,7 +29,7 @@ class Rank:
 
     __slots__ = (
         "away", "bound_ns", "bound_round", "call", "calls", "channel", "coming", "deferred", "doing", "ends", "first", "index", "iteration", "left",
-        "lock_from", "lock_waited", "machine", "method", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
+        "lock_from", "lock_waited", "machine", "method", "moves", "number", "on_device", "ports", "queue", "rank", "send", "since", "slot", "start",
         "switch_from", "switching", "track", "value", "waits_for", "worker",
     )  # fmt: skip
 
@@ -50,6 +50,7 @@ class Rank:
         self.lock_waited = self.on_device = False
         self.switching = self.coming = self.deferred = False  # deferred: woken while it switches, goes on after that
         self.switch_from = 0
+        self.moves = True  # whether its switch moves anything
         self.ends = False  # it is leaving
         self.away: list[tuple[int, int, bool]] = []  # when one of its devices is not there, and whether what it does then is lost
 

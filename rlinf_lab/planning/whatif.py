@@ -11,15 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
-from rlinf_lab.planning.costs import GenerationModel, fit_worker
 from rlinf_lab.planning.device import extended
 from rlinf_lab.planning.feasible import MOST_GIB
 from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
+from rlinf_lab.planning.longer import longer
 from rlinf_lab.planning.memory import limits
 from rlinf_lab.planning.planner import Plans, searched
 from rlinf_lab.planning.profile import DeviceKind, Profile
@@ -98,8 +96,7 @@ class Question:
             if self.switching != 1:
                 changed = changed.with_worker(name, onload_s=worker.onload_s * self.switching, offload_s=worker.offload_s * self.switching)
             if worker.lengths is not None and (self.length, self.tail) != (1, 1):
-                lengths = replace(worker.lengths, factor=worker.lengths.factor * self.length, tail=worker.lengths.tail * self.tail)
-                changed = _longer(changed.with_worker(name, lengths=lengths), base, name)
+                changed = longer(changed, name, self.length, self.tail)
         return changed
 
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
@@ -124,26 +121,6 @@ def _refused(refusal: Refusal, one_kind: bool) -> str:
     found = [f"{field}={value}" for field, value in fields.items() if value is not None]
     advice = ", or ".join(found) or refusal.advice
     return f"{refusal.said} Next: {advice}." if advice else refusal.said
-
-
-def _longer(changed: Profile, base: Profile, generator: str) -> Profile:
-    """Where tokens are weights, whoever works on responses that are longer has more to do."""
-    if base.weights != "tokens":
-        return changed
-    models = [fit_worker(p.workers[generator]) for p in (base, changed)]
-    assert all(isinstance(m, GenerationModel) for m in models)
-    before, after = (float(np.mean(m.asked)) for m in models if isinstance(m, GenerationModel))
-    reached, open_ = set[str](), [generator]
-    while open_:
-        here = open_.pop()
-        for edge in base.edges:
-            if edge.producer == here and edge.consumer not in reached and edge.consumer != generator:
-                reached.add(edge.consumer)
-                open_.append(edge.consumer)
-    for name in reached:
-        if base.workers[name].kind == "batch":
-            changed = changed.scaled(name, after / before)
-    return changed
 
 
 def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:

@@ -187,6 +187,7 @@ class DeviceHost:
         return True
 
     def push(self) -> None:
+        self.host.write_down()
         batch = self.recorder.drain()
         metrics = [self.host.metrics.popleft() for _ in range(len(self.host.metrics))]
         frames = {source: self.host.frames.pop(source) for source in list(self.host.frames)}  # one by one: workers go on writing

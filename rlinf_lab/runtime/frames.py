@@ -154,7 +154,8 @@ class Stream:
     def _to_the_front(self) -> None:
         """What is left: it makes room."""
         if self._at:
-            self._buffer[: self._end - self._at] = self._buffer[self._at : self._end]
+            if self._at < self._end:
+                self._buffer[: self._end - self._at] = self._buffer[self._at : self._end]
             self._at, self._end = 0, self._end - self._at
 
 

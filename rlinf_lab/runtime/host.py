@@ -589,9 +589,15 @@ class Host(Scheduler):
 
     def heard_all(self) -> None:
         """Everything that had arrived on a link was handled."""
-        with self._mutex:
-            self.traffic.write_down()
+        if self._lookout is None or not self._lookout.is_mine():  # a rank that has heard it goes on first
+            self.write_down()
         self.flush()
+
+    def write_down(self) -> None:
+        """What has come is recorded: also by a rank before it waits again, and before the recording is fetched."""
+        if self.traffic.is_open():
+            with self._mutex:
+                self.traffic.write_down()
 
     def report_metrics(self, process: Process, iteration: int, metrics: dict[str, float]) -> None:
         self.metrics.append((process.worker, process.rank, iteration, metrics))

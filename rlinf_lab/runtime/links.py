@@ -132,7 +132,8 @@ class Link:
 
     def __init__(self, address: Address, me: str, ways: Ways = BY_DEFAULT) -> None:
         self.peer = address.host
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # taken twice for a message; by the condition, in Python, each time costs three times as much
+        self._changed = threading.Condition(self._lock)
         self._gathered: list[bytes | memoryview] = []  # parts of frames that wait for `flush`
         self._run: _Run | None = None  # what was gathered last, if more may travel with it
         self._headers: dict[tuple, bytes] = {}
@@ -205,14 +206,14 @@ class Link:
                     self._headers.clear()
                 header = self._headers[name, origin] = pickle.dumps((name, origin, None), protocol=5)
             if not packed.buffers:
-                with self._changed:
+                with self._lock:
                     self._gather_packet(header, packed.data, count, tags is None)
                 return
             parts, buffers, items = [header, packed.data], [b if type(b) is OnDevice else b.raw() for b in packed.buffers], [count, time.monotonic_ns()]
         else:
             data, buffers = pickled(message)
             parts, items = [data], []
-        with self._changed:
+        with self._lock:
             self._end_run()
             self._gathered += self._framed(parts, buffers, items)
 
@@ -261,13 +262,13 @@ class Link:
     def reclaim(self) -> None:
         """Hear what was given back: a GPU's memory should not wait for the next message."""
         if self._lender.has_lent:
-            with self._changed:
+            with self._lock:
                 self._slots.take_back()
 
     def peer_died(self) -> None:
         """What it had is free."""
         if self._lender.has_lent:
-            with self._changed:
+            with self._lock:
                 self._slots.take_back()
                 self._lender.lost()
 
@@ -278,7 +279,7 @@ class Link:
     def flush(self) -> None:
         """Send what was gathered."""
         if self.has_gathered():
-            with self._changed:
+            with self._lock:
                 self._end_run()
                 parts, self._gathered = self._gathered, []
                 if parts:

@@ -38,10 +38,10 @@ class Heard(Protocol):
 
 
 class Lookout:
-    """Of one host. ``has_core``: whether nobody else computes now where its ranks wait."""
+    """Of one host. ``has_core``: whether nobody else computes now where its ranks wait. ``before``: what is done before each wait."""
 
-    def __init__(self, has_core: Callable[[], bool]) -> None:
-        self._has_core = has_core
+    def __init__(self, has_core: Callable[[], bool], before: Callable[[], None] = lambda: None) -> None:
+        self._has_core, self._before = has_core, before
         self._usual_ns = 0  # what the last waits have taken
         self._poll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -77,15 +77,20 @@ class Lookout:
         self._thread = 0
         self._place.release()
 
+    def is_mine(self) -> bool:
+        """Whether the calling thread has the place."""
+        return self._thread == threading.get_ident()
+
     def ring(self) -> None:
         """Whoever listens looks whether it still has to wait. By any thread."""
-        if self._thread != threading.get_ident():
+        if not self.is_mine():
             os.eventfd_write(self._bell, 1)
 
     def listen(self, until: Callable[[], bool]) -> bool:
         """Hear messages until that is true; False when it is better to wait elsewhere: a reading thread is at work."""
         try:
             while not until():
+                self._before()
                 helped = True
                 for number, _ in self._news():
                     if number == self._bell:

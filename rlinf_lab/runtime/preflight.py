@@ -192,14 +192,19 @@ class _Looking:
         assert self.profile is not None
         turns = self.wanted.device_memory is not None
         found: dict[str, list[tuple[float, str, bool]]] = {}
-        for worker in self.flow.graph.workers:
+        held = set[tuple[str, str]]()  # weights that are on a device all the time
+        names = self.flow.graph.workers
+        for worker in sorted(names, key=lambda w: turns and self.wanted.memory.get(w, 0) > 0):  # those who may leave come last
             memory = self.profile.workers[worker].memory
             for rank in range(self.layout.ranks(worker)):
                 for name in self.wanted.device_names(worker, rank):
                     device = Device.parse(name)
                     place = name if device.kind == "cuda" else f"host memory of node {device.node}"
                     leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
-                    found.setdefault(place, []).append((memory.resident_gib, f"{worker}[{rank}]", leaves))
+                    shared = 0.0 if (name, memory.shared_as) in held else memory.shared_gib
+                    if memory.shared_as and not leaves:
+                        held.add((name, memory.shared_as))
+                    found.setdefault(place, []).append((memory.resident_gib + shared, f"{worker}[{rank}]", leaves))
         return {
             place: (sum(g for g, _, leaves in rows if not leaves) + max((g for g, _, leaves in rows if leaves), default=0.0), [who for _, who, _ in rows])
             for place, rows in found.items()

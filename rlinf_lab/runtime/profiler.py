@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import math
 import threading
 import time
@@ -30,12 +31,14 @@ from rlinf_lab.runtime.subject import subject
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import DRIVER, counted
-from rlinf_lab.workflow.worker import Context
+from rlinf_lab.workflow.worker import Context, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 SMALLER = 4  # the second plan cuts an iteration into so many batches
 MEMORY_SECONDS = 0.01
 NOTHING_GIB = 1 / 256  # what an empty object seems to take: noise of the allocator
+NOISE = 0.05  # of memory
+SAME = 1 - 1e-6  # of weights: what two count of a block is the same but for rounding
 SWITCHES = 2  # how often each worker leaves and comes
 
 
@@ -105,9 +108,9 @@ class _Measuring:
             runs += [self._try(plan, bar) for plan in plans]
             probed = {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
-        kept = {worker: p.resident_gib for worker, p in probed.items()}
+        memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()} | self._held_together(probed)
+        kept = {worker: m.resident_gib + m.shared_gib for worker, m in memory.items()}
         seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]
-        memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()}
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
@@ -202,6 +205,24 @@ class _Measuring:
         return probed
 
 
+    def _held_together(self, probed: Mapping[str, Probed]) -> dict[str, Memory]:
+        """Of workers that hold the same weights, where they live in one process: the memory of each. Those who know theirs are set up beside each other."""
+        builds = [worker for worker in probed if self.flow.declaration(worker).cls._shared is not Worker._shared]
+        if len(builds) < 2:
+            return {}
+        made = dict[str, Worker]()
+        try:
+            for worker in builds:
+                made[worker] = _set_up(self.flow, worker, self.devices[0])
+            groups = _groups({(a, b): made[a]._shared(made[b]) * made[a]._nbytes() / 2**30 for a, b in itertools.permutations(made, 2)})
+            whole = {worker: _whole(probed[worker].resident_gib, instance._nbytes() / 2**30) for worker, instance in made.items()}
+        finally:
+            for worker, instance in made.items():
+                with _named(worker, "close"):
+                    instance.close()
+        return {w: Memory(whole[w] - gib, shared_gib=gib, shared_as=f"weights of {group[0]}") for group, gib in groups for w in group}
+
+
 class Probed(NamedTuple):
     """A worker by itself. ``leaves``: whether it can free its device at all."""
 
@@ -215,11 +236,7 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     """Sets the worker up and lets it leave and come a few times; the shortest seconds count. Raises `WorkerError` naming the method that failed."""
     gc.collect()  # what is given back meanwhile would be counted against it
     before = _gib_used(device)
-    context = Context()
-    context.name, context.device = worker, torch_device([device])
-    with _named(worker, "setup"):
-        instance = flow.declaration(worker).build(context)
-        instance.setup()
+    instance = _set_up(flow, worker, device)
     resident = max(0.0, _gib_used(device) - before)
     off, on = list[float](), list[float]()
     try:
@@ -235,6 +252,34 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
             instance.close()
     nothing = resident < NOTHING_GIB and not leaves  # there is nothing that would have to leave
     return Probed(0.0 if nothing else resident, min(on, default=0.0), min(off, default=0.0), leaves or nothing)
+
+
+def _set_up(flow: Workflow, worker: str, device: str) -> Worker:
+    context = Context()
+    context.name, context.device = worker, torch_device([device])
+    with _named(worker, "setup"):
+        instance = flow.declaration(worker).build(context)
+        instance.setup()
+    return instance
+
+
+def _whole(measured: float, known: float) -> float:
+    """GiB of a worker that knows what lies on its device: that, unless clearly more was measured. (Less is, where somebody else made the weights.)"""
+    return measured if measured > known + max(NOTHING_GIB, NOISE * known) else known
+
+
+def _groups(shared: Mapping[tuple[str, str], float]) -> list[tuple[tuple[str, ...], float]]:
+    """Workers that all hold the same weights, and GiB of these: those that share most first, each worker once. ``shared``: GiB by pairs."""
+    found: list[tuple[tuple[str, ...], float]] = []
+    for (a, b), gib in sorted(shared.items(), key=lambda item: -item[1]):
+        placed = {w for group, _ in found for w in group}
+        if gib > 0 and not placed & {a, b}:
+            group = [a, b]
+            for other in dict.fromkeys(w for pair in shared for w in pair):
+                if other not in placed and other not in group and all(shared[other, w] >= gib * SAME for w in group):
+                    group.append(other)
+            found.append((tuple(group), min(shared[pair] for pair in itertools.permutations(group, 2))))
+    return found
 
 
 @contextlib.contextmanager

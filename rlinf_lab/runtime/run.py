@@ -15,6 +15,7 @@ from typing import Any
 from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
+from rlinf_lab.runtime.at_exit import end_with_program
 from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
@@ -64,6 +65,7 @@ class Run(Observed):
         """Begin; `run` has done it already."""
         if self._thread.ident is not None:
             raise ConfigError(f"{self!r} has been started before. Next: lab.run(...) makes another run.")
+        end_with_program(self)
         self._thread.start()
         self._observer.start()
         return self

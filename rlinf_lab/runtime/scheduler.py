@@ -116,12 +116,16 @@ class Scheduler:
     def flush(self) -> None:
         raise NotImplementedError
 
+    def write_down(self) -> None:
+        """What has come over the links, where that was put off."""
+        raise NotImplementedError
+
     def flush_soon(self) -> None:
         raise NotImplementedError
 
     def open_lookout(self, own_cores: bool) -> Lookout:
         """From now on a rank that waits may hear messages by itself. ``own_cores``: no other host computes on those of this one."""
-        self._lookout = self._lookout or Lookout(lambda: own_cores and self._running == 0)
+        self._lookout = self._lookout or Lookout(lambda: own_cores and self._running == 0, self.write_down)
         return self._lookout
 
     # --- posting and waiting -----------------------------------------------------------------------------
@@ -379,6 +383,18 @@ class Scheduler:
                 self._delayed()
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
+
+    def _give_at_once(self, process: Process) -> None:
+        """Under the mutex: the same as to carry on with BOUND and RESUME; see `AtOnce.arrival_at_once`."""
+        self._batch += 1
+        process.bound_ns = process.lock_from = self.clock.now_ns()
+        process.bound_batch = self._batch
+        self._hand_over(process, process.machine.lo, process.machine.hi)
+        if process.far:
+            self._answer(process)
+            return
+        process.on_device, process.lock_waited = not process.drives, False
+        self._wake(process)
 
     def _open(self, held: Iterable[Gate]) -> None:
         for gate in held:

@@ -87,6 +87,10 @@ class Traffic:
             counts = self._counts[channel, origin, transport] = [0, 0, 0]
         return counts
 
+    def is_open(self) -> bool:
+        """Whether anything has come that is not written down."""
+        return bool(self._open)
+
     def write_down(self) -> None:
         """All that had arrived was heard: one span for each edge, on a lane of the pair of hosts."""
         recorder = self._recorder

@@ -75,6 +75,9 @@ def _stored(host: Host, queue: Queue, origin: str, count: int, puts: int, weight
     if transit is not None:
         host.traffic.arrived(queue.name, origin, count, transit, puts)
     queue.put += count
+    if weights is None and (waiting := host._engine.arrival_at_once(queue.index, count)) >= 0:
+        host._give_at_once(host._processes[waiting])
+        return
     _, instructions = host._engine.remote_put(queue.index, count, weights)
     host._apply(instructions)
 

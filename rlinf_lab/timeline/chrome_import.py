@@ -31,13 +31,15 @@ Event = dict[str, Any]
 #: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around them.
 _KINDS = {
     "gpu_memcpy": SpanKind.TRANSFER, "gpu_memset": SpanKind.TRANSFER, "gpu_user_annotation": SpanKind.LABEL, "user_annotation": SpanKind.LABEL,
+    "cuda_sync": SpanKind.WAIT,
     "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
     "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
 }  # fmt: skip
 _TIMED = frozenset("XBEbeCiI")
 _INSTANT = ("i", "I")
 _MOST_US = (1 << 62) // 1000
-_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
+_WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _GAP = re.compile(r"[\s,]*")
 _BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
@@ -177,7 +179,8 @@ class _Reader:
         stream, joined = category in _GPU, event["ph"] == "b"
         key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
         if stream:
-            key = ("gpu", args.get("device", pid), args.get("stream", tid))
+            # A wait for an event or for the whole device says that its stream is -1: Kineto draws it on one all the same.
+            key = ("gpu", args.get("device", pid), tid if category == "cuda_sync" else args.get("stream", tid))
         if key not in self._lanes:
             if stream:
                 number = _number(key[2])
@@ -208,6 +211,8 @@ class _Reader:
                 self._row(self._track(event), SpanKind.MARK, ITERATION, start, end, int(step[1]))
             return
         kind = SpanKind.LABEL if category.startswith("task::") else _KINDS.get(category, SpanKind.RUN)
+        if category in ("cuda_runtime", "cuda_driver") and _WAITS_FOR_GPU.fullmatch(name):
+            kind = SpanKind.WAIT
         self._row(self._track(event), kind, name, start, end)
 
     def _row(self, track: int, kind: int, name: str, start: int, end: int, iteration: int = -1) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import traitlets
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
+from rlinf_lab.planning.entries import KINDS, of_kind
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.planner import Plans
@@ -110,16 +111,16 @@ class PlanExplorer(PushedWidget):
             self._publish(*self._history())
 
     # --- sensitivity ---------------------------------------------------------------------------------------------
-    def sensitivity(self) -> Sensitivity:
-        """Over which range of error of each worker's seconds the choice that is shown stands; shown too."""
-        found = sensitivity(self.plans)
+    def sensitivity(self, entries: Collection[str] | str = ("seconds",)) -> Sensitivity:
+        """Over which range of error of each worker's seconds the choice that is shown stands; shown too. ``entries``: as of `lab.sensitivity`."""
+        found = sensitivity(self.plans, entries)
         with self._push_lock:
             self._ranges = [_range(r) for r in found.ranges]
             self._publish({"sensitivity": self._ranges, "running": self._searching}, {})
         return found
 
     def _look_further(self) -> None:
-        """In the thread, when what is asked has been answered; worker by worker, as long as nothing else is asked."""
+        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked."""
         with self._push_lock:
             if not self._searching:
                 self._searching, self._ranges = True, []
@@ -127,11 +128,14 @@ class PlanExplorer(PushedWidget):
                 self._aside.after(self._search)
 
     def _search(self) -> None:
+        """Seconds first, worker by worker; then whatever else of the profile can matter."""
         plans = self.plans
-        names = list(plans.profile.workers)
+        setting = plans.best.candidate.placement.setting
+        steps: list[tuple[str, list[str] | None]] = [("seconds", [name]) for name in plans.profile.workers]
+        steps += [(kind, None) for kind in KINDS if kind != "seconds" and of_kind(setting, kind)]
         try:
-            for name in names:
-                self._show_ranges(sensitivity(plans, workers=[name]), name != names[-1])
+            for i, (kind, workers) in enumerate(steps):
+                self._show_ranges(sensitivity(plans, (kind,), workers=workers), i + 1 < len(steps))
         except Exception:
             self._show_ranges(Sensitivity(plans.best.shape, ()), False)
             raise
@@ -140,8 +144,8 @@ class PlanExplorer(PushedWidget):
         with self._push_lock:
             check()
             self._searching = running
-            by_worker = {r["worker"]: r for r in [*(self._ranges or ()), *map(_range, found.ranges)]}
-            self._ranges = sorted(by_worker.values(), key=lambda r: min(r["high"], 1 / r["low"]))
+            by_entry = {(r["owner"], r["entry"]): r for r in [*(self._ranges or ()), *map(_range, found.ranges)]}
+            self._ranges = sorted(by_entry.values(), key=lambda r: min(r["high"], 1 / r["low"]))
             self._publish({"sensitivity": self._ranges, "running": running}, {})
 
     # --- the page --------------------------------------------------------------------------------------------------
@@ -200,7 +204,7 @@ def _drawn(plans: Plans) -> Drawn:
 
 
 def _range(r: Any) -> dict[str, Any]:
-    return {"worker": r.worker, "low": r.low, "high": r.high, "below": r.instead[0], "above": r.instead[1]}
+    return {"owner": r.owner, "entry": r.entry, "low": r.low, "high": r.high, "below": r.instead[0], "above": r.instead[1]}
 
 
 def _text(slider: Slider, value: float | None) -> str:

@@ -7,7 +7,6 @@ traits that are read again, for packing empty parts and for options that are not
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import itertools
@@ -46,14 +45,15 @@ class Express:
     """The way to the page of one comm. Made by `Express.of`."""
 
     def __init__(self, session: Any, socket: Any, comm: Any) -> None:
-        self._comm, self._socket, self._topic, self._auth, self._pid = comm, socket, comm.topic, session.auth, os.getpid()
+        self._comm, self._socket, self._topic, self._pid = comm, socket, comm.topic, os.getpid()
+        self._sign = _signer(session.key, session.digest_mod) if session.auth is not None else lambda _: b""
         self._id = f"{session.session}_{self._pid}_{os.urandom(4).hex()}_"
         self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
         self._comm_id = _encode(comm.comm_id)
         self._second, self._date = -1, ""
         self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
         self._piped = self._through = 0  # messages that went through its pipe, and those of them that have left it
-        self._loop = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
+        self._loop: Any = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
@@ -82,13 +82,15 @@ class Express:
         The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
         later than of what it says never hears that.
         """
+        if self._piped and self._piped == self._through:
+            try:
+                self._loop.call_soon_threadsafe(self._send, frames, copy)
+                return
+            except RuntimeError:  # the loop has been closed meanwhile: the kernel ends
+                pass
         if self._loop is None or not self._thread.thread.is_alive():
             self._socket.send_multipart(frames, copy=copy)
             return
-        if self._piped and self._piped == self._through:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed meanwhile: the kernel ends
-                self._loop.call_soon_threadsafe(self._send, frames, copy)
-                return
         self._piped += 1
         self._thread.schedule(functools.partial(self._come_through, frames, copy))
 
@@ -114,12 +116,7 @@ class Express:
         """Topic, delimiter, signature, header, parent, metadata, content."""
         header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._now()}", {self._header}'.encode()
         body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {_encode(content)}}}}}'.encode()
-        signature = b""
-        if self._auth is not None:
-            signed = self._auth.copy()
-            signed.update(b"".join((header, b"{}{}", body)))
-            signature = signed.hexdigest().encode()
-        return [self._topic, b"<IDS|MSG>", signature, header, b"{}", b"{}", body]
+        return [self._topic, b"<IDS|MSG>", self._sign(b"".join((header, b"{}{}", body))), header, b"{}", b"{}", body]
 
     def _now(self) -> str:
         """Writing a date takes 40 us with cold caches: but for the microseconds, once a second."""
@@ -127,6 +124,21 @@ class Express:
         if second != self._second:
             self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         return f"{self._date}.{nanoseconds // 1000:06d}Z"
+
+
+def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:
+    """HMAC (RFC 2104) by two hashes that have begun: with cold caches, two thirds of what the object of the standard library takes."""
+    block = digest().block_size
+    padded = (key if len(key) <= block else digest(key).digest()).ljust(block, b"\0")
+    inner, outer = (digest(bytes(byte ^ mask for byte in padded)) for mask in (0x36, 0x5C))
+
+    def sign(data: bytes) -> bytes:
+        within, around = inner.copy(), outer.copy()
+        within.update(data)
+        around.update(within.digest())
+        return around.hexdigest().encode()
+
+    return sign
 
 
 def attended() -> bool:

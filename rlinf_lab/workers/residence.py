@@ -83,8 +83,8 @@ class Residence:
                 host = same.pop() if same else torch.empty(source.numel(), dtype=torch.uint8, pin_memory=self.device.type == "cuda")
                 _copy(source, host)
                 self._held.append(host)
-                self._moved.append(_Moved(tensors, host, self._made.get(address)))
-            self._made = {}
+                self._moved.append(_Moved(tensors, host, self._place(address, [*present, *absent])))
+            self._made = {address: block for address, block in self._made.items() if address in kept}  # whoever takes it later wants to know
             self._wait()  # before anybody reads the copies or their source is freed
             for moved in self._moved:
                 _put_onto(moved.tensors, moved.host)
@@ -174,6 +174,10 @@ class Residence:
     def _sharded(self) -> list[nn.Module]:
         """Modules that keep more references to their memory than their tensors: they move themselves."""
         return [owner for owner in self.owners if isinstance(owner, nn.Module) and hasattr(owner, "reshard")]
+
+    def _place(self, address: int, others: Iterable[Residence]) -> torch.Tensor | None:
+        """The block at an address, if it was made here: perhaps by another one who shares it."""
+        return next((block for each in (self, *others) if (block := each._made.get(address)) is not None), None)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
@@ -333,6 +337,9 @@ class TorchWorker(Worker):
         finally:
             self._mates = [], []
         return self._nbytes_moved != 0
+
+    def _nbytes(self) -> int:
+        return self._own_residence().nbytes
 
     def _shared(self, other: Worker) -> float:
         return self._own_residence().shared(other._own_residence()) if isinstance(other, TorchWorker) else 0.0

@@ -159,6 +159,10 @@ class Worker:
         """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
         return 0.0
 
+    def _nbytes(self) -> int:
+        """What of it lies on the device, as far as it knows."""
+        return 0
+
     def preflight(self) -> None:
         """Refuse a plan under which this worker cannot work: raise, saying what would. Asked before a launch, in the driver's process, of a copy that
         knows its ranks and device and that has not been set up. Cheap: no models, no simulators."""

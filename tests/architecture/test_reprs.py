@@ -138,7 +138,7 @@ MAKERS: dict[str, tuple[Callable[[Objects], Any], str]] = {
 RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousand", "Timeline", "Profile", "plan", "Planned", "doctor"}
 # Functions that give one of the above, nothing, or a text; and protocols.
 ELSEWHERE = {
-    "crowding", "message_costs", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
+    "crowding", "message_costs", "planned", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
     "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
 }  # fmt: skip
 

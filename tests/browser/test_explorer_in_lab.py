@@ -114,6 +114,9 @@ def test_sensitivity_is_drawn_row_by_row(jupyterlab: Any) -> None:
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-range").count() == 3, "three workers", 120)
     widths = lab.page.locator(f"{ROOT} .rl-scale i").evaluate_all("(all) => all.map((e) => e.getBoundingClientRect().width)")
     assert len(widths) == 3 and np.diff(widths).min() >= -1, "the narrowest first"
+    lab.wait_until(lambda: lab.page.get_by_role("button", name="Compute").is_enabled(), "all entries", 120)
+    said = lab.page.locator(f"{ROOT} .rl-ranges").inner_text()
+    assert "training seconds" in said and "stands all the way: simulator+generator calibration" in said
     lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
     lab.screenshot("explorer-sensitivity")
     assert not errors and not lab.errors()
@@ -169,7 +172,7 @@ SOME_RANGES = """
 import rlinf_lab.widgets.explorer as shown
 from rlinf_lab.planning.sensitivity import Range, Sensitivity
 # Found in no time: only how they are drawn is looked at.
-shown.sensitivity = lambda plans, workers: Sensitivity("", tuple(Range(w, "seconds", 0.9, 4.0, ("temporal", "")) for w in workers))
+shown.sensitivity = lambda plans, entries, workers: Sensitivity("", tuple(Range(w, *entries, 0.9, 4.0, ("temporal", "")) for w in workers or ()))
 """
 
 

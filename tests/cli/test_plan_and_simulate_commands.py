@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.cli import main
+from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reading import schema
 
@@ -52,6 +53,11 @@ def test_simulate_prints_and_writes(capsys: pytest.CaptureFixture, tmp_path: Pat
         (["plan", "--profile", MANISKILL, "--devices", "0"], "devices is 0; give a whole number of devices, at least 1"),
         (["plan", "--profile", MANISKILL, "--devices", "gpu=4"], "Unknown kind of device 'gpu'"),
         (["plan", "--profile", MANISKILL, "--devices", "16", "--modes", "spacial"], "Did you mean 'spatial'"),
+        (["simulate", "--profile", MANISKILL], "--devices is missing: plans are searched for so many. Next: --devices 64"),
+        (["simulate", "--profile", MANISKILL, "--plan", "nowhere.json"], "No plan at 'nowhere.json'"),
+        (["simulate", "--profile", MANISKILL, "--plan", MANISKILL], "Unknown plan field"),
+        (["simulate", "--profile", MANISKILL, "--plan", "p.json", "--staleness", "1"], "--staleness together with --plan p.json"),
+        (["plan", "--profile", MANISKILL, "--devices", "16", "--save", "no/such/folder/plan.json"], "The plan cannot be written to 'no/such/folder/plan.json'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--plan", "hybird"], "Did you mean 'hybrid'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--out", "t.pnk"], "Unknown ending of a timeline's file '.pnk'"),
         (["simulate", "--profile", MANISKILL, "--devices", "16", "--iterations", "0"], "iterations is 0; give a whole number, at least 1"),
@@ -62,6 +68,56 @@ def test_what_cannot_work_is_one_line(arguments: list[str], says: str, capsys: p
     assert main(arguments) == 2
     said = capsys.readouterr().err
     assert says in said and "Traceback" not in said
+
+
+def simulated(capsys: pytest.CaptureFixture, *arguments: str) -> dict:
+    assert main(["simulate", "--profile", MANISKILL, "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_plan_of_a_file_is_simulated(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Saved it takes what it took; edited it is another plan; the timeline is written."""
+    path, out = tmp_path / "plan.json", tmp_path / "timeline.html"
+    found = simulated(capsys, "--devices", "16", "--plan", "temporal", "--save", str(path))
+    again = simulated(capsys, "--plan", str(path), "--out", str(out))
+    assert {k: v for k, v in again.items() if k != "workers"} == {k: v for k, v in found.items() if k != "workers"} and out.stat().st_size > 1000
+    data = json.loads(path.read_text())
+    data["placements"]["training"] = data["placements"]["training"][:8]
+    path.write_text(json.dumps({**data, "name": "half"}))
+    edited = simulated(capsys, "--plan", str(path), "--devices", "16")
+    assert edited["plan"] == "half" and edited["workers"]["training"]["devices"] == 8 and edited["iteration_s"][-1] > found["iteration_s"][-1]
+    assert main(["plan", "--profile", MANISKILL, "--devices", "16", "--save", str(path)]) == 0
+    best = capsys.readouterr().out.split("\n")[1].split()[0]
+    assert simulated(capsys, "--plan", str(path))["plan"] == best
+
+
+@pytest.mark.parametrize(
+    ("changed", "flags", "says"),
+    [
+        ({"placements": {}}, [], "places no rank of worker 'simulator'"),
+        ({"chunks": {"simulator_to_trainer": 1}}, [], "Did you mean 'simulator_to_training'"),
+        ({"staleness": -1}, [], "staleness"),
+        ({}, ["--devices", "8"], "devices is 8, but plan 'temporal' has 16. Next: 16"),
+        ({}, ["--memory-gib", "0"], "--memory-gib is 0"),
+    ],
+)
+def test_a_plan_of_a_file_that_cannot_be_is_refused_in_words(
+    changed: dict, flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "plan.json"
+    plan(Profile.load(MANISKILL), 16)["temporal"].execution.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))
+    assert main(["simulate", "--profile", MANISKILL, "--plan", str(path), *flags]) == 2
+    said = capsys.readouterr().err
+    assert says in said and said.count("\n") == 1, said
+
+
+def test_what_plan_prints_is_no_plan(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "plans.json"
+    assert main(["plan", "--profile", MANISKILL, "--devices", "16", "--json"]) == 0
+    path.write_text(capsys.readouterr().out)
+    assert main(["simulate", "--profile", MANISKILL, "--plan", str(path)]) == 2
+    assert "names no devices. Next: rlinf-lab plan ... --save" in capsys.readouterr().err
 
 
 def test_a_broken_profile_names_its_field(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -142,3 +198,10 @@ def test_refusals_speak_of_flags(arguments: list[str], says: str, tmp_path: Path
 def test_a_field_that_cannot_be_names_a_value_that_can(fields: dict[str, object], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main(["plan", "--profile", kinds(tmp_path, **fields), "--devices", "h100=2"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_plan_of_a_file_of_any_name(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    for name in ("mine", "MINE.JSON"):
+        saved = str(tmp_path / name)
+        found = simulated(capsys, "--devices", "16", "--plan", "temporal", "--save", saved)
+        assert simulated(capsys, "--plan", saved)["iteration_s"] == found["iteration_s"]

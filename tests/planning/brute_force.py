@@ -5,6 +5,7 @@ Written apart from the solver on purpose: it follows the rules of composition on
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from functools import cache
@@ -15,11 +16,13 @@ from rlinf_lab.planning.search.problem import Problem
 
 
 def random_problem(
-    seed: int, leaves: tuple[int, int] = (2, 5), devices: tuple[int, int] = (2, 16), plain: bool = False, ticks: int = 1, kinds: int = 1
+    seed: int, leaves: tuple[int, int] = (2, 5), devices: tuple[int, int] = (2, 16), plain: bool = False, ticks: int = 1, kinds: int = 1,
+    shared: bool = False,
 ) -> Problem:
     """A branching graph with random rank rules, memory, switches, and kinds of devices of different speed.
 
     ``plain``: without stays, streams, whole batches, leaves that are handed everything at once and staleness; ``ticks``: of a second.
+    ``shared``: some leaves hold weights together, and what of a switch is left of them where one comes for the other is anything.
     """
     rng = random.Random(seed)
     count, grains = rng.randint(*leaves), rng.choice([2, 3, 3, 4])
@@ -60,7 +63,16 @@ def random_problem(
 
     staleness = 0 if plain else rng.choice([0, 0, 1, 2])
     handed = 0 if plain else sum(1 << v for v in range(count) if rng.random() < 0.15)
-    return Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, streams)
+    made = Problem(tuple("abcdefgh"[:count]), edges, there, grains, table, seconds(), seconds(), staying, once, staleness, streams)
+    return dataclasses.replace(made, common=_common(rng, made)) if shared else made
+
+
+def _common(rng: random.Random, problem: Problem) -> dict[tuple[int, int], tuple[float, float]]:
+    """Each leaf holds one of two weights, or none; of whole seconds it needs any number where another holder comes or goes."""
+    count = len(problem.names)
+    held = [rng.choice([0, 1, 1, 2]) for _ in range(count)]
+    left = [tuple(float(rng.randint(0, int(s))) for s in (problem.onload[v], problem.offload[v])) for v in range(count)]
+    return {(v, u): left[v] for v, u in itertools.permutations(range(count), 2) if held[v] and held[v] == held[u]}
 
 
 def _leaf(rng: random.Random, most: int) -> tuple:
@@ -87,14 +99,25 @@ def cuts(problem: Problem, leaves: int):
         part = (part - 1) & leaves
 
 
-def _ends(problem: Problem, leaves: int, seconds: tuple[float, ...], side: int) -> float:
-    """Slowest of the leaves that have nobody before (1) or after (0) them in the set and do not stay."""
+def _ends(problem: Problem, leaves: int, side: int) -> set[int]:
+    """The leaves that have nobody before (1) or after (0) them in the set."""
     inner = {e[side] for e in problem.edges if leaves >> e[0] & 1 and leaves >> e[1] & 1}
-    return max([0.0, *(s for v, s in enumerate(seconds) if leaves >> v & 1 and v not in inner and not problem.staying >> v & 1)])
+    return {v for v in range(len(problem.names)) if leaves >> v & 1 and v not in inner}
 
 
 def switch(problem: Problem, leaving: int, coming: int) -> float:
-    return _ends(problem, leaving, problem.offload, 0) + _ends(problem, coming, problem.onload, 1)
+    """The slowest of those who leave, then of those who come; of weights that both of a pair hold only the rest moves."""
+    total = 0.0
+    for leaves, others, seconds, side in ((leaving, coming, problem.offload, 0), (coming, leaving, problem.onload, 1)):
+        stay = {u for u in range(len(problem.names)) if (others & problem.staying) >> u & 1}
+        mates = _ends(problem, others, 1 - side) | stay
+        took = [0.0]
+        for v in _ends(problem, leaves, side):
+            if not problem.staying >> v & 1:
+                known = [problem.common[v, u][1 - side] for u in mates if (v, u) in problem.common]
+                took.append(min(known) if known else seconds[v])
+        total += max(took)
+    return total
 
 
 def every_value(problem: Problem, dominance: bool = False, most: float = np.inf) -> tuple[np.ndarray, np.ndarray]:

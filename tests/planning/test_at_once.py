@@ -91,3 +91,53 @@ def test_where_somebody_waits_or_items_weigh_it_is_not_taken_at_once() -> None:
     assert engine.put_at_once(0, channel, 1) == 1
     full, channel = made(1, 2)
     assert full.put_at_once(0, channel, 1) == 0 and full.put_at_once(1, channel, 1) == -1
+
+
+def test_what_comes_from_elsewhere_is_given_at_once_as_when_it_is_settled() -> None:
+    assert sum(arrived_at_once(random.Random(seed)) for seed in range(300)) > 200
+
+
+def arrived_at_once(rng: random.Random) -> int:
+    """Two engines hear the same random gets and arrivals, one of them those at once that it takes; how many arrivals those were."""
+    consumers, devices, whole, stalled = rng.randint(1, 2), rng.randint(0, 2), rng.random() < 0.1, rng.random() < 0.1
+    (one, channel), (other, same) = (made(None, 0, consumers, devices, whole) for _ in range(2))
+    for engine, queue in ((one, channel), (other, same)):
+        engine.seal(next(iter(engine.streams)), 1)
+        if stalled:
+            engine.remote_stall(queue)
+    taken = 0
+    for _ in range(60):
+        if rng.random() < 0.01:
+            assert one.close(next(iter(one.streams))) == other.close(next(iter(other.streams)))
+        running = [p.index for p in one.processes if p.state == "run"]
+        if running and rng.random() < 0.6:
+            process, n = rng.choice(running), rng.choice((1, 2, 3, -1, -2, ALL, ALL + 2))
+            assert one.settle([(process, Event.GET, channel, n)]) == other.settle([(process, Event.GET, same, n)])
+        else:
+            n = rng.randint(1, 3)
+            first, settled = one.remote_put(channel, n)
+            process = other.arrival_at_once(same, n)
+            if process < 0:
+                assert (first, settled) == other.remote_put(same, n)
+            else:
+                taken += 1
+                p = other.processes[process]
+                assert settled == [(Do.BOUND, process, p.lo, p.hi), (Do.RESUME, process, p.lo, p.hi)]
+        assert state(one, channel) == state(other, same)
+    return taken
+
+
+def test_an_arrival_that_a_filler_or_a_weight_has_to_do_with_is_settled() -> None:
+    for filled in (False, True):
+        engine, channel = made(None, 0, 1)
+        engine.settle([(0, Event.GET, channel, 1)])
+        if filled:
+            engine.add_process((0,), delays=1)
+            engine.begin(0)
+            engine.settle([(1, Event.START, 0, 0)])
+            assert engine.fill()
+        assert engine.arrival_at_once(channel, 1) == (-1 if filled else 0)
+    engine, channel = made(None, 0, 1)
+    engine.remote_put(channel, 1, [3])
+    engine.settle([(0, Event.GET, channel, 2)])
+    assert engine.arrival_at_once(channel, 1) == -1

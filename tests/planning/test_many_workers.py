@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from brute_force import random_problem
+from random_profiles import random_profile
 
 from rlinf_lab import Profile, plan
+from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.forecast import graph_of
+from rlinf_lab.planning.profile import Memory
+from rlinf_lab.planning.search import effort
+from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, search_of, spaced
 from rlinf_lab.planning.search.fronts import spread
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, MOST_CUTS, Cuts, Orders, Problem, members, subsets
+from rlinf_lab.planning.search.solver import Only, solve, stepwise
+from rlinf_lab.planning.search.trees import SPATIAL, evaluate
+from rlinf_lab.planning.setting import Setting
 
 Edges = frozenset[tuple[int, int]]
 
@@ -101,3 +111,68 @@ def test_of_many_workers_one_order_is_searched_and_plans_say_so(edges: list[tupl
 def test_an_exact_search_of_a_long_chain_says_nothing_of_orders() -> None:
     plans = plan(profile_of([(i, i + 1) for i in range(11)], 12), 2, chunks=2)
     assert not any("more ways" in note for note in plans.notes)
+
+
+def many(devices: int, count: int = 9) -> Profile:
+    """A chain in which every number of devices up to so many is faster than any fewer."""
+    made = profile_of([(i, i + 1) for i in range(count - 1)], count)
+    samples = ({"devices": devices, "items": 4096, "seconds": 1.0 + i % 3} for i in range(count))
+    return Profile.from_dict({**made.to_dict(), "items": 4096, "workers": {n: {"samples": [s]} for n, s in zip(made.workers, samples, strict=True)}})
+
+
+@pytest.mark.parametrize("memory", [None, 10.0])
+def test_many_workers_on_many_devices_are_looked_for_in_steps_and_plans_say_so(memory: float | None) -> None:
+    profile = many(256)
+    if memory:
+        held = {n: dataclasses.replace(w, memory=Memory(6.0), onload_s=0.001) for n, w in profile.workers.items()}
+        profile = profile.replace(workers=held, device_memory_gib=memory)
+        assert Setting.of(profile, 256, 8).ways_to_stay > 10, "of which two are looked at"
+    plans = plan(profile, 256, chunks=8, simulate=False)
+    note = next(note for note in plans.notes if "9 workers on 256 devices are more than an exact search can look at" in note)
+    assert "the lower bound holds for all" in note and "Next: fewer devices" in note
+    assert plans.bound.seconds <= plans.best.seconds <= 1.3 * plans.bound.seconds
+    for made in plans:
+        placement = made.candidate.placement
+        assert not placement.misfit() and placement.used <= 256
+    if not memory:
+        exact = plan(profile, 16, chunks=4, simulate=False)
+        assert not any("exact search can look at" in note for note in exact.notes)
+
+
+def test_what_was_quick_is_exact() -> None:
+    for count, devices in ((FEW_LEAVES, FEW_COUNTS), (SMOOTH, 400), (5, 256), (10, 64), (12, 32), (20, 16)):
+        table = np.array([[np.inf, *(1 / np.arange(1.0, devices + 1) / 2**g)] for g in range(2)])
+        problem = dataclasses.replace(problem_of([(i, i + 1) for i in range(count - 1)], count), devices=(devices,), table=lambda leaf, _, table=table: table)
+        assert spaced(problem) is None and effort.is_exact(problem), (count, devices)
+
+
+def test_a_search_in_steps_is_close_to_an_exact_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ratios = []
+    for seed in range(25):
+        problem = random_problem(seed, leaves=(3, 6), devices=(20, 40), ticks=100)
+        exact = solve(problem)
+        found = stepwise(problem, units=8)
+        assert bool(found) == bool(exact), seed
+        if exact:
+            assert evaluate(found[0].tree, problem) == pytest.approx(found[0].seconds) and found[0].seconds >= exact[0].seconds * (1 - 1e-9), seed
+            assert sum(found[0].tree.devices) <= sum(problem.devices)
+            ratios.append(found[0].seconds / exact[0].seconds)
+    assert np.mean(ratios) < 1.06, ratios
+    assert all(f.tree for f in stepwise(problem, only=Only((SPATIAL,)), units=8)) and search_of(problem, Only()) is solve
+
+
+def test_company_that_changes_nothing_is_not_looked_at_again() -> None:
+    """The same plans as with a front for every set of those who stay."""
+    fewer = 0
+    for seed in range(60):
+        profile = random_profile(seed)
+        try:
+            setting = Setting.of(profile, 4, chunks=4)
+        except PlanError:
+            continue
+        for arrangement in setting.arrangements()[:3]:
+            problem = setting.problem(arrangement)
+            fewer += any(mask != arrangement.staying & ~(1 << v) for v, mask in enumerate(problem.minded or ()))
+            each = [[(f.seconds, f.tree) for f in solve(p)] for p in (problem, dataclasses.replace(problem, minded=None))]
+            assert each[0] == each[1], seed
+    assert fewer > 20

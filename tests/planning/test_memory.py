@@ -183,7 +183,32 @@ def test_random_plans_fit_as_executed() -> None:
     assert checked > 30
 
 
-def _most_at_once(profile: Profile, planned: Planned) -> float:
+def test_random_plans_with_shared_weights_fit_as_executed() -> None:
+    """Each weights once on a device, whoever of their holders is there."""
+    checked = shared = 0
+    for seed in range(40):
+        made, rng = random_profile(seed), random.Random(seed)
+        names = [n for n, w in made.workers.items() if w.resource == "device"]
+        if len(names) < 2:
+            continue
+        workers = dict(made.workers)
+        for name in rng.sample(names, rng.randint(2, len(names))):
+            own = dataclasses.replace(workers[name].memory, resident_gib=workers[name].memory.resident_gib / rng.choice([1, 3]), shared_gib=25.0, shared_as="m")
+            workers[name] = dataclasses.replace(workers[name], memory=own)
+        profile = made.replace(workers=workers)
+        try:
+            plans = plan(profile, 4, chunks=4, simulate=False, quick=seed % 3 > 0)
+        except PlanError:
+            continue
+        for planned in plans:
+            checked += 1
+            most = _most_at_once(profile, planned)
+            assert most <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
+            shared += _most_at_once(profile, planned, once=False) > (profile.device_memory_gib or math.inf)
+    assert checked > 30 and shared > 3, (checked, shared)
+
+
+def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> float:
     execution, seats = planned.execution, planned.candidate.placement.seats
     most = 0.0
     for device in range(len(execution.devices)):
@@ -192,18 +217,25 @@ def _most_at_once(profile: Profile, planned: Planned) -> float:
         for working in here:
             on = np.array([len(seats[working].devices)])
             items = profile.items / seats[working].chunks / (1 if profile.workers[working].kind == "simulator" else seats[working].sub_batches)
-            held = float(memory.needed(profile.workers[working], on, items)[0])
-            leaving = [0.0]  # of whom one is there where it is not in the way
+            own = profile.workers[working].memory
+            held = float(memory.needed(profile.workers[working], on, items)[0]) - own.shared_gib
+            weights = [(own.shared_as, own.shared_gib)]
+            leaving = [(0.0, ("", 0.0))]  # of whom one is there where it is not in the way
             for other in here:
                 if other == working:
                     continue
                 mates, stays = _mates(profile, other, working), not turns or not execution.memory.get(other)
                 whole = profile.items / (seats[other].chunks if mates else 1)
-                gib = float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0])
-                held += gib if mates or stays else 0.0
-                if not (stays or mates or execution.memory.get(working) or execution.working.get(working)):
-                    leaving.append(gib)
-            most = max(most, held + max(leaving))
+                theirs = profile.workers[other].memory
+                gib = float(memory.kept(profile.workers[other], np.array([len(seats[other].devices)]), whole)[0]) - theirs.shared_gib
+                if mates or stays:
+                    held += gib
+                    weights.append((theirs.shared_as, theirs.shared_gib))
+                elif not (execution.memory.get(working) or execution.working.get(working)):
+                    leaving.append((gib, (theirs.shared_as, theirs.shared_gib)))
+            for gib, more in leaving:
+                there = [*weights, more]
+                most = max(most, held + gib + sum(size for _, size in (set(there) if once else there)))
     return most
 
 

@@ -153,3 +153,22 @@ def test_two_edges_between_two_workers_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"edges\[0\] \('a-b' to 'b'\) and profile\.edges\[1\] \('a\.b' to 'b'\) cannot .*both .*'a_b_to_b'"):
         Profile(8, two, (EdgeProfile("a-b", "b"), EdgeProfile("a.b", "b")))
     assert EdgeProfile("1 a", "b").channel == "_1_a_to_b"
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ([], "Next: {...}."),
+        ({"workers": {}}, "profile.items is missing: items of one iteration. Next: 'items': 1."),
+        ({"items": 4}, "profile.workers is missing: by name. Next: 'workers': {...}."),
+        ({"items": "four", "workers": {}}, "it must be a whole number. Next: such as 1."),
+        ({"items": 4, "workers": []}, "it must be an object, by name. Next: {'a name': {...}}."),
+        ({"items": 4, "workers": {}, "edges": {}}, "it must be a list. Next: [{...}]."),
+        ({"items": 4, "workers": {"a": {"samples": [], "in_turn": [["b"]]}}}, "it must have 2 entries. Next: such as ['a name', 0.5]."),
+        ({"items": 4, "workers": {"a": {"samples": [], "onload_s": float("nan")}}}, "it must be finite. Next: such as 0.5."),
+    ],
+)
+def test_every_refusal_of_a_field_says_what_would_do(data: object, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Profile.from_dict(data)  # type: ignore[arg-type]
+    assert says in str(refused.value)

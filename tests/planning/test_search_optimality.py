@@ -33,6 +33,17 @@ def test_no_plan_is_better(seeds: range) -> None:
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
 
 
+def test_no_plan_is_better_where_weights_are_shared() -> None:
+    """Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself."""
+    differ = 0
+    for seed in range(500, 580):
+        problem = random_problem(seed, leaves=(2, 4), devices=(2, 8), shared=True)
+        truth = best(problem)
+        assert seconds(problem) == truth == seconds(problem, ceiling=truth), f"seed {seed}"
+        differ += truth < best(dataclasses.replace(problem, common={}))
+    assert differ > 5
+
+
 def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter for large fronts, here on small ones too."""
     monkeypatch.setattr("rlinf_lab.planning.search.fronts.WORTH", 0)

@@ -62,6 +62,29 @@ def test_a_profile_of_torch_on_the_cpu(tmp_path: Path) -> None:
     assert timeline.bubble_sum_error_ns() == 0 and 0 < timeline.utilisation().max() <= 1
 
 
+def test_waits_for_a_gpu_and_on_one_are_no_work(tmp_path: Path) -> None:
+    """As Kineto writes them with CUDA's events on: on a stream's lane, those for an event or the whole device too, whose stream is -1."""
+    at = 88_511_388_202.755
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 7, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "args": {"name": "python"}},
+        {"ph": "M", "name": "thread_name", "pid": 0, "tid": 1, "args": {"name": "stream 1 "}},
+        x("gemm", at, 0.02, 0, 1, "kernel", device=0, stream=1),
+        x("Stream Wait Event", at + 0.03, 0.01, 0, 1, "cuda_sync", device=0, stream=1),
+        x("Event Sync", at + 0.05, 0.02, 0, 1, "cuda_sync", device=0, stream=-1),
+        x("cudaDeviceSynchronize", at, 0.08, 7, 7, "cuda_runtime"),
+        x("cudaLaunchKernel", at + 0.08, 0.02, 7, 7, "cuda_runtime"),
+        {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": at + 0.1},
+    ]
+    timeline = Timeline.from_chrome(write(tmp_path / "t.json", {"schemaVersion": 1, "traceEvents": events}))
+    found = {(s.track.worker.split(":")[0], s.name, s.kind, s.end_ns - s.start_ns) for s in timeline.rows()}
+    assert found == {
+        ("stream", "gemm", K.RUN, 20), ("stream", "Stream Wait Event", K.WAIT, 10), ("stream", "Event Sync", K.WAIT, 20),
+        ("python", "cudaDeviceSynchronize", K.WAIT, 80), ("python", "cudaLaunchKernel", K.RUN, 20),
+    }  # fmt: skip
+    assert timeline.devices == ["cuda:0", "python"] and timeline.bubble_sum_error_ns() == 0
+
+
 def test_kernels_are_on_their_gpu_and_copies_are_no_work(tmp_path: Path) -> None:
     events = [
         {"ph": "M", "name": "process_name", "pid": 77, "args": {"name": "python"}},

@@ -117,15 +117,16 @@ def test_messages_that_make_no_sense_change_nothing() -> None:
     page.explorer._receive(None, "text", None)
 
 
-def test_sensitivity_comes_worker_by_worker_until_something_else_is_asked() -> None:
+def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> None:
     page = Page()
     page.tell(type="sensitivity")
     until(lambda: page.heard[-1][0].get("running") is False)
     rows = [told["sensitivity"] for told, _ in page.heard]
-    assert [len(r) for r in rows] == [0, 1, 2] and {r["worker"] for r in rows[-1]} == {"a", "b"}
+    assert [len(r) for r in rows[:3]] == [0, 1, 2] and {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
+    assert {(r["owner"], r["entry"]) for r in rows[-1]} == {(w, entry) for w in "ab" for entry in ("seconds", "memory", "switching")}
     assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
     assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
-    assert {r.worker for r in page.explorer.sensitivity().ranges} == {"a", "b"} and page.heard[-1][0]["running"] is False
+    assert {(r.owner, r.entry) for r in page.explorer.sensitivity().ranges} == {("a", "seconds"), ("b", "seconds")} and page.heard[-1][0]["running"] is False
 
 
 class Endless:
@@ -177,7 +178,7 @@ def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monk
     page.post(2, devices=page.slider("devices.").index(4))
     page.tell(type="sensitivity")
     until(lambda: page.heard[-1][0].get("running") is False)
-    assert 2 in page.answered() and {r["worker"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
+    assert 2 in page.answered() and {r["owner"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
     assert page.tell(type="history")["sensitivity"] == page.heard[-2][0]["sensitivity"]
 
 
@@ -187,7 +188,7 @@ def test_ranges_that_were_asked_before_the_simulation_are_found_after_it() -> No
     page.tell(type="sensitivity")
     page.post(2, simulate=True, devices=at)
     until(lambda: page.heard[-1][0].get("running") is False)
-    assert page.explorer.plans.best.simulated is not None and {r["worker"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
+    assert page.explorer.plans.best.simulated is not None and {r["owner"] for r in page.heard[-1][0]["sensitivity"]} == {"a", "b"}
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

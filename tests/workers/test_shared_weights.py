@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import rlinf_lab as lab
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.profiler import _groups
 from rlinf_lab.runtime.run import session
 from rlinf_lab.workers import TorchWorker
 from rlinf_lab.workers.residence import Residence
@@ -109,6 +112,30 @@ def test_what_has_no_block_of_its_own_is_shared_as_it_is() -> None:
     assert one.come_back([other]) == nbytes and other.come_back([one]) == 0 and constants.rows.to_dense().diagonal().tolist() == [1.0] * 3
 
 
+def test_a_block_on_a_core_has_one_place_whoever_brings_and_takes_it() -> None:
+    """New memory each time is several times as slow as the copy."""
+    module, places, contents = filled(8), list[int](), list[float]()
+    one, other = Residence([module], "cpu"), Residence([module, nn.Linear(4, 1, bias=False)], "cpu")
+    for i in range(5):
+        first, last = (one, other) if i % 3 else (other, one)
+        first.leave(present=[last])
+        last.leave(absent=[first])
+        module.weight.data.add_(1.0)
+        one.come_back([other])
+        other.come_back([one])
+        places.append(module.weight.data_ptr())
+        contents.append(float(module.weight.detach().sum()))
+    assert len(set(places)) == 1, places
+    assert contents == [8.0, 16.0, 24.0, 32.0, 40.0]
+    module.weight.data = torch.full((1, 8), 7.0)  # somebody gives it other memory: the old block is let go
+    for _ in range(2):
+        one.leave(present=[other])
+        other.leave(absent=[one])
+        other.come_back([one])
+        one.come_back([other])
+    assert places[0] not in one._made and places[0] not in other._made and module.weight.tolist() == [[7.0] * 8]
+
+
 def test_shared_memory_is_counted_once_on_a_device() -> None:
     """Two of 6 units that have 4 in common need 8."""
     module = filled(8)
@@ -118,6 +145,26 @@ def test_shared_memory_is_counted_once_on_a_device() -> None:
     assert switches == []
     _, switches = run(flow, plan_of(flow, {"a": 6, "b": 6}, 7))
     assert switches.count(("a", "offload")) == 3 and switches.count(("b", "offload")) == 2
+
+
+def test_a_profile_says_what_is_shared_and_plans_keep_both() -> None:
+    """Measured by the memory under their tensors: 4 of 6 MiB of a, 4 of 5 of b, nothing of c."""
+    mib = 2**18  # numbers
+    module = filled(4 * mib)
+    flow = two({"module": module, "own": 2 * mib}, {"module": module, "own": mib}, {"module": filled(3 * mib)})
+    profile = lab.profile(flow, ["cpu:0"], iterations=1, progress=False)
+    memory = {name: worker.memory for name, worker in profile.workers.items()}
+    assert {n: (round(1024 * m.shared_gib, 6), m.shared_as) for n, m in memory.items()} == {"a": (4, "weights of a"), "b": (4, "weights of a"), "c": (0, "")}
+    assert 1024 * memory["a"].resident_gib == pytest.approx(2, abs=4.5) and 1024 * memory["b"].resident_gib == pytest.approx(1, abs=4.5)
+
+
+def test_groups_of_those_who_share_the_same() -> None:
+    shared = dict.fromkeys(itertools.permutations("abcd", 2), 0.0)
+    shared |= dict.fromkeys(itertools.permutations("abc", 2), 2.0)
+    assert _groups(shared) == [(("a", "b", "c"), 2.0)]
+    shared |= {("a", "d"): 3.0, ("d", "a"): 3.0}
+    assert _groups(shared) == [(("a", "d"), 3.0), (("b", "c"), 2.0)], "each worker in one group"
+    assert _groups(dict.fromkeys(shared, 0.0)) == []
 
 
 def test_the_engine_takes_what_is_shared_for_once() -> None:

@@ -36,6 +36,9 @@ class Problem:
     ``once``: leaves that are called once an iteration and stream their outputs: they take turns with others only as a whole.
     ``staleness``: how many iterations old the weights of a rollout may be; 0 waits for the end of each iteration.
     ``apart``: for each leaf those with which it shall have no device in common (empty: nobody). Two parts that take turns have some device in common.
+    ``common``: for (leaf, another one that holds some of the same weights) seconds of the first to come where the other one goes, and to leave where it comes:
+    what both hold stays there.
+    ``minded``: for each leaf those of ``staying`` beside which its seconds may be others (None: all of them): parts are searched once for all the rest.
     """
 
     names: tuple[str, ...]
@@ -50,6 +53,8 @@ class Problem:
     staleness: int = 0
     streams: Callable[[int, int], tuple[np.ndarray, np.ndarray]] | None = field(default=None, compare=False)
     apart: tuple[int, ...] = ()
+    common: Mapping[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
+    minded: tuple[int, ...] | None = None
 
     @property
     def everyone(self) -> int:
@@ -104,10 +109,18 @@ class Problem:
         return not self.apart or any(cut.after & ~self.apart[v] for v in members(cut.before))
 
     def switch(self, leaving: int, coming: int, cuts: Cuts) -> float:
-        """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come, each at the same time."""
-        off = max((self.offload[v] for v in members(cuts.sinks(leaving) & ~self.staying)), default=0.0)
-        on = max((self.onload[v] for v in members(cuts.sources(coming) & ~self.staying)), default=0.0)
-        return off + on
+        """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come, each at the same time. What who leaves
+        holds together with who comes, or with somebody of the other set who is there all the time, does not move."""
+        sinks, sources = cuts.sinks(leaving), cuts.sources(coming)
+        off = [self._moved(v, 1, self.offload[v], sources | coming & self.staying) for v in members(sinks & ~self.staying)]
+        on = [self._moved(v, 0, self.onload[v], sinks | leaving & self.staying) for v in members(sources & ~self.staying)]
+        return max(off, default=0.0) + max(on, default=0.0)
+
+    def _moved(self, leaf: int, which: int, seconds: float, others: int) -> float:
+        """Seconds of a leaf to come (0) or leave (1), where these come or leave in its place."""
+        if not self.common:
+            return seconds
+        return min([seconds, *(self.common[leaf, other][which] for other in members(others) if (leaf, other) in self.common)])
 
 
 @dataclass(frozen=True)
@@ -185,6 +198,19 @@ class Orders:
     @property
     def is_grouped(self) -> bool:
         return len(self._order) > LONG
+
+    @cached_property
+    def cuts(self) -> int:
+        """Of the set of all leaves, and of all sets that come of cutting it."""
+        count, seen, open_ = 0, set[int](), [(1 << len(self.producers)) - 1]
+        while open_:
+            leaves = open_.pop()
+            if leaves not in seen and leaves & (leaves - 1):
+                seen.add(leaves)
+                parts = self.upstream(leaves)
+                count += len(parts)
+                open_ += [*parts, *(leaves & ~part for part in parts)]
+        return count
 
     @cached_property
     def _groups(self) -> list[int]:

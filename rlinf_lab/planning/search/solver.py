@@ -14,6 +14,8 @@ Source: RLinf (arXiv 2509.15965), algorithm 1, which keeps one number for a set 
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -22,16 +24,18 @@ import numpy as np
 from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated
 from rlinf_lab.planning.search.outline import Outline
-from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem
+from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
+COARSEST, CLOSE_BY, NEARER = 8, 3, 4  # of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
 MODERATE = 256  # device counts of a leaf up to which a coarse search alone gives a bound that is worth its time
 MANY = 2_000  # more points than these are sorted out at once
-SPREAD = 2  # points of each number of devices that are kept of so many, where leaves are cut in groups
+SOME = 400  # of more points than these some are left out in a stepwise search
+SPREAD = 2  # points of each number of devices that are kept of so many, where leaves are cut in groups, and in a stepwise search
 ALL = 10_000  # pairs of points that are all looked at
 LEAF = -1
 BOTH = (TEMPORAL, SPATIAL)
@@ -78,11 +82,11 @@ def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> lis
     return sorted(_Solver(problem, ceiling, only).plans(), key=lambda f: f.seconds)
 
 
-def near(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
-    """As `solve`, but over some device counts: evenly spaced ones, so that they add up, then finer ones near the best plan. For many devices of one kind
-    on which seconds fall smoothly: nearly the best plan in a fraction of the time."""
+def near(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
+    """As `solve`, but over some device counts: so many evenly spaced ones, so that they add up, then finer ones near the best plan. For many devices of one
+    kind on which seconds fall smoothly: nearly the best plan in a fraction of the time."""
     useful = [useful_counts(problem, v) for v in range(len(problem.names))]
-    unit = -(-problem.most // UNITS)
+    unit = -(-problem.most // units)
     chosen = [_thinned(codes, np.arange(problem.most, 0, -unit)) for codes in useful]
     found = solve(_with_counts(problem, chosen), ceiling, only)
     while found and unit > 1:
@@ -92,6 +96,32 @@ def near(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list
         chosen = [_thinned(codes, np.clip(n + around, 0, problem.most)) for codes, n in zip(useful, at, strict=True)]
         unit = step if step < unit else 1
         found = sorted([*found, *solve(_with_counts(problem, chosen), found[0].seconds, only)], key=lambda f: f.seconds)
+    return found
+
+
+def stepwise(problem: Problem, ceiling: float = np.inf, only: Only = Only(), units: int = UNITS) -> list[Found]:
+    """For many leaves: over ``units`` evenly spaced device counts, then over a few on either side of those of the best plan, nearer and nearer.
+
+    All are multiples of a power of two, so that they add up to few numbers; of each number few points are kept. Leaves have all their cuts.
+    """
+    useful, found = [useful_counts(problem, v) for v in range(len(problem.names))], list[Found]()
+
+    def look(wanted: list[np.ndarray]) -> list[Found]:
+        chosen = [_thinned(codes, numbers) for codes, numbers in zip(useful, wanted, strict=True)]
+        plans = _Solver(_with_counts(problem, chosen), min([ceiling, *(f.seconds for f in found[:1])]), only, few=True).plans()
+        return sorted([*found, *plans], key=lambda f: f.seconds)
+
+    unit = 1 << max(0, (problem.most // COARSEST).bit_length() - 1)
+    while not found or problem.most // (2 * unit) < units:
+        found = look([np.append(np.arange(unit, problem.most + 1, unit), problem.most)] * len(useful))
+        if unit == 1:
+            return found
+        unit //= 2
+    unit = max(1, 2 * unit // NEARER)
+    while unit:
+        at = [_code(problem, leaf_of(found[0].tree, v).devices) for v in range(len(useful))]
+        found = look([np.clip(n + unit * np.arange(-CLOSE_BY, CLOSE_BY + 1), 0, problem.most) for n in at])
+        unit = unit // NEARER if unit >= NEARER or unit == 1 else 1
     return found
 
 
@@ -156,11 +186,12 @@ def _code(problem: Problem, devices: Counts) -> int:
 class _Solver:
     """Fronts by (set, context, whether of plans unlike the outline only), of all granularities."""
 
-    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0) -> None:
-        """``aside``: leaves that take no turns, unless ``only`` asks for it."""
+    def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0, few: bool = False) -> None:
+        """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points of each number of devices are kept."""
         self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts(problem)
+        self._kept = SOME if few else MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int, bool], Front] = {}
         self._least: dict[tuple[int, int, bool], np.ndarray] = {}
@@ -170,6 +201,7 @@ class _Solver:
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
+        self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
@@ -296,7 +328,7 @@ class _Solver:
     def _best_of(self, leaves: int, front: Front) -> Front:
         useful = self._useful(leaves, front.code, front.fill, front.period)
         best = useful[undominated(front.code[useful], front.fill[useful], front.period[useful], self.problem.shape)]
-        return front.take(best[spread(front.code[best], SPREAD)] if self.cuts.is_grouped and len(best) > MANY else best)
+        return front.take(best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best)
 
     def _temporal(self, way: _Way, context: int) -> list[Front]:
         before, after = self._least_fills(way, context)
@@ -406,7 +438,16 @@ class _Solver:
     def _parts(self, way: _Way, context: int) -> tuple[_Key, _Key]:
         """Which fronts the parts have."""
         before, after = self._contexts(way, context)
-        return (way.cut.before, before, way.unlike[0]), (way.cut.after, after, way.unlike[1])
+        left, right = way.cut.before, way.cut.after
+        return (left, before & self._minded(left), way.unlike[0]), (right, after & self._minded(right), way.unlike[1])
+
+    def _minded(self, leaves: int) -> int:
+        """Those whose company may matter to some of a set: beside the others its front is the same."""
+        if self.problem.minded is None:
+            return self.problem.everyone
+        if leaves not in self._minds:
+            self._minds[leaves] = functools.reduce(operator.or_, (self.problem.minded[v] for v in members(leaves)), 0)
+        return self._minds[leaves]
 
     def _contexts(self, way: _Way, context: int) -> tuple[int, int]:
         """Who stays on the devices of each part."""

@@ -80,7 +80,7 @@ class ExplorerView {
     this.table = make("table.ranked", {}, make("thead", {}, make("tr", {}, ...["plan", "seconds", "", "shape", "devices"].map((h) => make("th", {}, h)))), this.rows);
     this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
     this.whyBody = this.why.lastChild;
-    this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each worker's seconds off, until another plan wins" }, "Compute");
+    this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
     this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
     const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges, this.notes);
@@ -216,12 +216,14 @@ class ExplorerView {
     const { ranges, running } = this.told;
     this.measure.disabled = running;
     this.measure.textContent = running ? "Searching…" : "Compute";
-    if (!ranges) { this.ranges.replaceChildren(make("p.muted", {}, "Over which range of error in each worker's seconds does the choice stand?")); return; }
+    if (!ranges) { this.ranges.replaceChildren(make("p.muted", {}, "Over which range of error in each entry of the profile does the choice stand?")); return; }
     const x = (f) => 50 + (50 * Math.log(f)) / Math.log(WIDEST), percent = (f) => `${f < 1 ? "−" : "+"}${Math.abs(100 * (f - 1)).toFixed(0)} %`;
-    const rows = ranges.map((r) => make("div.range", {}, make("span", { title: r.worker }, r.worker),
+    const matters = (r) => r.entry === "seconds" || r.below || r.above, named = (r) => `${r.owner} ${r.entry}`, others = ranges.filter((r) => !matters(r)).map(named);
+    const rows = ranges.filter(matters).map((r) => make("div.range", {}, make("span", { title: named(r) }, r.owner, " ", make("small.muted", {}, r.entry)),
       make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
       make("span.muted", {}, `${r.below ? percent(r.low) : "< −75 %"} … ${r.above ? percent(r.high) : "> +300 %"}`)));
-    this.ranges.replaceChildren(...rows, ...(ranges.length ? [make("p.muted", {}, "bar: the choice stands; line: the profile's value; scale: a quarter to four times")] : []));
+    const notes = [...(ranges.length ? ["bar: the choice stands; line: the profile's value; scale: a quarter to four times"] : []), ...(others.length ? [`stands all the way: ${others.join(", ")}`] : [])];
+    this.ranges.replaceChildren(...rows, ...notes.map((text) => make("p.muted", {}, text)));
   }
 }
 

@@ -1,0 +1,42 @@
+"""Runs that go on when the program ends are stopped: threads of theirs that compute in a library of C++ would take the process down with them, by an abort."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import warnings
+import weakref
+from typing import Protocol
+
+
+class GoesOn(Protocol):
+    """A `Run`."""
+
+    _ended: threading.Event
+
+    def stop(self, wait: bool = True) -> None: ...
+
+
+EXIT_SECONDS = 10.0  # for all of them
+_STARTED: weakref.WeakKeyDictionary[GoesOn, int] = weakref.WeakKeyDictionary()  # and the process that it was started in
+
+
+def end_with_program(run: GoesOn) -> None:
+    """From now on. What is registered last is done first: before Ray ends, which was loaded by then."""
+    _STARTED[run] = os.getpid()
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
+
+
+def _end_all() -> None:
+    going_on = [run for run, process in list(_STARTED.items()) if process == os.getpid() and not run._ended.is_set()]
+    for run in going_on:
+        with contextlib.suppress(RuntimeError):  # no more threads can be begun
+            run.stop(wait=False)
+    late = time.monotonic() + EXIT_SECONDS
+    for run in going_on:
+        if not run._ended.wait(max(0.0, late - time.monotonic())):
+            warnings.warn(f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.", RuntimeWarning, stacklevel=1)

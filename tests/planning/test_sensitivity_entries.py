@@ -1,0 +1,199 @@
+"""Entries of a profile beside seconds and memory: switching, lengths, cells, handovers, what moves. Right when searched, or planned, again at both ends."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import random
+from collections.abc import Callable
+
+import pytest
+from random_profiles import random_profile
+
+from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.candidates import alike
+from rlinf_lab.planning.entries import AFTERWARDS, SEARCHED, Entry, of_kind
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import EdgeProfile, Handover, Lengths, Link, Memory, Message, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.search.trees import evaluate
+from rlinf_lab.planning.sensitivity import STEP, WIDEST, Range, _changed, _Ranked, sensitivity
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.steady import settled, steady
+
+Again = Callable[[Profile, Setting], set[str]]
+FACTORS = (0.25, 0.5, 0.9, 1.0, 1.1, 2.0, 4.0)
+MODEL = ModelShape(28, 4, 128, 15.2)
+
+
+def with_everything(seed: int) -> Profile:
+    """A random flow of batch workers, a generator or a cell, with all that can be multiplied but memory."""
+    rng, profile = random.Random(seed), random_profile(seed, memory=False)
+    workers = dict(profile.workers)
+    for name, worker in profile.workers.items():
+        if worker.lengths is not None and rng.random() < 0.5:
+            workers[name] = dataclasses.replace(worker, model=MODEL, lengths=dataclasses.replace(worker.lengths, prompt_tokens=300.0), exponent=None)
+    names = list(workers)
+    return profile.replace(
+        workers=workers, edges=tuple(dataclasses.replace(e, item_mib=rng.choice([0.5, 20.0])) for e in profile.edges),
+        cells=tuple(dataclasses.replace(c, calibration=rng.choice([0.8, 1.5])) for c in profile.cells), link=Link(rng.choice([0.2, 2.0]), 0.01),
+        messages=(Message("unix", 0.05, 0.02), Message("tcp", 0.2, 0.02)), handovers=(Handover(names[0], "load", rng.uniform(0.5, 4.0), (names[-1],)),),
+    )  # fmt: skip
+
+
+def planned(seed: int, simulate: bool) -> Plans | None:
+    with contextlib.suppress(PlanError):
+        return plan(with_everything(seed), 6, simulate=simulate, chunks=4)
+    return None
+
+
+def entry(plans: Plans, r: Range) -> Entry:
+    return next(e for e in of_kind(plans.best.candidate.placement.setting, r.entry) if e.owner == r.owner)
+
+
+def searched_again(profile: Profile, like: Setting) -> set[str]:
+    """The shapes that a search finds fastest, by itself."""
+    setting = Setting.of(profile, like.devices, like.chunks, like.rule, like.staleness)
+    found = [(f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))]
+    best = min(seconds for seconds, _ in found)
+    return {placement.shape for seconds, placement in found if seconds <= best * (1 + 1e-9)}
+
+
+def planned_again(plans: Plans) -> Again:
+    """The shapes that `plan` finds fastest. Of plans that seat everybody alike one is named: it goes by the choice's name here, if it is that."""
+
+    def again(profile: Profile, like: Setting) -> set[str]:
+        found = plan(profile, like.devices, chunks=like.chunks, rule=like.rule)
+        best = [p for p in found if p.seconds <= found.best.seconds * (1 + 1e-9)]
+        return {plans.best.shape if alike(p.candidate.placement, plans.best.candidate.placement) else p.shape for p in best}
+
+    return again
+
+
+def at_both_ends(plans: Plans, r: Range, again: Again) -> int:
+    """Found again; how many ends there are."""
+    setting, times = plans.best.candidate.placement.setting, entry(plans, r).times
+    for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
+        assert plans.best.shape in again(times(plans.profile, end * inwards), setting), r
+        if 1 / WIDEST < end < WIDEST:
+            beyond = again(times(plans.profile, end / inwards), setting)
+            assert shape in beyond and plans.best.shape not in beyond, r
+    return (r.low > 1 / WIDEST) + (r.high < WIDEST)
+
+
+@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 60), marks=pytest.mark.slow)], ids=str)
+def test_seconds_of_any_plan_grow_with_every_entry_and_no_faster_than_said(seeds: range) -> None:
+    """What makes it enough to look at a few factors."""
+    seen = set()
+    for plans in filter(None, (planned(seed, simulate=False) for seed in seeds)):
+        setting = plans.best.candidate.placement.setting
+        for e in itertools.chain.from_iterable(of_kind(setting, kind) for kind in SEARCHED):
+            assert e.growth is not None
+            settings = [_changed(setting, e, f) for f in FACTORS]
+            for p in plans:
+                arrangement, tree = p.candidate.placement.arrangement, p.candidate.placement.tree
+                seconds = [evaluate(tree, made.problem(arrangement)) for made in settings]
+                for (f, a), (g, b) in itertools.pairwise(zip(FACTORS, seconds, strict=True)):
+                    assert a * (1 - 1e-9) <= b <= a * (g / f) ** e.growth * (1 + 1e-9), (e, p.shape, f, g)
+            seen.add(e.kind)
+    assert seen == set(SEARCHED) - {"memory"}
+
+
+@pytest.mark.parametrize("seeds", [range(2), *(pytest.param(range(i, i + 6), marks=pytest.mark.slow) for i in range(2, 50, 6))], ids=str)
+def test_what_the_search_knows_is_right_when_searched_again(seeds: range) -> None:
+    for plans in filter(None, (planned(seed, simulate=False) for seed in seeds)):
+        if plans.best.shape in searched_again(plans.profile, plans.best.candidate.placement.setting):
+            for r in sensitivity(plans, ("switching", "length", "calibration")).ranges:
+                at_both_ends(plans, r, searched_again)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_what_plans_are_simulated_with_is_right_when_planned_again(seed: int) -> None:
+    plans = planned(seed, simulate=True)
+    for r in sensitivity(plans, ("handover", "link", "message")).ranges if plans is not None else ():
+        at_both_ends(plans, r, planned_again(plans))
+
+
+@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 12), marks=pytest.mark.slow)], ids=str)
+def test_simulated_seconds_grow_with_a_handover_and_where_they_may_fall_each_tenth_is_looked_at(seeds: range) -> None:
+    """A slower link may bring another order, in which a plan is faster: nothing is known between two factors."""
+    for plans in filter(None, (planned(seed, simulate=False) for seed in seeds)):
+        setting = plans.best.candidate.placement.setting
+        for e in itertools.chain.from_iterable(of_kind(setting, kind) for kind in AFTERWARDS):
+            assert e.unsettles == (e.kind != "handover")
+            for p in [] if e.unsettles else list(plans)[:3]:
+                placements = [dataclasses.replace(p.candidate.placement, setting=_changed(setting, e, f)) for f in FACTORS]
+                seconds = [settled(steady(placement, p.devices), 0)[1] for placement in placements]
+                for (f, a), (g, b) in itertools.pairwise(zip(FACTORS, seconds, strict=True)):
+                    assert a * (1 - 1e-9) <= b <= a * g / f * (1 + 1e-9), (e, p.shape, f, g)
+
+
+def test_each_tenth_of_a_link_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, seen = plan(two(link=Link(2.0, 0.001)), 8), list[float]()
+    ranked = _Ranked._ranked
+    monkeypatch.setattr(_Ranked, "_ranked", lambda self, made: seen.append(2.0 / made.profile.link.gib_per_s) or ranked(self, made))
+    (r,) = sensitivity(plans, ("link",)).ranges
+    steps = [b / a for a, b in itertools.pairwise(sorted({1.0, *(f for f in seen if r.low <= f <= r.high)}))]
+    assert max(steps) <= 1 + STEP
+
+
+def two(**fields: object) -> Profile:
+    """Streams, or takes turns at a price."""
+    a = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 3.0)), onload_s=0.5, offload_s=0.5)
+    return dataclasses.replace(Profile(64, {"a": a, "b": a}, (EdgeProfile("a", "b", item_mib=16.0),), "two"), **fields)  # type: ignore[arg-type]
+
+
+def test_switching_that_costs_more_makes_others_stream() -> None:
+    """Both cannot stay, and leaving costs next to nothing."""
+    worker = WorkerProfile((Sample(8, 64.0, 3.0),), exponent=1.0, memory=Memory(50.0), onload_s=0.01, offload_s=0.01)
+    plans = plan(two(workers={"a": worker, "b": worker}, device_memory_gib=80.0), 8, simulate=False)
+    assert plans.best.shape == "a > b"
+    found = sensitivity(plans, ("switching",)).ranges
+    assert {r.owner for r in found} == {"a", "b"}
+    for r in found:
+        assert r.low == 1 / WIDEST and 1 < r.high < WIDEST and r.instead[1] == "a | b"
+    fixed = plan(two().with_worker("a", offloadable=False), 8, simulate=False)
+    assert not sensitivity(fixed, ("switching",), workers=["a"]).ranges, "it never leaves"
+
+
+def test_a_link_that_is_slower_than_measured_makes_others_take_turns() -> None:
+    profile = two(link=Link(0.5, 0.001), messages=(Message("unix", 0.001),), handovers=(Handover("a", "load", 1.0, ("b",)),))
+    plans = plan(profile, 8)
+    assert plans.best.mode == "spatial"
+    found = {r.entry: r for r in sensitivity(plans, AFTERWARDS).ranges}
+    assert {(r.owner, r.entry) for r in found.values()} == {("a --> b", "transfer"), ("all edges", "link"), ("unix", "message"), ("a.load()", "handover")}
+    assert 1 < found["link"].high < WIDEST and found["link"].instead[1] == "a > b"
+    assert found["transfer"].high == pytest.approx(found["link"].high, rel=0.05)
+    assert at_both_ends(plans, found["link"], planned_again(plans)) == 1
+    followed = plan(profile, 8, simulate=False)
+    assert {r.entry for r in sensitivity(followed, AFTERWARDS).ranges} == {"handover"}, "nothing else is known to plans that were not simulated"
+
+
+def test_longer_responses_are_more_work_for_others_too() -> None:
+    rollout = WorkerProfile((Sample(8, 64.0, 20.0),), "generation", lengths=Lengths(4096.0, mean_tokens=900.0), exponent=0.5)
+    learner = WorkerProfile((Sample(8, 64.0, 12.0),))
+    profile = Profile(64, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner"),), weights="tokens")
+    (e,) = of_kind(plan(profile, 8, simulate=False).best.candidate.placement.setting, "length")
+    assert (e.owner, e.slower) == ("rollout", {"rollout", "learner"})
+    twice = e.times(profile, 2.0)
+    assert twice.workers["learner"].samples[0].seconds == pytest.approx(24.0) and twice.workers["rollout"].lengths.factor == 2.0  # type: ignore[union-attr]
+    equal = profile.replace(weights="equal")
+    assert e.times(equal, 2.0).workers["learner"] == learner
+
+
+def test_what_is_asked_for() -> None:
+    plans = plan(two(link=Link(0.5, 0.001), device_memory_gib=80.0), 8)
+    everything = sensitivity(plans, "all")
+    assert {r.entry for r in everything.ranges} == {"seconds", "switching", "transfer", "link"}
+    assert "all edges link" in repr(everything) and "all edges link" in everything._repr_html_()
+    assert {r.owner for r in sensitivity(plans, ("seconds", "transfer"), workers=["a"]).ranges} == {"a", "a --> b"}
+    assert set(everything.to_pandas()["owner"]) == {"a", "b", "a --> b", "all edges"}
+    with pytest.raises(UnknownNameError, match="Did you mean 'switching'"):
+        sensitivity(plans, ("switch",))
+    with pytest.raises(PlanError, match=r"names of entries, or 'all'\. Next"):
+        sensitivity(plans, "switching")
+    nothing = two().with_worker("a", onload_s=0.0, offload_s=0.0, samples=(Sample(1, 64.0, 0.0),))
+    assert not {r.entry for r in sensitivity(plan(nothing, 8, simulate=False), "all").ranges if r.owner == "a"}, "nothing times four is nothing"

@@ -1,0 +1,83 @@
+"""A program may end while a run goes on: quietly, soon, and with nothing left of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
+
+PROGRAM = """
+import os, sys, time
+import torch
+import rlinf_lab as lab
+
+class Computes(lab.Worker):
+    def setup(self):
+        self.layer = torch.nn.Linear(400, 400)
+    def work(self, out: lab.Outbox) -> None:
+        for i in range(200):
+            self.layer(torch.randn(256, 400)).sum().backward()
+            out.put(i)
+    def close(self):
+        print("closed", flush=True)
+
+class Sink(lab.Worker):
+    def sink(self, inbox: lab.Inbox) -> int:
+        return sum(x for batch in inbox for x in batch)
+
+class Busy(lab.Worker):
+    def work(self, out: lab.Outbox) -> None:
+        out.put(1)
+        while True:
+            time.sleep(0.01)
+
+def main(worker, executor):
+    flow = lab.Workflow("goes on")
+    items = flow.channel("items")
+    made, sink = flow.worker(worker), flow.worker(Sink)
+
+    @flow.iteration
+    def iteration():
+        made.work(items)
+        return sink.sink(items)
+
+    run = lab.run(flow, executor=executor)
+    while not (run.iteration >= 1 or worker is Busy and run.state == "running"):
+        time.sleep(0.01)
+    return run
+"""
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Ends:
+    def program(lines: str) -> tuple[int, str, str]:
+        (tmp_path / "program.py").write_text(PROGRAM + lines)
+        done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=100)
+        return done.returncode, done.stdout, done.stderr
+
+    return program
+
+
+def test_a_worker_that_computes_in_torch_does_not_take_the_program_down(ends: Ends) -> None:
+    assert ends("run = main(Computes, 'local')") == (0, "closed\n", "")
+
+
+@pytest.mark.parametrize("last", ["run.pause(); time.sleep(0.3)", "del run", "sys.exit(3)"])
+def test_however_it_ends(last: str, ends: Ends) -> None:
+    assert ends(f"run = main(Computes, 'local')\n{last}") == (3 if "exit" in last else 0, "closed\n", "")
+
+
+def test_a_method_that_does_not_end_is_told_and_not_waited_for(ends: Ends) -> None:
+    code, out, err = ends("from rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 0.5\nrun = main(Busy, 'local')")
+    assert code == 0 and out == "" and "goes on while the program ends. Next:" in err
+
+
+def test_a_forked_process_leaves_its_parents_runs_alone(ends: Ends) -> None:
+    forks = "if os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0 and not run._stop.is_set()"
+    code, out, _ = ends(f"run = main(Computes, 'local')\n{forks}\nrun.stop()\nprint(run.state)")
+    assert (code, out) == (0, "closed\nstopped\n")
