@@ -128,7 +128,7 @@ class _Feeder:
         if final:
             self._closed = True
             if self._handle is not None:
-                self._handle.update(self._board)  # the stored picture is then that of the end
+                self._board.renew(self._handle)  # the stored picture is then that of the end
 
     def account(self, _run: Run | ObservedSession) -> None:
         """Device time and bubbles: when the spans have left, for it takes longer and is looked at later."""

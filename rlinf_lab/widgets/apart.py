@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
 
 from rlinf_lab.widgets.fallback import Still
 
@@ -31,12 +30,8 @@ def is_possible() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def show(still: Still, shown: Any = None) -> Any:
-    """The handle of the output that it is in: a new one, or the one where it was ``shown`` before."""
+def show(still: Still, name: str, again: bool = False) -> None:
+    """In a new output, and in all those of this ``name`` that are there; ``again``: in these only."""
     from IPython.display import display
 
-    picture = Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, still.scene)
-    if shown is None:
-        return display(picture, display_id=True)
-    shown.update(picture)
-    return shown
+    display(Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, still.scene), display_id=name, update=again)

@@ -6,6 +6,7 @@ While a cell runs, the kernel cannot answer the browser, so nothing here waits f
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,8 @@ class PushedWidget(anywidget.AnyWidget):
         self._seq = 0
         self._express: express.Express | None = None
         self._on_page = False  # a page has asked for something
-        self._picture: Any = None  # the output that has the still picture by itself
+        self._pictures = f"rlinf-lab-{uuid.uuid4().hex}"  # the outputs that have the still picture by itself, one above each view
+        self._renewing = 0  # the thread that makes an output up to date; in others the widget may be shown anew meanwhile
         super().__init__(**traits)
         self.on_msg(self._receive)
 
@@ -74,8 +76,16 @@ class PushedWidget(anywidget.AnyWidget):
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
         if not live or not apart.is_possible() or data is None or WIDGET not in data:
             return still.beside(bundle, live)
-        self._picture = apart.show(still, self._picture)
+        apart.show(still, self._pictures, self._renewing == threading.get_ident())
         return {**data, "text/plain": still.text}, metadata
+
+    def renew(self, shown: Any) -> None:
+        """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display handle."""
+        self._renewing = threading.get_ident()
+        try:
+            shown.update(self)
+        finally:
+            self._renewing = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deltas sent: {self._seq})"

@@ -206,22 +206,27 @@ def test_a_reload_while_the_cell_is_busy_shows_the_saved_picture_and_then_the_wi
 
 @pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
-    """Its kernel has gone, and no widget with it; while there is one the picture above it hides."""
-    path = jupyterlab.write_notebook(f"again-{theme}", [DASHBOARD, "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)"])
+    """Its kernel has gone, and no widget with it; while there is one the picture above it hides. A widget that is shown twice has a picture each time, and
+    one whose cell is run again, too."""
+    view = "from rlinf_lab.widgets import TimelineView\nview = TimelineView(sample.timeline)\nview"
+    path = jupyterlab.write_notebook(f"again-{theme}", [DASHBOARD, view, "view"])
     lab = jupyterlab.open_notebook(path, theme=theme)
     lab.run_all()
-    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and lab.page.locator(".rl-timeline").count() == 2, "both widgets")
+    timelines = lab.page.locator(".rl-timeline")
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and timelines.count() == 3, "the widgets")
+    lab.execute("notebook:run-cell")
+    lab.wait_until(lambda: timelines.count() == 3 and "[4]:" in lab.page.locator(".jp-InputPrompt").all_inner_texts(), "the last one again")
     pictures = lab.page.locator(".rlinf-lab-still")
-    assert pictures.count() == 2 and not any(picture.is_visible() for picture in pictures.all())
+    assert pictures.count() == 3 and not any(picture.is_visible() for picture in pictures.all())
     lab.save()
-    lab.wait_until(lambda: path.read_text().count("rlinf-lab-still") >= 2, "the file")
+    lab.wait_until(lambda: path.read_text().count('class=\\"rlinf-lab-still') == 3, "the file")
     jupyterlab.close_pages()
     lab = jupyterlab.open_notebook(path, theme=theme)
     no_model = lab.page.get_by_text("Error displaying widget")
-    lab.wait_until(lambda: no_model.count() == 2, "widgets without a model")
+    lab.wait_until(lambda: no_model.count() == 3, "widgets without a model")
     assert not any(message.is_visible() for message in no_model.all())
     pictures = lab.page.locator(".rlinf-lab-still")
-    assert pictures.count() == 2 and all(picture.is_visible() for picture in pictures.all())
+    assert pictures.count() == 3 and all(picture.is_visible() for picture in pictures.all())
     assert {"cpu:0", "simulator", "starved"} <= set(pictures.last.locator("text").all_text_contents())
     lab.screenshot(f"opened-again-{theme}")
 

@@ -438,25 +438,27 @@ def test_every_widget_has_a_still_picture_in_both_forms() -> None:
 
 
 def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[str, str]] = []
+    shown: list[tuple[str, bool, str]] = []
 
-    class Handle:
-        def update(self, picture: Any) -> None:
-            shown.append(("again", picture._repr_html_()))
+    def display(picture: Any, display_id: str, update: bool) -> None:
+        shown.append((display_id, update, picture._repr_html_()))
 
-    def display(picture: Any, display_id: bool) -> Handle:
-        shown.append(("new" if display_id else "", picture._repr_html_()))
-        return Handle()
+    class Output:
+        def update(self, board: Dashboard) -> None:
+            self.data, _ = board._repr_mimebundle_()
 
     monkeypatch.setattr(apart, "is_possible", lambda: True)
     monkeypatch.setattr("IPython.display.display", display)
-    board = Dashboard("made up")
+    board, output = Dashboard("made up"), Output()
     board.push({"state": "running"})
-    data, _ = board._repr_mimebundle_()
+    output.update(board)
+    before = output.data
     board.push({"state": "finished"}, final=True)
-    again, _ = board._repr_mimebundle_()
-    assert [how for how, _ in shown] == ["new", "again"] and "running" in shown[0][1] and "finished" in shown[1][1]
-    assert data.keys() == again.keys() == {WIDGET, "text/plain"} and again["text/plain"].startswith("Dashboard('made up': finished")
+    board.renew(output)
+    output.update(board)  # the same cell again, whose output is another one, or another cell: with a picture, too
+    assert len({name for name, _, _ in shown}) == 1 and [update for _, update, _ in shown] == [False, True, False]
+    assert "running" in shown[0][2] and all("finished" in html for _, _, html in shown[1:])
+    assert before.keys() == output.data.keys() == {WIDGET, "text/plain"} and output.data["text/plain"].startswith("Dashboard('made up': finished")
 
 
 @pytest.mark.parametrize("elsewhere", [("VSCODE_PID", "7"), ("VSCODE_CWD", "/")])
