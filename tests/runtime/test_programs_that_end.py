@@ -12,7 +12,7 @@ import pytest
 Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
 
 PROGRAM = """
-import os, sys, time
+import os, sys, threading, time
 import torch
 import rlinf_lab as lab
 
@@ -30,9 +30,11 @@ class Sink(lab.Worker):
     def sink(self, inbox: lab.Inbox) -> int:
         return sum(x for batch in inbox for x in batch)
 
+ENTERED = threading.Event()  # a run that is "running" may be stopped before a method was called
+
 class Busy(lab.Worker):
     def work(self, out: lab.Outbox) -> None:
-        out.put(1)
+        ENTERED.set()
         while True:
             time.sleep(0.01)
 
@@ -47,7 +49,7 @@ def main(worker, executor):
         return sink.sink(items)
 
     run = lab.run(flow, executor=executor)
-    while not (run.iteration >= 1 or worker is Busy and run.state == "running"):
+    while not (run.iteration >= 1 or ENTERED.is_set()):
         time.sleep(0.01)
     return run
 """
