@@ -18,6 +18,7 @@ class GoesOn(Protocol):
     _ended: threading.Event
 
     def stop(self, wait: bool = True) -> None: ...
+    def _warn(self) -> None: ...
 
 
 EXIT_SECONDS = 10.0  # for all of them
@@ -25,14 +26,21 @@ _STARTED: weakref.WeakKeyDictionary[GoesOn, int] = weakref.WeakKeyDictionary()  
 
 
 def end_with_program(run: GoesOn) -> None:
-    """From now on. What is registered last is done first: before Ray ends, which was loaded by then."""
+    """From now on."""
     _STARTED[run] = os.getpid()
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 
 
+def before_what_was_loaded() -> None:
+    """What is registered last is done first: an executor has been started, and Ray, which it may have loaded, ends its processes at exit, too."""
+    atexit.register(_end_all)
+
+
 def _end_all() -> None:
-    going_on = [run for run, process in list(_STARTED.items()) if process == os.getpid() and not run._ended.is_set()]
+    mine = [run for run, process in list(_STARTED.items()) if process == os.getpid()]
+    _STARTED.clear()  # registered more than once
+    going_on = [run for run in mine if not run._ended.is_set()]
     for run in going_on:
         with contextlib.suppress(RuntimeError):  # no more threads can be begun
             run.stop(wait=False)
@@ -40,3 +48,7 @@ def _end_all() -> None:
     for run in going_on:
         if not run._ended.wait(max(0.0, late - time.monotonic())):
             warnings.warn(f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.", RuntimeWarning, stacklevel=1)
+    for run in mine:
+        if run._ended.is_set():
+            run._warn()  # nobody may have asked it before
+

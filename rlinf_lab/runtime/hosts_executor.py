@@ -204,7 +204,10 @@ class HostsExecutor:
             raise Cancelled("The run was stopped while its processes were being set up.")
 
     def _members(self, host: str) -> str:
-        return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
+        return ", ".join(self._labels(host))
+
+    def _labels(self, host: str) -> list[str]:
+        return [f"{w}[{r}]" for (w, r), h in self.place.items() if h == host]
 
     def stop(self) -> Ended:
         """End workers and processes."""
@@ -232,6 +235,8 @@ class HostsExecutor:
             except Exception as error:
                 if self._explained(error) is None and not isinstance(error, ExecutorError):
                     raise
+                if isinstance(error, (ExecutorError, TimeoutError)):
+                    ended.late += self._labels(name)
                 continue  # it has died, or does not answer: it is killed below
             ended.late += theirs.late
             ended.errors += theirs.errors

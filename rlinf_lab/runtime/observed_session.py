@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import Cancelled
+from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.observer import Observed, Observer
 from rlinf_lab.runtime.servant import aside
 from rlinf_lab.runtime.session import Executor, Iteration, Session
@@ -71,7 +72,7 @@ class ObservedSession(Session, Observed):
         late, problem = aside(self._stopped)
         self._tell_remarks()
         if late:
-            warnings.warn(left_behind(late), RuntimeWarning, stacklevel=4)
+            warnings.warn(left_behind(late, self._executor.driver_host), RuntimeWarning, stacklevel=4)
         return problem
 
     def _stopped(self) -> tuple[list[str], BaseException | None]:
@@ -89,6 +90,10 @@ class ObservedSession(Session, Observed):
             return late, problem
 
 
-def left_behind(late: list[str]) -> str:
-    """What to tell the user about ranks that did not end."""
-    return f"{', '.join(late)} did not end in time: a thread of this process computes on until its call returns; a process of Ray was killed."
+def left_behind(late: list[str], host: Host) -> str:
+    """What to tell the user about ranks that did not end. ``host``: of this process."""
+    here = {process.label for process in host.ranks}
+    own, others = [label for label in late if label in here], [label for label in late if label not in here]
+    found = [f"{', '.join(own)} did not end in time, and goes on in a thread of this process until it returns or the program ends."] if own else []
+    found += [f"{', '.join(others)} did not end in time, and was ended together with its process."] if others else []
+    return f"{' '.join(found)} Next: a method that computes for long looks at self.cancelled now and then, and returns."

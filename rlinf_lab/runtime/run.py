@@ -15,7 +15,7 @@ from typing import Any
 from rlinf_lab.errors import Cancelled, ConfigError, ExecutorError, UnknownNameError, WorkflowError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
-from rlinf_lab.runtime.at_exit import end_with_program
+from rlinf_lab.runtime.at_exit import before_what_was_loaded, end_with_program
 from rlinf_lab.runtime.devices import devices_here
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.observed_session import ObservedSession, left_behind
@@ -45,6 +45,7 @@ class Run(Observed):
         self.state = "starting"
         self.error: BaseException | None = None
         self.left_behind: list[str] = []
+        self._told_who_was_left = False
         self._results: deque[Any] = deque(maxlen=None if keep_results is True else int(keep_results))
         self._executor = executor
         self._listeners: list[Callable[[Any], None]] = []
@@ -120,8 +121,9 @@ class Run(Observed):
 
     def _warn(self) -> None:
         self._session._tell_remarks(stacklevel=4)  # those of another process that came after the last iteration had ended
-        if self.left_behind:
-            warnings.warn(left_behind(self.left_behind), RuntimeWarning, stacklevel=3)
+        if self.left_behind and not self._told_who_was_left:
+            self._told_who_was_left = True
+            warnings.warn(left_behind(self.left_behind, self._executor.driver_host), RuntimeWarning, stacklevel=3)
 
     def pause(self) -> None:
         """Hold before the next iteration; the current one is finished first."""
@@ -183,6 +185,7 @@ class Run(Observed):
     def _main(self) -> None:
         try:
             self._executor.start()
+            before_what_was_loaded()
             if self.state == "starting":
                 self.state = "running"
             self._observer.running()

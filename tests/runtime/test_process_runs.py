@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import os
 import pickle
 import signal
@@ -26,6 +27,7 @@ from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow,
 
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import hosts_executor
 from rlinf_lab.runtime.child import _answer, _settle
 from rlinf_lab.runtime.process_executor import ProcessExecutor
 from rlinf_lab.runtime.run import run, session
@@ -315,3 +317,26 @@ def test_transports_are_told_by_edge_and_transfers_are_on_the_timeline() -> None
     assert sum(s.items for s in spans) == 22 and all(s.end_ns >= s.start_ns for s in spans)
     assert sum(s.nbytes for s in spans) == sum(r["bytes"] for r in rows.values())
     assert started.timeline.bubble_sum_error_ns() == 0
+
+
+class Hogs(Worker):
+    def hog(self, entered: Path) -> None:
+        entered.touch()
+        sum(itertools.repeat(0))  # never lets go of the interpreter
+
+
+def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+    flow = Workflow("hogs")
+    hogs = flow.worker(Hogs, name="hogs")
+
+    @flow.iteration
+    def iteration() -> Any:
+        return hogs.hog(tmp_path / "entered")
+
+    going = run(flow, ExecutionPlan("hogs", ("cpu:0",), {"hogs": ((0,),)}), executor="processes")
+    while not (tmp_path / "entered").exists():
+        time.sleep(0.01)
+    with pytest.warns(RuntimeWarning, match=r"hogs\[0\] did not end in time, and was ended together with its process"):
+        going.stop()
+    assert going.left_behind == ["hogs[0]"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
 
 PROGRAM = """
-import os, sys, threading, time
+import os, sys, time
 import torch
 import rlinf_lab as lab
 
@@ -30,11 +31,11 @@ class Sink(lab.Worker):
     def sink(self, inbox: lab.Inbox) -> int:
         return sum(x for batch in inbox for x in batch)
 
-ENTERED = threading.Event()  # a run that is "running" may be stopped before a method was called
+ENTERED = __file__ + ".entered"  # a run that is "running" may be stopped before a method was called
 
 class Busy(lab.Worker):
     def work(self, out: lab.Outbox) -> None:
-        ENTERED.set()
+        open(ENTERED, "w").close()
         while True:
             time.sleep(0.01)
 
@@ -49,7 +50,7 @@ def main(worker, executor):
         return sink.sink(items)
 
     run = lab.run(flow, executor=executor)
-    while not (run.iteration >= 1 or ENTERED.is_set()):
+    while not (run.iteration >= 1 or os.path.exists(ENTERED)):
         time.sleep(0.01)
     return run
 """
@@ -77,6 +78,24 @@ def test_however_it_ends(last: str, ends: Ends) -> None:
 def test_a_method_that_does_not_end_is_told_and_not_waited_for(ends: Ends) -> None:
     code, out, err = ends("from rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 0.5\nrun = main(Busy, 'local')")
     assert code == 0 and out == "" and "goes on while the program ends. Next:" in err
+
+
+LEFT = [
+    r"busy\[0\] did not end in time, and goes on in a thread of this process until it returns or the program ends. Next: .*self.cancelled",
+    r"busy\[0\] did not end in time, and was ended together with its process. Next: .*self.cancelled",
+]
+
+
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
+def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, ends: Ends) -> None:
+    """As it is, with the five seconds that workers are given."""
+    code, _, err = ends(f"run = main(Busy, {executor!r})")
+    assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == 1, err
+
+
+def test_what_was_told_is_not_told_again_when_the_program_ends(ends: Ends) -> None:
+    code, _, err = ends("run = main(Busy, 'local')\nrun.stop()\nrun.wait()")
+    assert code == 0 and len(re.findall(LEFT[0], err)) == 1, err
 
 
 def test_a_forked_process_leaves_its_parents_runs_alone(ends: Ends) -> None:
