@@ -12,6 +12,7 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.rows import SIMULATED
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
@@ -127,6 +128,11 @@ class Window:
         own = own[np.argsort(self._at(own), kind="stable")]
         parts = own["items"] * ranks / everything[self._at(own)]
         return np.split(parts, np.searchsorted(self._at(own), np.arange(1, len(self.warm))))
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether it is one of a simulation, kept in a file perhaps."""
+        return all(track.host == SIMULATED for track in self.timeline.tracks)
 
     def items(self, worker: str) -> float:
         """How many a worker took of that channel in an iteration, all ranks together; 0 where it read none."""

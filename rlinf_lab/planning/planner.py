@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -146,13 +146,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plans(Sequence[Planned]):
-    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why."""
+    """Plans, fastest first; ``bound``: seconds that no plan can beat; ``refused``: modes without a plan, and why; ``quick``: as of `plan`."""
 
     ranked: tuple[Planned, ...]
     bound: Bound
     refused: Mapping[str, str]
     profile: Profile
     devices: Mapping[str, int]
+    quick: bool = False
 
     @property
     def best(self) -> Planned:
@@ -355,7 +356,7 @@ def searched(
     found = of_modes(setting, modes, quick, staying)
     if not found:
         raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting, modes)}")
-    return _ranked(setting, found, simulate, graph, names, modes)
+    return replace(_ranked(setting, found, simulate, graph, names, modes), quick=quick)
 
 
 def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:

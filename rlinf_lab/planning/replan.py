@@ -219,7 +219,10 @@ def _unreached(what: str, moments: int) -> str:
 def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[str, ...]:
     """A note where everybody who takes items takes more than the profile counts, or everybody fewer: that many items take other seconds, without a drift.
 
-    Where some take as many, others are made into more on their way, or left out. Members of a cell take each item several times."""
+    Where some take as many, others are made into more on their way, or left out. Members of a cell take each item several times. A simulation hands
+    over bundles that stand for all items of the profile, however many those are."""
+    if seen.is_simulated:
+        return ()
     setting = candidate.placement.setting
     alone = {name for unit in setting.units if len(unit.members) == 1 for name in unit.members}
     took = {e.consumer: seen.items(e.consumer) * e.group for e in setting.profile.edges if e.consumer in alone and seen.items(e.consumer)}

@@ -9,6 +9,8 @@ import numpy as np
 from rlinf_lab.timeline.batch import SPAN_DTYPE, SPAN_STRUCT, SpanBatch
 from rlinf_lab.timeline.span import Track
 
+SIMULATED = "simulated"  # the host of its tracks
+
 
 class Rows:
     """The spans of a simulation, packed as `Recorder` packs them, without its lock and its limit."""
@@ -22,7 +24,7 @@ class Rows:
         return self.names.setdefault(text, len(self.names))
 
     def track(self, worker: str, rank: int, devices: tuple[str, ...]) -> int:
-        return self.tracks.setdefault(Track(worker, rank, devices, "simulated"), len(self.tracks))
+        return self.tracks.setdefault(Track(worker, rank, devices, SIMULATED), len(self.tracks))
 
     def add(self, track: int, kind: int, name: int, start: int, end: int, iteration: int, items: int = 0, channel: int = -1, flow: int = -1) -> None:
         self.data += SPAN_STRUCT.pack(start, end, 0, flow, track, name, channel, iteration, items, kind)

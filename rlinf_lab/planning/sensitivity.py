@@ -1,32 +1,44 @@
 """Over which range of error in the profile a choice stands: one of its entries (`planning.entries`) multiplied by a factor.
 
 A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers. It stands as
-long as the search, given the changed profile, finds nothing else that is faster (within ``tolerance``), and it still fits. Of handovers, links and messages
-the search knows nothing: there it stands as long as `lab.plan`, which follows and simulates what was found, ranks nothing else before it.
+long as `lab.plan`, given the changed profile, ranks nothing else before it (within ``tolerance``), and it still fits.
+
+Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
+(`_Searched`): of nothing between two factors it need be asked then. Anywhere else (streams of responses, cells, what moves between devices: what is
+followed or simulated differs from what is searched) it is planned again (`_Planned`), at factors near each other.
 """
 
 from __future__ import annotations
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from time import monotonic
+from typing import Any
 
 import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.candidates import Candidate, alike
-from rlinf_lab.planning.entries import AFTERWARDS, KINDS, Entry, of_kind
+from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.entries import KINDS, SEARCHED, Entry, of_kind
+from rlinf_lab.planning.feasible import MODES, of_modes
+from rlinf_lab.planning.given import number
+from rlinf_lab.planning.patience import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, ranking
 from rlinf_lab.planning.reading import known
+from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.problem import Orders
 from rlinf_lab.planning.search.solver import Only
 from rlinf_lab.planning.search.trees import evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
+from rlinf_lab.planning.steady import settled, steady
 
 WIDEST = 4.0  # times as much, or as little, is looked at
 FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
@@ -36,7 +48,10 @@ FAINT = 5e-3  # relative: what is faster by less may be overlooked between two f
 FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatever the factor
 TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
-STEP = 0.1  # the same of what only a simulation knows, whose seconds may fall where it grows
+STEP = 0.1  # relative: how near each other factors are planned again
+APART = 0.05  # relative: between two factors that are farther apart nobody is looked for where what was found says that all take longer by so much
+SAME = 1e-6  # relative: seconds of the search and those that are shown, where they are the same ones
+TIE = 1e-7  # relative: a simulation counts in nanoseconds
 ALL = "all"  # entries
 OF = ("shape", "plan")
 
@@ -46,9 +61,10 @@ class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.entries` names.
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    Searched again with factors near enough to each other that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 %
-    far from the profile's value where another plan takes as long as the choice all the way; of memory, whose effect can be sudden: within 1 %; of links and
-    messages, which may bring another order: each tenth is looked at, and what wins for less than that may be overlooked).
+    ``step``: planned again at factors so far from each other (a tenth; farther where every other plan that was found takes longer by 5 % all the way), and at
+    both ends; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other that none between
+    them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the
+    choice all the way; of memory, whose effect can be sudden: within 1 %).
     """
 
     owner: str
@@ -57,62 +73,86 @@ class Range:
     high: float
     instead: tuple[str, str]
     faint: float = FAINT
+    step: float = 0.0
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Ranges of one choice, the narrowest first."""
+    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do."""
 
     choice: str
     ranges: tuple[Range, ...]
+    left: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
         if not self.ranges:
-            return f"The choice {self.choice}: none of the entries that were asked for can matter to it"
+            none = "the entries that were asked for" if not self.left else "those that were looked at"
+            return "\n".join([f"The choice {self.choice}: none of {none} can matter to it", *self._notes()])
         lines = [f"The choice {self.choice} stands while"]
         for r in self.ranges:
             ends = [f"{_percent(r.low)} ({r.instead[0] or 'not looked further'})", f"{_percent(r.high)} ({r.instead[1] or 'not looked further'})"]
             close = f"; another plan takes as long: up to {100 * r.faint:.0f} % faster ones may be overlooked" * (r.faint > FAINT)
-            lines.append(f"  {r.owner} {r.entry:<8} is off by {ends[0]} to {ends[1]}{close}")
-        return "\n".join(lines)
+            lines.append(f"  {r.owner} {r.entry:<8} is off by {'~' * bool(r.step)}{ends[0]} to {ends[1]}{close}")
+        return "\n".join([*lines, *(f"  {note}" for note in self._notes())])
+
+    def _notes(self) -> list[str]:
+        """On how it was found."""
+        found = []
+        if any(r.step for r in self.ranges):
+            found.append(f"~ planned again each {100 * STEP:.0f} % and at both ends: what wins for less than that in between may be overlooked")
+        if self.left:
+            found.append(f"not looked at, there was no time left: {', '.join(f'{owner} {entry}' for owner, entry in self.left)}. Next: more seconds=")
+        return found
 
     def to_pandas(self) -> Any:
-        """One row for each entry: owner, entry, low, high, and what wins beyond."""
+        """One row for each entry: owner, entry, low, high, what wins beyond, and the step (see `Range`)."""
         import pandas as pd
 
-        rows = [(r.owner, r.entry, r.low, r.high, *r.instead) for r in self.ranges]
-        return pd.DataFrame(rows, columns=["owner", "entry", "low", "high", "below", "above"])
+        rows = [(r.owner, r.entry, r.low, r.high, *r.instead, r.step) for r in self.ranges]
+        return pd.DataFrame(rows, columns=["owner", "entry", "low", "high", "below", "above", "step"])
 
     def _repr_html_(self) -> str:
         from html import escape
 
+        left = "<td style='text-align:left'>"
         rows = "".join(
-            f"<tr><td style='text-align:left'>{escape(r.owner)} {r.entry}</td><td>{_bar(r)}</td><td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
-            f"<td style='text-align:left'>{escape(r.instead[0] or '–')}</td><td style='text-align:left'>{escape(r.instead[1] or '–')}</td></tr>"
+            f"<tr>{left}{escape(r.owner)} {r.entry}</td><td>{_bar(r)}</td><td>{'~' * bool(r.step)}{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
+            f"{left}{escape(r.instead[0] or '–')}</td>{left}{escape(r.instead[1] or '–')}</td></tr>"
             for r in self.ranges
         )
         head = "".join(f"<th>{h}</th>" for h in ("", "stands from a quarter to four times", "from", "to", "below", "above"))
-        return f"<div>The choice <b>{escape(self.choice)}</b> stands while<table><tr>{head}</tr>{rows}</table></div>"
+        notes = "".join(f"<br><small>{escape(note)}</small>" for note in self._notes())
+        return f"<div>The choice <b>{escape(self.choice)}</b> stands while<table><tr>{head}</tr>{rows}</table>{notes}</div>"
 
 
 def sensitivity(
-    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None
+    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None,
+    seconds: float | None = None,
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``.
-    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these.
+    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these. ``seconds``: to spend on it
+    (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are named, without a range.
 
-    Entries that the search knows are decided by its model alone. Where the best plan was chosen over the search's own favourite (it was followed, or simulated,
-    and found faster), the lead that the favourite has today is granted to it. The others (handover, transfer, link, message) are decided as `lab.plan` ranks
-    the plans that it found; link and messages are known to simulated plans only, so with ``simulate=False`` they have no range.
+    The choice stands where `lab.plan` of the changed profile, asked as ``plans`` was, ranks first a plan of its shape, or the very plan. Link, transfer and
+    messages are known to simulated plans only, so with ``simulate=False`` they have no range.
     """
-    kinds = _checked(plans, entries, of, tolerance, workers)
+    kinds = _checked(plans, entries, of, tolerance, workers, seconds)
     asked = _Question(plans, of, tolerance)
     wanted = [e for kind in kinds for e in of_kind(plans.best.candidate.placement.setting, kind) if workers is None or e.workers & set(workers)]
-    found = [r for e in wanted if (r := asked.range(e)) is not None]
-    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))))
+    found, left = list[Range](), list[tuple[str, str]]()
+    outer, until = wanted_now(), math.inf if seconds is None else monotonic() + seconds
+    for entry in filter(asked.matters, wanted):
+        try:
+            with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
+                check()
+                found.append(asked.range(entry))
+        except Abandoned:
+            check()  # nobody wants the others either
+            left.append((entry.owner, entry.kind))
+    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left))
 
 
-def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any) -> Sequence[str]:
+def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any) -> Sequence[str]:
     """The kinds of entries that are asked for."""
     if not hasattr(plans, "best"):
         raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8)).")
@@ -133,58 +173,94 @@ def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any) ->
         raise PlanError(f"sensitivity(workers={shown(workers)}): names of workers. Next: workers={list(plans.profile.workers)[:2]}.")
     for worker in workers or ():
         known("worker", worker, plans.profile.workers, "workers")
+    if seconds is not None:
+        number("sensitivity: seconds", seconds, 0)
     return tuple(dict.fromkeys(entries))
 
 
 @dataclass(frozen=True)
 class _Question:
-    """Whom to ask for an entry: the search, or the ranking of what it has found."""
+    """Whom to ask for an entry: the search, or `lab.plan`."""
 
     plans: Plans
     of: str
     tolerance: float
 
-    def range(self, entry: Entry) -> Range | None:
-        """None where an entry cannot change the ranking: plans were not simulated, and only a simulation knows it; or there is one plan."""
-        if entry.kind not in AFTERWARDS:
-            return self._search.range(entry)
-        known_ = entry.kind == "handover" or self.plans.best.simulated is not None
-        return self._ranking.range(entry) if known_ else None
+    def matters(self, entry: Entry) -> bool:
+        """Not where only a simulation knows of it, and plans were not simulated."""
+        return entry.kind in SEARCHED or entry.kind == "handover" or self.plans.best.simulated is not None
+
+    def range(self, entry: Entry) -> Range:
+        if entry.kind in SEARCHED and self._is_searched:
+            found = _range_of(_Scan(self._search, entry))
+            if self._is_planned_again(found, entry):
+                return found
+        return _range_of(_Steps(self._planning, entry))
 
     @cached_property
-    def _search(self) -> _Asked:
-        return _Asked(self.plans, self.of, self.tolerance)
+    def _search(self) -> _Searched:
+        return _Searched(self.plans, self.of, self.tolerance)
 
     @cached_property
-    def _ranking(self) -> _Ranked:
-        return _Ranked(self.plans, self.of, self.tolerance)
+    def _planning(self) -> _Planned:
+        return _Planned(self.plans, self.of, self.tolerance)
+
+    @cached_property
+    def _is_searched(self) -> bool:
+        """Whether the plans were ranked by seconds that the search finds, too, as those without streams of responses mostly are, and it finds the choice."""
+        planning, setting = self._planning, self._planning.setting
+        problem = setting.problem(setting.arrangements()[0])
+        if not planning.today.exact or not planning.is_free or any(isinstance(m, GenerationModel) for m in setting.models.values()):
+            return False
+        if Orders.of(problem).is_grouped or not is_exact(problem, setting.ways_to_stay):
+            return False
+        return not self._search.verdict(self._search.today)
+
+    def _is_planned_again(self, found: Range, entry: Entry) -> bool:
+        """Whether planning again at both ends, and just beyond them, says the same."""
+        for end, beyond in ((found.low, 1 - 2 * FINE), (found.high, 1 + 2 * FINE)):
+            for factor, stands in ((end, True), (end * beyond, False)) if 1 / WIDEST < end < WIDEST else ((end, True),):
+                look = self._planning.look(self._planning.changed(entry, factor))
+                if not look.exact or (self._planning.verdict(look) == "") != stands:
+                    return False
+        return True
 
 
-class _Asked:
-    """One choice. ``lead``: what the search's favourite of today is granted. ``same``, ``others``: plans of its shape and of others, found so far."""
+class _Judge(ABC):
+    """Whether one choice stands under a changed profile. ``today``: as it is."""
 
     def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
         self.placement, self.setting = plans.best.candidate.placement, plans.best.candidate.placement.setting
-        self.any_numbers, self.lead = of == "shape", 1.0
-        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges)
-        self.same, self.others = [self.placement], list[Placement]()
-        for planned in plans:
-            self._remember(planned.candidate.placement)
-        today = self.look(self.setting)
-        self.lead = max(1.0, today.own / min(today.rival, today.same) if today.rival else 1.0) * (1 + tolerance)
+        self.any_numbers, self.lead = of == "shape", 1 + tolerance
 
-    def range(self, entry: Entry) -> Range:
-        return _range_of(self, entry)
+    @cached_property
+    def today(self) -> _Look:
+        return self.look(self.setting)
 
     def verdict(self, look: _Look) -> str:
-        return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - 1e-9) else ""
+        """What wins; "" where the choice stands."""
+        return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - look.tie) else ""
 
     def changed(self, entry: Entry, factor: float) -> Setting:
         """With one entry of the profile multiplied. Not checked: perhaps nothing fits."""
         return _changed(self.setting, entry, factor)
 
+    @abstractmethod
     def look(self, setting: Setting) -> _Look:
-        """Searched in a setting. No plan at all: nothing beats the choice, but it does not stand."""
+        """No plan at all: nothing beats the choice, but it does not stand."""
+
+
+class _Searched(_Judge):
+    """By the search's seconds. ``same``, ``others``: plans of the choice's shape and of others, found so far."""
+
+    def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
+        super().__init__(plans, of, tolerance)
+        self.forms, self.outline = self.placement.arrangement.forms.of, Outline.of(self.placement.tree, self.setting.edges)
+        self.same, self.others = [self.placement], list[Placement]()
+        for planned in plans:
+            self._remember(planned.candidate.placement)
+
+    def look(self, setting: Setting) -> _Look:
         try:
             setting.check()
         except PlanError:
@@ -244,81 +320,123 @@ class _Asked:
 @dataclass(frozen=True)
 class _Look:
     """Seconds of the choice, of the best plan known that counts as the choice, and of the best other one, and the shape of that. ``rival`` may be a bound:
-    then none is faster."""
+    then none is faster. ``exact``: whether they are those of the search, of all plans that were ranked."""
 
     own: float
     same: float
     rival: float
     shape: str
+    exact: bool = True
+    tie: float = 1e-9
 
 
 _NOTHING = _Look(np.inf, np.inf, 0.0, "no plan")
 
 
-class _Ranked:
-    """One choice among the plans that were found, ranked as `lab.plan` ranks them: what the search knows nothing of is asked here."""
+class _Planned(_Judge):
+    """As `lab.plan` ranks plans: searched, followed, simulated where ``plans`` were."""
 
     def __init__(self, plans: Plans, of: str, tolerance: float) -> None:
-        self.plans, self.lead, self.setting = plans, 1 + tolerance, plans.best.candidate.placement.setting
-        self.simulate = plans.best.simulated is not None
-        best = plans.best.candidate.placement
-        self.chosen = [alike(p.candidate.placement, best) or (of == "shape" and p.shape == plans.best.shape) for p in plans]  # by another name, too
-        self._looks: dict[int, tuple[Setting, _Look]] = {}  # with the setting, which keeps its number from being given to another one
-
-    def range(self, entry: Entry) -> Range:
-        return Range(entry.owner, entry.kind, 1 / WIDEST, WIDEST, ("", "")) if all(self.chosen) else _range_of(self, entry)
-
-    def verdict(self, look: _Look) -> str:
-        return look.shape if look.rival * self.lead < look.own * (1 - 1e-9) else ""
-
-    def changed(self, entry: Entry, factor: float) -> Setting:
-        return _changed(self.setting, entry, factor)
+        super().__init__(plans, of, tolerance)
+        self.plans, self.simulate = plans, plans.best.simulated is not None
+        there = {p.mode for p in plans} | set(plans.refused)
+        self.modes = MODES if "alone" in there else tuple(m for m in MODES if m in there)
+        self.is_free = self.modes == MODES and not plans.quick
+        self.today = self._seen([(p.candidate, p.seconds) for p in plans])
 
     def look(self, setting: Setting) -> _Look:
-        if id(setting) not in self._looks:
-            self._looks[id(setting)] = setting, self._ranked(setting)
-        return self._looks[id(setting)][1]
-
-    def known(self, setting: Setting) -> tuple[float, float]:
-        """Seconds of the choice, granted its lead, and of the best other plan."""
-        look = self.look(setting)
-        return look.own / self.lead, look.rival
-
-    def _ranked(self, setting: Setting) -> _Look:
-        before = [p.candidate for p in self.plans]
-        found = [Candidate.of(setting, c.placement.arrangement, c.placement.tree, c.searched) for c in before]
+        try:
+            setting.check()
+            found = of_modes(setting, self.modes, self.plans.quick, self.placement.arrangement.staying if self.plans.quick else 0)
+        except PlanError:
+            return _NOTHING
+        if not found:
+            return _NOTHING
         _, simulated, _ = ranking(found, self.plans.best.devices, self.simulate)
-        seconds = [simulated.get(i, c.seconds) for i, c in enumerate(found)]
-        own = min(s for s, chosen in zip(seconds, self.chosen, strict=True) if chosen)
-        rival, shape = min((s, p.shape) for s, p, chosen in zip(seconds, self.plans, self.chosen, strict=True) if not chosen)
-        return _Look(own, own, rival, shape)
+        return self._seen([(c, simulated.get(i, c.seconds)) for i, c in enumerate(found)])
+
+    def _seen(self, shown_: Sequence[tuple[Candidate, float]]) -> _Look:
+        own, rival, shape = np.inf, np.inf, ""
+        for candidate, seconds in shown_:
+            if self._is_chosen(candidate.placement):
+                own = min(own, seconds)
+            elif seconds < rival:
+                rival, shape = seconds, candidate.placement.shape
+        if self.lead > 1 and rival < own:  # of each shape one plan was ranked, and perhaps none of this one
+            own = min(own, self._itself(shown_[0][0].placement.setting))
+        return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE)
+
+    def _is_chosen(self, placement: Placement) -> bool:
+        """By another name, too."""
+        return (self.any_numbers and placement.shape == self.placement.shape) or alike(placement, self.placement)
+
+    def _itself(self, setting: Setting) -> float:
+        placement = replace(self.placement, setting=setting)
+        if placement.misfit() or not np.isfinite(_seconds(placement, setting)):
+            return np.inf
+        if self.simulate:
+            return settled(steady(placement, self.plans.best.devices), setting.staleness)[1]
+        return Candidate.of(setting, placement.arrangement, placement.tree).seconds
 
 
-class _Judge(Protocol):
-    """Whom a scan asks."""
-
-    def verdict(self, look: _Look) -> str: ...
-    def changed(self, entry: Entry, factor: float) -> Setting: ...
-    def look(self, setting: Setting) -> _Look: ...
-    def known(self, setting: Setting) -> tuple[float, float]: ...
-
-
-def _range_of(asked: _Judge, entry: Entry) -> Range:
-    scan = _Scan(asked, entry)
+def _range_of(scan: _Scan | _Steps) -> Range:
     low, below = scan.towards(1 / WIDEST)
     high, above = scan.towards(WIDEST)
-    return Range(entry.owner, entry.kind, low, high, (below, above), scan.faintest)
+    return Range(scan.entry.owner, scan.entry.kind, low, high, (below, above), scan.faintest, scan.step)
 
 
-class _Scan:
-    """One entry of the profile, looked at with several factors."""
+class _Factors(ABC):
+    """One entry of the profile, looked at with several factors. ``step``: of `Range`. ``guesses``: how often on the way what is known says where to look."""
+
+    step, guesses, faintest = 0.0, GUESSES, FAINT
 
     def __init__(self, asked: _Judge, entry: Entry) -> None:
-        self.asked, self.entry = asked, entry
+        self.judge, self.entry = asked, entry
         self._looks: dict[float, _Look] = {}
         self._settings: dict[float, Setting] = {}
+
+    def towards(self, there: float) -> tuple[float, str]:
+        """As `until`, from the profile's value."""
+        return self.until(1.0, there, self.guesses)
+
+    def until(self, here: float, there: float, guesses: int) -> tuple[float, str]:
+        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there)."""
+        winner = self.judge.verdict(self._look(there))
+        if not winner and self._nothing_between(min(here, there), max(here, there)):
+            return there, ""
+        if abs(math.log(there / here)) <= FINE:
+            return (here, winner) if winner else (there, "")
+        middle = self._crossing(here, there) if winner and guesses else (here * there) ** 0.5
+        left = max(guesses - 1, 0) if winner else self.guesses
+        reached, between = self.until(here, middle, left)
+        return (reached, between) if between else self.until(middle, there, left)
+
+    @abstractmethod
+    def _nothing_between(self, low: float, high: float) -> bool:
+        """Whether nothing need be looked at between two factors at which the choice stands."""
+
+    @abstractmethod
+    def _crossing(self, here: float, there: float) -> float:
+        """Where another plan begins to win: a factor just before, or just behind if ``here`` is one just before."""
+
+    def _look(self, factor: float) -> _Look:
+        if factor not in self._looks:
+            self._looks[factor] = self.judge.look(self._changed(factor))
+        return self._looks[factor]
+
+    def _changed(self, factor: float) -> Setting:
+        if factor not in self._settings:
+            self._settings[factor] = self.judge.changed(self.entry, factor)
+        return self._settings[factor]
+
+
+class _Scan(_Factors):
+    """By the search's seconds, which only grow with an entry: nothing between two factors is left open."""
+
+    def __init__(self, asked: _Searched, entry: Entry) -> None:
+        super().__init__(asked, entry)
+        self.asked = asked
         self._ties = 0  # on the way to this end
-        self.faintest = FAINT
 
     @property
     def faint(self) -> float:
@@ -327,27 +445,10 @@ class _Scan:
         return min(FAINT * 2.0**more, FAINTEST)
 
     def towards(self, there: float) -> tuple[float, str]:
-        """As `until`, from the profile's value."""
         self._ties = 0
-        return self.until(1.0, there)
-
-    def until(self, here: float, there: float, guesses: int = GUESSES) -> tuple[float, str]:
-        """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there).
-
-        ``guesses``: how often plans that are known say where to look.
-        """
-        winner = self.asked.verdict(self._look(there))
-        if not winner and self._nothing_between(min(here, there), max(here, there)):
-            return there, ""
-        if abs(math.log(there / here)) <= FINE:
-            return (here, winner) if winner else (there, "")
-        middle = self._crossing(here, there) if winner and guesses else (here * there) ** 0.5
-        left = max(guesses - 1, 0) if winner else GUESSES
-        reached, between = self.until(here, middle, left)
-        return (reached, between) if between else self.until(middle, there, left)
+        return super().towards(there)
 
     def _crossing(self, here: float, there: float) -> float:
-        """Where a known plan begins to win: a factor just before, or just behind if ``here`` is one just before."""
         good, bad = here, there
         while abs(math.log(bad / good)) > FINE / 2:
             middle = (good * bad) ** 0.5
@@ -356,18 +457,14 @@ class _Scan:
         return good if good != here else bad
 
     def _nothing_between(self, low: float, high: float) -> bool:
-        """Whether no plan, known or not, can be faster than the choice by more than `faint` at any factor between two at which it stands.
+        """Whether no plan, known or not, can be faster than the choice by more than `faint` at any factor between.
 
         Seconds of any plan only grow with an entry, at most with some power of it (mostly in proportion). So no other takes less than the best other one at
         ``low``, nor less than that power of the factor says of the best one at ``high``. Up to the factor at which these two meet the first one counts, where
         the choice takes no more than there; from there on the second one, and the choice grows no faster than it. So it is enough to look at that factor.
-        Where a simulation's seconds may fall, too, nothing is known of factors between two.
         """
-        if self.entry.unsettles:
-            return high / low - 1 <= STEP
         first, last, growth = self._look(low).rival, self._look(high).rival, self.entry.growth
-        # With memory, seconds may leap: then only that they grow is known.
-        at = min(max(high * (first / last) ** (1 / growth), low), high) if growth and last and np.isfinite(last) else high
+        at = _meeting(low, high, first, last, growth)
         faint = self.faint
         if self.asked.known(self._changed(at))[0] > first * (1 + faint):
             return growth is None and high / low - 1 <= LEAP
@@ -379,14 +476,52 @@ class _Scan:
 
     def _look(self, factor: float) -> _Look:
         if factor not in self._looks:
-            look = self._looks[factor] = self.asked.look(self._changed(factor))
+            look = super()._look(factor)
             self._ties += math.isclose(look.rival, look.own, rel_tol=1e-9)
         return self._looks[factor]
 
-    def _changed(self, factor: float) -> Setting:
-        if factor not in self._settings:
-            self._settings[factor] = self.asked.changed(self.entry, factor)
-        return self._settings[factor]
+
+class _Steps(_Factors):
+    """Planned again, at factors not far from each other."""
+
+    step, guesses = STEP, 4
+
+    def _look(self, factor: float) -> _Look:
+        return self.judge.today if factor == 1.0 else super()._look(factor)
+
+    def _crossing(self, here: float, there: float) -> float:
+        """As if seconds were powers of the factor between the two."""
+        ahead, behind = self._ahead(here), -self._ahead(there)
+        width = abs(math.log(there / here))
+        part = ahead / (ahead + behind) if ahead >= 0 and behind > 0 and math.isfinite(ahead + behind) else 0.5
+        nearest = 0.9 * FINE / width
+        part = min(max(part - FINE / 2 / width, nearest), max(1 - nearest, 0.5))
+        return float(here * (there / here) ** part)
+
+    def _ahead(self, factor: float) -> float:
+        """Of the best other plan, as the logarithm of seconds."""
+        look = self._look(factor)
+        if not (0 < look.own < np.inf and 0 < look.rival < np.inf):
+            return math.inf
+        return math.log(self.judge.lead * look.rival / look.own)
+
+    def _nothing_between(self, low: float, high: float) -> bool:
+        """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds grow as `_Scan` has it, but where a simulation's
+        may fall, too: then nothing is known of factors between two."""
+        if high / low - 1 <= STEP:
+            return True
+        if self.entry.unsettles:
+            return False
+        first, last, growth = self._look(low), self._look(high), self.entry.growth
+        at = _meeting(low, high, first.rival, last.rival, growth)
+        own = min(first.own * (at / low) ** growth, last.own) if growth else last.own
+        return bool(own * (1 + APART) <= first.rival * self.judge.lead)
+
+
+def _meeting(low: float, high: float, first: float, last: float, growth: float | None) -> float:
+    """The factor at which the best other plan at ``high``, made shorter as its seconds grow at most, takes as long as the one at ``low``. With memory, seconds
+    may leap: then only that they grow is known."""
+    return float(min(max(high * (first / last) ** (1 / growth), low), high)) if growth and last and np.isfinite(last) else high
 
 
 def _seconds(placement: Placement, setting: Setting) -> float:

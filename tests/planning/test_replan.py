@@ -129,3 +129,12 @@ def test_a_run_under_another_plan_is_refused() -> None:
     assert replan(run_of(other, chain()), other).proposal is None
     with pytest.raises(PlanError, match=r"on 8 devices \(cuda:0 to cuda:7\); in the timeline it worked on cuda:0, cuda:1:"):
         replan(run_of(plan(chain(), 2)["temporal"], chain()), one)
+
+
+@pytest.mark.parametrize(("name", "devices"), [("grpo_7b_case4", 16), ("maniskill_openvla", 16)])
+def test_bundles_of_a_simulation_are_no_other_numbers_of_items(name: str, devices: int, tmp_path: Path) -> None:
+    """1024 bundles at most stand for the profile's 8192 items, or for 256. (Of a run that was executed the note is told: `test_unfinished_iterations`.)"""
+    best = plan(Profile.load(DOCS / "profiles" / f"{name}.json"), devices).best
+    timeline = best.simulate(4)
+    for told in (timeline, Timeline.open(timeline.to_parquet(tmp_path / "simulated.parquet"))):
+        assert not any("items" in note for note in replan(told, best).notes)

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from planned_again import at_both_ends, entry, first
 from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.entries import Entry, of_kind
-from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.entries import Entry
+from rlinf_lab.planning.feasible import of_modes
+from rlinf_lab.planning.patience import Abandoned, as_long_as, check
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.sensitivity import FAINT, FAINTEST, LEAP, WIDEST, Range, _Asked, _Look, _Scan, sensitivity
+from rlinf_lab.planning.sensitivity import FAINT, FAINTEST, LEAP, STEP, WIDEST, Range, _Look, _Question, _range_of, _Scan, _Searched, sensitivity
 from rlinf_lab.planning.setting import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,96 +26,95 @@ FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
 STEEP = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
 
 
-def winners(profile: Profile, like: Setting) -> set[str]:
-    """The shapes that a search finds fastest under a profile, by itself: more than one where they tie."""
-    setting = Setting.of(profile, like.devices, like.chunks, like.rule)
-    found = [
-        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
-        if not Placement(setting, a, f.tree).misfit()
-    ]  # fmt: skip
-    best = min(seconds for seconds, _ in found)
-    return {placement.shape for seconds, placement in found if seconds <= best * (1 + 1e-9)}
-
-
-def entry(plans: Plans, kind: str, owner: str) -> Entry:
-    return next(e for e in of_kind(plans.best.candidate.placement.setting, kind) if e.owner == owner)
-
-
-def search_again(plans: Plans, r: Range) -> None:
-    times = entry(plans, r.entry, r.owner).times
-    setting = plans.best.candidate.placement.setting
-    assert plans.best.shape in winners(plans.profile, setting), "chosen over the search's favourite: the ends are not those of a search"
-    for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
-        assert plans.best.shape in winners(times(plans.profile, end * inwards), setting)
-        if 1 / WIDEST < end < WIDEST:
-            beyond = winners(times(plans.profile, end / inwards), setting)
-            assert shape in beyond and plans.best.shape not in beyond
-
-
 def test_case_1_searched_again() -> None:
     plans = plan(Profile.load(DOCS / "profiles" / "grpo_1.5b_case1.json"), 128, rule="rlinf", simulate=False)
     found = sensitivity(plans)
     assert found.choice == "rollout | inference | training" and {r.owner for r in found.ranges} == {"rollout", "inference", "training"}
-    for r in found.ranges:
-        search_again(plans, r)
+    assert all(at_both_ends(plans, r) <= 2 and not r.step for r in found.ranges)
     by_name = {r.owner: r for r in found.ranges}
     # Underestimating the rollout by a little, or overestimating training a lot, would have led to another plan.
     assert 0.7 < by_name["rollout"].low < 1 < by_name["rollout"].high and by_name["training"].low < 0.8
 
 
-def random_graphs(seeds: range) -> list[Plans]:
-    """Without those that have no plan, and those whose choice is not the search's favourite."""
-    found: list[Plans] = []
-    for seed in seeds:
-        with contextlib.suppress(PlanError):
-            found.append(plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4))
-    return [p for p in found if p.best.shape in winners(p.profile, p.best.candidate.placement.setting)]
+@pytest.mark.parametrize("worker", ["training", pytest.param("rollout", marks=pytest.mark.slow), pytest.param("inference", marks=pytest.mark.slow)])
+def test_case_1_as_it_is_planned(worker: str) -> None:
+    """What is followed and simulated differs from what is searched, and the best plan is not the search's favourite. Granted its lead of today, the training
+    was said to stand only where it is faster than measured."""
+    plans = plan(Profile.load(DOCS / "profiles" / "grpo_1.5b_case1.json"), 128)
+    best, searched = plans.best, [p.candidate.searched for p in plans]
+    assert best.shape == "rollout | inference | training" and best.candidate.searched > min(searched) and best.simulated is not None
+    (r,) = sensitivity(plans, workers=[worker]).ranges
+    assert at_both_ends(plans, r) == (1 if worker == "inference" else 2) and r.step == STEP
+    if worker != "inference":
+        assert 0.7 < r.low < 0.85 and 1.15 < r.high < 1.4
 
 
-FIFTY = [range(4), *(range(first, first + 7) for first in range(4, 60, 7))]  # and some to spare
+def plain(seed: int) -> Plans | None:
+    """Of batch workers alone, which the search knows exactly."""
+    with contextlib.suppress(PlanError):
+        return plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+    return None
+
+
+def any_graph(seed: int) -> Plans | None:
+    """With generators, cells, hosts, memory that is short; every other one simulated."""
+    with contextlib.suppress(PlanError):
+        return plan(random_profile(seed), 6, simulate=bool(seed % 2), chunks=4)
+    return None
+
+
+FIFTY = [range(4), *(range(first_, first_ + 7) for first_ in range(4, 60, 7))]  # and some to spare
 
 
 @pytest.mark.parametrize("seeds", [FIFTY[0], *(pytest.param(seeds, marks=pytest.mark.slow) for seeds in FIFTY[1:])], ids=str)
-def test_every_worker_of_random_graphs_searched_again(seeds: range) -> None:
+def test_every_worker_of_random_graphs_planned_again(seeds: range) -> None:
     """Of fifty graphs, at both ends of the range of each worker."""
-    ends, graphs = 0, random_graphs(seeds)
-    assert len(graphs) >= len(seeds) - 2
+    ends, graphs = 0, [p for p in map(plain, seeds) if p is not None]
+    assert len(graphs) >= len(seeds) - 1
     for plans in graphs:
         found = sensitivity(plans).ranges
         assert {r.owner for r in found if r.entry == "seconds"} == set(plans.profile.workers)
-        for r in found:
-            search_again(plans, r)
-            ends += (r.low > 1 / WIDEST) + (r.high < WIDEST)
+        ends += sum(at_both_ends(plans, r) for r in found)
     assert ends > len(graphs) // 2
+
+
+NOT_THE_FAVOURITE = (83, 124, 223, 242, 257, 259, 277, 343, 381)  # of the search: another plan was followed, or simulated, and found faster
+
+
+@pytest.mark.parametrize("seed", [277, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(60), *NOT_THE_FAVOURITE) if seed != 277)])
+def test_every_worker_of_any_random_graph_planned_again(seed: int) -> None:
+    plans = any_graph(seed)
+    for r in sensitivity(plans).ranges if plans is not None else ():
+        at_both_ends(plans, r)
 
 
 @pytest.mark.parametrize(("seed", "worker"), [(17, "c"), (29, "b")])
 def test_nothing_else_wins_within_a_range(seed: int, worker: str) -> None:
     """With steps of 10 % the range went on beyond a place where another shape is faster for a moment."""
-    plans = plan(random_profile(seed, generators=False, memory=False, cells=False), 6, simulate=False, chunks=4)
+    plans = plain(seed)
+    assert plans is not None
     (r,) = sensitivity(plans, workers=[worker]).ranges
-    setting = plans.best.candidate.placement.setting
     for factor in np.geomspace(r.low * 1.002, r.high / 1.002, 40):
-        assert plans.best.shape in winners(plans.profile.scaled(worker, float(factor)), setting), f"{factor} of {r}"
+        assert plans.best.shape in first(plans, plans.profile.scaled(worker, float(factor))), f"{factor} of {r}"
 
 
 def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the profile's value and at four times of it the choice is the best; between them a rival is, by a little more than is overlooked."""
     plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
-    asked = _Asked(plans, "shape", 0.0)
+    asked = _Searched(plans, "shape", 0.0)
 
     def look(setting: Setting) -> _Look:
         own = asked.known(setting)[0]
         return _Look(own, own, own * (0.99 if 2.5 < setting.profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds < 2.6 else 1.001), "rival")
 
     monkeypatch.setattr(asked, "look", look)
-    assert _Scan(asked, entry(plans, "seconds", "a")).until(1.0, WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
+    assert _Scan(asked, entry(plans, "seconds", "a")).towards(WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
 
 
 def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another composition of the same seats. Near the profile's value it is looked as closely as ever, farther away less, and that is said."""
     plans = plan(chain(a=FLAT, b=STEEP), 12, chunks=8, simulate=False)
-    asked, looks = _Asked(plans, "shape", 0.0), list[float]()
+    asked, looks = _Searched(plans, "shape", 0.0), list[float]()
     asked.others.clear()
 
     def look(setting: Setting) -> _Look:
@@ -123,19 +123,19 @@ def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypa
         return _Look(own, own, own, "twin")
 
     monkeypatch.setattr(asked, "look", look)
-    found = asked.range(entry(plans, "seconds", "b"))
+    found = _range_of(_Scan(asked, entry(plans, "seconds", "b")))
     assert (found.low, found.high, found.instead) == (1 / WIDEST, WIDEST, ("", "")) and FAINT < found.faint <= FAINTEST
     near = [f for f in looks if 0.8 < f < 1.25]
     assert len(looks) < 100 and len(near) > 8
     monkeypatch.setattr(asked, "look", lambda setting: _Look(o := asked.known(setting)[0], o, 3 * o, "far"))
-    assert asked.range(entry(plans, "seconds", "b")).faint == FAINT
+    assert _range_of(_Scan(asked, entry(plans, "seconds", "b"))).faint == FAINT
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_seconds_that_are_known_of_others_stay_true(seed: int) -> None:
     """Tables of a setting in which one worker's seconds are others are those made anew."""
     plans = plan(random_profile(seed + 20), 6, simulate=False, chunks=4)
-    asked = _Asked(plans, "shape", 0.0)
+    asked = _Searched(plans, "shape", 0.0)
     for worker in plans.profile.workers:
         shared = asked.changed(entry(plans, "seconds", worker), 1.7)
         anew = Setting.of(shared.profile, shared.devices, shared.chunks, shared.rule, shared.staleness)
@@ -170,7 +170,10 @@ def test_memory_that_was_underestimated() -> None:
 
 
 @pytest.mark.parametrize("of", ["shape", "plan"])
-@pytest.mark.parametrize(("resident_gib", "devices"), [((30, 40), 1), ((30, 40), 2), ((10, 20, 30), 1), ((10, 20, 30), 2), ((35, 10, 30), 3)])
+@pytest.mark.parametrize(("resident_gib", "devices"), [
+    ((30, 40), 1), ((30, 40), 2), ((10, 20, 30), 1),
+    pytest.param((10, 20, 30), 2, marks=pytest.mark.slow), pytest.param((35, 10, 30), 3, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_memory_up_to_which_anything_fits(resident_gib: tuple[int, ...], devices: int, of: str) -> None:
     """Nobody leaves: beyond some factor they fit together no more, long before one alone does not."""
     names = "abc"[: len(resident_gib)]
@@ -178,19 +181,12 @@ def test_memory_up_to_which_anything_fits(resident_gib: tuple[int, ...], devices
     profile = Profile(8, workers, tuple(EdgeProfile(*pair) for pair in itertools.pairwise(names)), device_memory_gib=80.0)
     plans = plan(profile, devices, chunks=1, simulate=False)
     for r in sensitivity(plans, ("memory",), of).ranges:
-        assert winner_of_memory(plans, r.owner, r.high / (1 + LEAP)) == plans.best.shape
+        times = entry(plans, "memory", r.owner).times
+        assert plans.best.shape in first(plans, times(profile, r.high))
         if r.high < WIDEST:
-            beyond = winner_of_memory(plans, r.owner, r.high * (1 + LEAP))
-            assert (beyond == "no plan") == (r.instead[1] == "no plan")  # of two shapes that tie either may be told
-            assert of == "plan" or beyond != plans.best.shape
-
-
-def winner_of_memory(plans: Plans, worker: str, factor: float) -> str:
-    devices = plans.best.candidate.placement.setting.devices
-    try:
-        return plan(entry(plans, "memory", worker).times(plans.profile, factor), devices, chunks=1, simulate=False).best.shape
-    except PlanError:
-        return "no plan"
+            beyond = first(plans, times(profile, r.high * (1 + LEAP)))
+            assert (beyond == {"no plan"}) == (r.instead[1] == "no plan")  # of two shapes that tie either may be told
+            assert of == "plan" or plans.best.shape not in beyond
 
 
 @pytest.mark.parametrize(("devices", "exponent", "choice"), [(2, 1.0, "a+b"), (2, 0.5, "(a | b)"), (3, 1.0, "a+b")])
@@ -202,7 +198,7 @@ def test_a_flow_that_is_one_ring(devices: int, exponent: float, choice: str) -> 
     found = sensitivity(plans)
     assert {r.owner for r in found.ranges} == {"a", "b"}
     for r in found.ranges:
-        search_again(plans, r)
+        at_both_ends(plans, r)
 
 
 def test_whether_who_works_on_the_host_waits_or_streams_is_another_choice() -> None:
@@ -213,16 +209,71 @@ def test_whether_who_works_on_the_host_waits_or_streams_is_another_choice() -> N
     assert plans.best.shape == "a > b"
     (r,) = sensitivity(plans, workers=["a"]).ranges
     assert 1 / WIDEST < r.low < 1 and r.instead[0] == "a | b"
-    search_again(plans, r)
+    assert at_both_ends(plans, r)
 
 
 def test_how_it_is_shown() -> None:
     found = sensitivity(plan(chain(a=FLAT, b=STEEP), 8, simulate=False), ("seconds", "memory"))
     assert repr(found).startswith(f"The choice {found.choice} stands while") and "<svg" in found._repr_html_()
-    assert list(found.to_pandas().columns) == ["owner", "entry", "low", "high", "below", "above"]
+    assert list(found.to_pandas().columns) == ["owner", "entry", "low", "high", "below", "above", "step"]
     with pytest.raises(UnknownNameError, match="Did you mean 'seconds'"):
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), ("second",))
     with pytest.raises(UnknownNameError, match="kind of choice"):
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), of="mode")
     with pytest.raises(PlanError, match="tolerance=-1"):
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), tolerance=-1)
+
+
+def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each range takes all the time there is."""
+    plans = plan(chain(a=FLAT, b=STEEP), 8, simulate=False)
+    now, found = [0.0], _Question.range
+    monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
+
+    def slow(self: _Question, entry: Entry) -> Range:
+        made = found(self, entry)
+        now[0] += 5.0
+        return made
+
+    monkeypatch.setattr(_Question, "range", slow)
+    told = sensitivity(plans, seconds=4)
+    assert [r.owner for r in told.ranges] == ["a"] and told.left == (("b", "seconds"),)
+    for text in (repr(told), told._repr_html_()):
+        assert "not looked at, there was no time left: b seconds. Next: more seconds=" in text
+    nothing = sensitivity(plans, seconds=0)
+    assert not nothing.ranges and len(nothing.left) == 2 and "none of those that were looked at" in repr(nothing)
+    with pytest.raises(PlanError, match="sensitivity: seconds"):
+        sensitivity(plans, seconds=-1)
+
+
+def test_a_range_that_is_begun_is_given_up_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And when nobody wants any of them."""
+    plans, now, wanted = plan(chain(a=FLAT, b=STEEP), 8, simulate=False), [0.0], [True]
+    monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
+
+    def long(self: _Question, entry: Entry) -> Range:
+        now[0] += 1.0
+        wanted[0] = False
+        check()
+        raise AssertionError("went on")
+
+    monkeypatch.setattr(_Question, "range", long)
+    assert sensitivity(plans, seconds=0.5).left == (("a", "seconds"), ("b", "seconds"))
+    wanted[0] = True
+    with pytest.raises(Abandoned), as_long_as(lambda: wanted[0]):
+        sensitivity(plans, seconds=9)
+
+
+def test_only_modes_that_were_asked_for_count() -> None:
+    """With b three times as long turns would be faster than streams, which alone were asked for."""
+    two = chain(a=FLAT, b=STEEP)
+    assert next(r for r in sensitivity(plan(two, 8, simulate=False)).ranges if r.owner == "b").instead[1] == "a > b"
+    streams = sensitivity(plan(two, 8, simulate=False, modes=("spatial",)))
+    assert all((r.low, r.high, r.instead) == (1 / WIDEST, WIDEST, ("", "")) for r in streams.ranges) and len(streams.ranges) == 2
+
+
+def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans, ways = plan(chain(a=FLAT, b=STEEP), 8, simulate=False, quick=True), list[bool]()
+    monkeypatch.setattr("rlinf_lab.planning.sensitivity.of_modes", lambda s, modes, quick, staying: ways.append(quick) or of_modes(s, modes, quick, staying))
+    found = sensitivity(plans)
+    assert set(ways) == {True} and next(r for r in found.ranges if r.owner == "b").high == pytest.approx(2.94, rel=0.02)
