@@ -57,16 +57,16 @@ class Loop:
         self.ending = False  # the run is being stopped: nothing begins any more, and nobody needs idle workers
         self.lost: ExecutorError | None = None
         self.remarks: deque[str] = deque()  # to be told to the user
-        self._remarked: set[str] = set()  # about what
+        self.remarked: dict[str, str] = {}  # all of them, by what they are about
         self._open: dict[int, OpenIteration] = {}
         self._calls: dict[tuple[int, int], tuple[str, str, int]] = {}  # (call, rank) that has not ended: its host, label, iteration
         self._has_come: Callable[[], bool] = bool  # what the driver's thread waits for while its ``waits_for`` is "calls"
 
     def remark(self, about: str, text: str, at_once: bool = False) -> None:
         """Under the mutex: something that is no error and hardly meant; told once. ``at_once``: to the log, for no iteration may end before it is mended."""
-        if about in self._remarked:
+        if about in self.remarked:
             return
-        self._remarked.add(about)
+        self.remarked[about] = text
         if at_once:
             logging.getLogger("rlinf_lab").warning(text)
         else:
@@ -226,8 +226,12 @@ class Loop:
             self._open[iteration].unread.count("the loop", moved)
 
     def refuse_unread(self, iteration: int) -> None:
-        """`WorkflowError` for items that nobody has read, when an iteration has ended well."""
-        self._open[iteration].unread.refuse(self.host.layout.graph, iteration)
+        """`WorkflowError` for items that nobody has read, when an iteration has ended well; a remark on streams that were empty."""
+        books, graph = self._open[iteration].unread, self.host.layout.graph
+        books.refuse(graph, iteration)
+        with self.host._mutex:
+            for channel, text in books.empty(graph, iteration).items():
+                self.remark(f"empty {channel}", text)
 
     def _count(self, iteration: int) -> None:
         """One call less."""

@@ -19,6 +19,7 @@ from rlinf_lab.planning.rerun import Rerun
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
+from rlinf_lab.runtime.stillness import Stillness, who_does_what
 from rlinf_lab.runtime.turns import quick_turns
 from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
 from rlinf_lab.timeline.batch import SpanBatch
@@ -52,6 +53,7 @@ class Observer:
         self.table = MetricTable()
         self.problem: BaseException | None = None
         self.moved_at = time.monotonic()
+        self.stillness = Stillness()
         self._executor, self._update, self._broken, self._afterwards = executor, update, broken, afterwards
         self._loop_name = f"The iteration function of workflow {executor.flow.name!r}"
         self._stopped = False
@@ -154,6 +156,7 @@ class Observer:
         with self._lock:
             rounds = self._executor.rounds()
             for worker, rank, iteration, values in self._executor.metrics():
+                self.moved_at = time.monotonic()
                 self.table.logged(worker, rank, iteration, values)
                 self._note({f"{worker}[{rank}].{name}": value for name, value in values.items()})
             if not self._stopped and time.monotonic() >= self._depths_due:
@@ -271,8 +274,19 @@ class Observed:
             self._tell_one(listener, self._listeners)
 
     def _tell(self) -> None:
+        self._tell_of_stillness()
         for listener in list(self._listeners):
             self._tell_one(listener, self._listeners)
+
+    def _tell_of_stillness(self) -> None:
+        """To the log, for no iteration may end before it is mended."""
+        loop, still = self._executor.driver_host.loop, self.still_seconds
+        if loop is not None and still and self._observer.stillness.is_news(self._observer.moved_at, time.monotonic()):
+            logging.getLogger("rlinf_lab").warning(
+                "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() says at any time who waits for whom, and "
+                "stop() ends a run (a method that looks at self.cancelled now and then ends by it).",
+                self, still, who_does_what(loop.open_calls(), self.waits()),
+            )  # fmt: skip
 
     def _tell_afterwards(self) -> None:
         for listener in list(self._unhurried):
@@ -296,11 +310,13 @@ class Observed:
         return [] if self._is_over() else self._executor.waits()
 
     def status(self) -> str:
-        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved."""
+        """In words: the state, who waits for what, who computes, the cycle if they wait for each other, and how long nothing moved, what was remarked."""
         still = self.still_seconds
         note = [f"nothing has moved for {still:.0f} s:"] if still >= STILL_SECONDS else []
         fillers = [f"filler {filled}" for filled in self.fillers]
-        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers])])
+        loop = self._executor.driver_host.loop
+        remarks = [] if loop is None else list(loop.remarked.values())
+        return "\n".join([repr(self), *(f"  {line}" for line in [*note, *self.wait_graph().lines(), *fillers, *remarks])])
 
     @property
     def still_seconds(self) -> float:

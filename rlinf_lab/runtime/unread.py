@@ -1,4 +1,5 @@
 """Items that nobody has read when an iteration has ended: it fails and names them, unless their channel's declaration says that the rest is not wanted.
+And streams into which nothing was put, though somebody was called to and somebody has read them: a warning, unless the declaration says that this may be.
 
 Each rank counts what it puts into and takes from the channels of its call, and the counts go to the driver with the end of the call. So nothing is asked, no
 order of messages matters, and every executor says the same.
@@ -32,10 +33,13 @@ def moved(ports: Iterable[Any]) -> tuple[Moved, ...]:
 
 @dataclass
 class Unread:
-    """The books of one iteration. ``taken``: by channel and by who took it."""
+    """The books of one iteration. ``taken``: by channel and by who took it. ``nothing``: by channel, calls that might have put something and did not; one
+    whose own streams were empty could not.
+    """
 
     put: Counter[str] = field(default_factory=Counter)
     taken: dict[str, Counter[str]] = field(default_factory=dict)
+    nothing: dict[str, list[str]] = field(default_factory=dict)
 
     def count(self, who: str, ends: Sequence[Moved]) -> None:
         """One call has ended."""
@@ -44,12 +48,24 @@ class Unread:
                 self.taken.setdefault(end.channel, Counter())[who] += end.items
             else:
                 self.put[end.channel] += end.items
+                if not end.items and all(other.items for other in ends if other.reads):
+                    self.nothing.setdefault(end.channel, []).append(who)
 
     def refuse(self, graph: WorkflowGraph, iteration: int) -> None:
         """`WorkflowError` for the channels of which something is left."""
         found = [self._left(spec) for spec in graph.channels if not spec.discard_unread and self.put[spec.name] > self._taken(spec.name).total()]
         if found:
             raise WorkflowError(f"Iteration {iteration} of workflow {graph.name!r} ended with items that nobody has read. {' '.join(found)}")
+
+    def empty(self, graph: WorkflowGraph, iteration: int) -> dict[str, str]:
+        """For each channel that nothing has passed, though it was written and read: what to tell of it."""
+        return {
+            spec.name: f"Iteration {iteration} of workflow {graph.name!r}: nothing was put into channel {spec.name!r} ({_few(self.nothing[spec.name])} ended "
+            f"without a put), so {_few(list(self.taken[spec.name]))} read an empty stream. Next: put what is to be read; or, where nothing may come, say so: "
+            f"flow.channel({spec.name!r}, may_be_empty=True)."
+            for spec in graph.channels
+            if not spec.may_be_empty and not self.put[spec.name] and spec.name in self.nothing and spec.name in self.taken
+        }
 
     def _taken(self, channel: str) -> Counter[str]:
         return self.taken.get(channel, Counter())
@@ -75,3 +91,8 @@ class Unread:
                 f"gives all of them all shares), or a plan with one rank of it"
             )
         return "read to the end of the stream (`for batch in inbox`, or get() until it gives [])"
+
+
+def _few(names: list[str]) -> str:
+    first = ", ".join(sorted(names)[:3])
+    return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"

@@ -35,6 +35,9 @@ class ChannelSpec:
 
     ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
     left at the iteration's end is discarded. Without it the iteration fails and says what nobody has read.
+
+    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it a run warns
+    of the first time: whoever reads an empty stream to its end computes something of nothing.
     """
 
     name: str
@@ -45,11 +48,12 @@ class ChannelSpec:
     order: str | Callable[[Any], float] = "fifo"
     group: int = 1
     discard_unread: bool = False
+    may_be_empty: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
-        for option in ("keyed", "whole", "discard_unread"):
+        for option in ("keyed", "whole", "discard_unread", "may_be_empty"):
             if not isinstance(getattr(self, option), bool):
                 given = getattr(self, option)
                 raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
@@ -158,5 +162,6 @@ class Channel:
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
         notes += [f"groups of {spec.group}"] * (spec.group > 1) + ["unread items are discarded"] * spec.discard_unread
+        notes += ["may be empty"] * spec.may_be_empty
         notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"

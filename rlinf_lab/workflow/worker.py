@@ -28,6 +28,7 @@ class Inbox(Protocol[T]):
     never empty, and the iteration ends when every producer of this iteration has finished.
 
     What nobody has read when the iteration of the loop ends fails it, unless the channel was declared with ``discard_unread=True``.
+    Where producers were called and put nothing a run warns, unless it was declared with ``may_be_empty=True``.
     """
 
     def __iter__(self) -> Iterator[list[T]]: ...

@@ -112,7 +112,7 @@ def shares(items: list[Any], ranks: int) -> list[list[Any]]:
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 40), st.integers(2, 4), st.integers(0, 3), st.sampled_from([{"whole": True}, {"capacity": 2}, {"capacity": None}]), st.booleans())
 def test_each_rank_gets_its_share_whoever_asks_last(count: int, ranks: int, late: int, channel: dict, far: bool) -> None:
-    flow = flow_of("all", **channel)
+    flow = flow_of("all", may_be_empty=True, **channel)
     assert step(executor_of(flow, plan_of(flow, ranks), far), count, late) == shares([(0, i) for i in range(count)], ranks)
 
 
