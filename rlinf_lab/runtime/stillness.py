@@ -1,7 +1,7 @@
 """When to say that nothing moves: no item, no span and no iteration has ended for long, and that is no deadlock, for somebody is in a call.
 
-A call may last (a model is loaded, a step is long), so it is no error. It is said once each time, and where it has been said and went on after all, not before it
-has lasted twice as long: the next of such calls is nothing new.
+A call may last (a model is loaded, a step is long), so it is no error. It is said once each time; where it has been said and the call ended after all, only of
+what lasts twice as long: the next of such calls is nothing new.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
         assert going.state == "running" and going.iteration == 0
         (tmp_path / "go").touch()
         assert going.wait(60) == [1]
-    text = r"Run\('still', .*\): nothing has moved for \d+ s: maker\[0\] is in make\(\); taker\[0\] waits for items of channel 'items'. Next: nothing, if that is work"
+    text = r"Run\('still', .*\): nothing has moved for \d+ s: maker\[0\] is in make\(\); taker\[0\] waits for items of channel 'items'. Next: nothing, if"
     assert re.match(text, told(caplog)[0])
 
 
