@@ -1,0 +1,97 @@
+"""Nothing central is asked once per item: what the driver hears of an iteration does not depend on how many items pass between the hosts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.hosts_executor import HostsExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+TIMED = {"news", "clock"}  # what hosts say so many times a second, however many items there are
+
+
+class Maker(Worker):
+    def make(self, count: int, out: Outbox) -> int:
+        for i in range(count):
+            out.put(i)
+        return count
+
+
+class Doubler(Worker):
+    def double(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            for x in batch:
+                out.put(2 * x)
+
+
+class Taker(Worker):
+    def take(self, inbox: Inbox) -> int:
+        return sum(sum(batch) for batch in inbox)
+
+
+def flow_of() -> tuple[Workflow, ExecutionPlan]:
+    """Each worker has a process of its own."""
+    flow = Workflow("many")
+    a, b = flow.channels("a", "b")
+    maker, doubler, taker = flow.worker(Maker, name="maker"), flow.worker(Doubler, name="doubler"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(count: int) -> Any:
+        made = maker.make(count, a)
+        doubler.double(a, b)
+        return made, taker.take(b)
+
+    return flow, ExecutionPlan("many", ("cpu:0", "cpu:1", "cpu:2"), {"maker": ((0,),), "doubler": ((1,),), "taker": ((2,),)}, chunks={"a": 1, "b": 1})
+
+
+@pytest.mark.parametrize("executor", ["processes", pytest.param("ray", marks=pytest.mark.ray)])
+def test_the_driver_hears_and_says_as_much_of_two_thousand_items_as_of_two_hundred(executor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: Counter[str] = Counter()
+    receive = HostsExecutor._receive
+
+    def counted(self: HostsExecutor, message: tuple) -> None:
+        heard[message[0]] += message[0] not in TIMED
+        receive(self, message)
+
+    monkeypatch.setattr(HostsExecutor, "_receive", counted)
+    flow, plan = flow_of()
+    found = []
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        for count in (20, 200, 2000):
+            heard.clear()
+            said = s._host._sent
+            assert s.step(count) == (count, count * (count - 1))
+            found.append((heard.total(), s._host._sent - said, set(heard)))
+    _, (few, said_few, _), (many, said_many, kinds) = found
+    assert 3 <= many <= 20 and abs(many - few) <= 4, found  # at least the end of each call
+    assert 3 <= said_many <= 40 and abs(said_many - said_few) <= 4, found
+    assert not kinds & {"put", "got", "get", "credit"}, found
+
+
+def test_the_count_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the loop itself reads, items do come to the driver."""
+    heard: Counter[str] = Counter()
+    receive = HostsExecutor._receive
+
+    def counted(self: HostsExecutor, message: tuple) -> None:
+        heard[message[0]] += 1
+        receive(self, message)
+
+    monkeypatch.setattr(HostsExecutor, "_receive", counted)
+    flow = Workflow("to the loop")
+    items, maker = flow.channel("items"), flow.worker(Maker, name="maker")
+
+    @flow.iteration
+    def iteration(count: int) -> int:
+        maker.make(count, items)
+        return sum(sum(batch) for batch in items)
+
+    with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)}, chunks={"items": 1}), executor="processes") as s:
+        assert s.step(200) == 200 * 199 // 2
+    assert heard["put"] >= 2
