@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+from collections.abc import Iterator
+from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -87,11 +89,37 @@ def pickled(value: Any, channel: str = "") -> tuple[bytes, list[Any]]:
         try:
             data = _dumped(value, buffers, _ByValue)
         except (Exception, SystemExit) as error:  # an object's own __reduce__ may leave; it must not take a thread of the run with it
-            raise WorkflowError(
-                f"{_named(value, channel)} cannot be sent to another process: {type(error).__name__}: {said(error)}. "
-                f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
-            ) from error
+            raise unsendable(_named(value, channel), value[0] if channel and len(value) == 1 else value, error) from error
     return data, [_beside(b.raw()) for b in buffers]
+
+
+def unsendable(what: str, value: Any, error: BaseException) -> WorkflowError:
+    """What to tell of a value that does not pickle. ``what``: its name."""
+    where = _where(value)
+    at = f" (at {where})" if where else ""
+    return WorkflowError(
+        f"{what} cannot be sent to another process: {type(error).__name__}: {said(error)}{at}. "
+        f"Next: put plain values, arrays or dataclasses into channels, calls and results; keep open files, locks and generators out."
+    )
+
+
+def _where(value: Any, deep: int = 8) -> str:
+    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but the whole."""
+    for step, part in _parts(value):
+        try:
+            _dumped(part, [], _ByValue)
+        except (Exception, SystemExit):
+            return step + (_where(part, deep - 1) if deep else "")
+    return ""
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if type(value) is dict:
+        yield from ((f"[{shown(key)}]", part) for key, part in value.items())
+    elif type(value) in (list, tuple):
+        yield from ((f"[{i}]", part) for i, part in enumerate(value))
+    elif not isinstance(value, (type, FunctionType, ModuleType)):
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
 
 
 def _beside(raw: memoryview) -> Any:

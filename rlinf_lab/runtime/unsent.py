@@ -10,8 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import ExecutorError, WorkerError, said
+from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError, said, shown
 from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.pickling import unsendable
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ def undeliverable(host: Host, to: str, message: tuple, error: Exception) -> None
 
 def _value(host: Host, to: str, message: tuple, error: Exception) -> bool:
     """What a method returned, or gave to exchange(): whoever asked gets the error instead."""
-    _, call_id, rank, iteration, _, failed = message
+    _, call_id, rank, iteration, value, failed = message
     if failed is not None:
         return False
     with host._mutex:
         worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
         what = f"what {method}() returned" if call_id > 0 else f"what {method}() gave to exchange()"
-        failure = WorkerError.of(worker, rank, method, error, f"{what}, on its way to {to!r}")
+        cause = _told(error, f"{what[0].upper()}{what[1:]}, {shown(value)},", value)
+        failure = WorkerError.of(worker, rank, method, cause, f"{what}, on its way to {to!r}")
         host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
     host.report(failure)
     return True
@@ -50,14 +52,16 @@ def _got(host: Host, to: str, message: tuple, error: Exception) -> bool:
     channel = message[1].channel
     here = [(p.worker, p.rank) for p in host.ranks if p.worker in host.layout.graph.producers(channel)]
     worker, rank = here[0] if here else ("?", 0)
+    error = _told(error, f"An item of channel {channel!r}", None)
     host.report(WorkerError.of(worker, rank, "put", error, f"an item of channel {channel!r}, on its way to {to!r}"))
     return True
 
 
 def _weights(host: Host, to: str, message: tuple, error: Exception) -> bool:
-    _, name, version, _ = message
+    _, name, version, state = message
     with host._mutex:
         owner = host.weights.owner(name)
+    error = _told(error, f"Version {version} of the weights {name!r}", state)
     host.report(WorkerError.of(owner, 0, "publish", error, f"version {version} of the weights {name!r}, on its way to {to!r}"))
     return True
 
@@ -97,6 +101,15 @@ def _call(host: Host, to: str, message: tuple, error: Exception) -> bool:
             if host.place[call.worker, rank] == to:
                 loop.ended(call.call_id, rank, call.iteration, failure)
     return True
+
+
+def _told(error: Exception, what: str, value: object) -> Exception:
+    """Of the user's own value, where that is what does not pickle, instead of the message around it."""
+    if type(error) is not WorkflowError or error.__cause__ is None:
+        return error
+    told = unsendable(what, value, error.__cause__)
+    told.__cause__ = error.__cause__
+    return told
 
 
 def _is_lost(host: Host, to: str, message: tuple, error: Exception) -> bool:

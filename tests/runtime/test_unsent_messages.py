@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -180,3 +182,48 @@ def in_time(do: Any) -> Any:
     finally:
         pool.shutdown(wait=False)
 
+
+class Keeper(Worker):
+    """Holds what cannot travel."""
+
+    def keep(self, how: str) -> Any:
+        lock = threading.Lock()
+        if how == "exchanges":
+            self.exchange({"lock": lock})
+        return {"model": [1, SimpleNamespace(lock=lock)]} if how == "returns" else threading.get_ident
+
+    def publish(self, weights: Weights, how: str) -> None:
+        if self.rank == 0:
+            weights.publish({"layer": threading.Lock() if how == "publishes" else 0})
+
+
+class Puller(Worker):
+    def pull(self, weights: Weights, kept: Any) -> None:
+        weights.pull(at_least=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "text"),
+    [
+        ("returns", r"'keeper' rank 0 failed in keep\(\): .*What keep\(\) returned, \{'model': .*\}, cannot be sent .*cannot pickle '_thread.lock' object "
+                    r"\(at \['model'\]\[1\]\.lock\)\. Next: "),
+        ("exchanges", r"failed in keep\(\): .*What keep\(\) gave to exchange\(\), \{'lock': .*\}, cannot be sent .*\(at \['lock'\]\)\. Next: "),
+        ("publishes", r"'keeper' rank 0 failed in publish\(\): .*Version 1 of the weights 'newest' cannot be sent .*\(at \['layer'\]\)\. Next: "),
+    ],
+    ids=["returns", "exchanges", "publishes"],
+)  # fmt: skip
+def test_what_does_not_pickle_is_named_as_the_user_knows_it(how: str, text: str) -> None:
+    flow = Workflow("keeps")
+    newest = flow.weights("newest")
+    keeper, puller = flow.worker(Keeper, name="keeper"), flow.worker(Puller, name="puller")
+
+    @flow.iteration
+    def iteration(how: str) -> Any:
+        keeper.publish(newest, how)
+        return puller.pull(newest, keeper.keep(how))
+
+    ranks = {"keeper": ((0,), (1,)) if how == "exchanges" else ((0,),), "puller": ((2,),)}
+    with session(flow, ExecutionPlan("keeps", tuple(DEVICES), ranks), executor="processes", emulate=True) as s:
+        with pytest.raises(WorkerError, match=text) as caught:
+            s.step(how)
+        assert "message that holds" not in str(caught.value)
