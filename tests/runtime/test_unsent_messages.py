@@ -21,6 +21,7 @@ from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.loop import Loop
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.session import Session
+from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -227,3 +228,13 @@ def test_what_does_not_pickle_is_named_as_the_user_knows_it(how: str, text: str)
         with pytest.raises(WorkerError, match=text) as caught:
             s.step(how)
         assert "message that holds" not in str(caught.value)
+
+
+def test_who_wanted_a_value_that_failed_tells_that_failure_as_it_is() -> None:
+    """Whichever of the two ends the driver hears first."""
+    call = CallSpec(7, "taker", "take", iteration=0)
+    taker: Any = SimpleNamespace(worker="taker", rank=0)
+    failed = WorkerError.of("maker", 0, "make", ValueError("broken"), "there")
+    assert wire.described(taker, call, failed) is failed
+    own = wire.described(taker, call, ValueError("its own"))
+    assert isinstance(own, WorkerError) and own.worker == "taker" and "ValueError: its own" in str(own)
