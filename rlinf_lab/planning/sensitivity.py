@@ -49,7 +49,7 @@ FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatev
 TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
 STEP = 0.1  # relative: how near each other factors are planned again
-APART = 0.05  # relative: between two factors that are farther apart nobody is looked for where what was found says that all take longer by so much
+APART = 0.02  # relative: between two factors that are farther apart nobody is looked for where what was found says that all take longer by so much
 SAME = 1e-6  # relative: seconds of the search and those that are shown, where they are the same ones
 TIE = 1e-7  # relative: a simulation counts in nanoseconds
 ALL = "all"  # entries
@@ -61,7 +61,7 @@ class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.entries` names.
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    ``step``: planned again at factors so far from each other (a tenth; farther where every other plan that was found takes longer by 5 % all the way), and at
+    ``step``: planned again at factors so far from each other (a tenth; farther where every other plan that was found takes longer by 2 % all the way), and at
     both ends; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other that none between
     them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the
     choice all the way; of memory, whose effect can be sudden: within 1 %).

@@ -204,7 +204,7 @@ def _drawn(plans: Plans) -> Drawn:
 
 
 def _range(r: Any) -> dict[str, Any]:
-    return {"owner": r.owner, "entry": r.entry, "low": r.low, "high": r.high, "below": r.instead[0], "above": r.instead[1]}
+    return {"owner": r.owner, "entry": r.entry, "low": r.low, "high": r.high, "below": r.instead[0], "above": r.instead[1], "step": r.step}
 
 
 def _text(slider: Slider, value: float | None) -> str:

@@ -82,10 +82,15 @@ NOT_THE_FAVOURITE = (83, 124, 223, 242, 257, 259, 277, 343, 381)  # of the searc
 
 
 @pytest.mark.parametrize("seed", [277, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (*range(60), *NOT_THE_FAVOURITE) if seed != 277)])
-def test_every_worker_of_any_random_graph_planned_again(seed: int) -> None:
+def test_workers_of_any_random_graph_planned_again(seed: int) -> None:
+    """One worker of each of sixty graphs (a range of a large one takes ten seconds), and all of those whose choice is not the search's favourite."""
     plans = any_graph(seed)
-    for r in sensitivity(plans).ranges if plans is not None else ():
-        at_both_ends(plans, r)
+    if plans is not None:
+        names = list(plans.profile.workers)
+        found = sensitivity(plans, workers=names if seed in NOT_THE_FAVOURITE else [names[seed % len(names)]]).ranges
+        assert found
+        for r in found:
+            at_both_ends(plans, r)
 
 
 @pytest.mark.parametrize(("seed", "worker"), [(17, "c"), (29, "b")])

@@ -76,7 +76,7 @@ def test_other_entries_of_workers_are_right_when_planned_again(seed: int) -> Non
 @pytest.mark.parametrize("seed", range(50))
 def test_what_plans_are_simulated_with_is_right_when_planned_again(seed: int) -> None:
     plans = planned(seed, simulate=True)
-    for r in sensitivity(plans, ("handover", "link", "message")).ranges if plans is not None else ():
+    for r in sensitivity(plans, (("handover", "link", "message")[seed % 3],)).ranges if plans is not None else ():
         at_both_ends(plans, r)
 
 

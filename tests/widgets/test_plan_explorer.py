@@ -22,6 +22,7 @@ from rlinf_lab.planning import patience
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.sensitivity import STEP
 from rlinf_lab.planning.whatif import Question
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
@@ -124,7 +125,7 @@ def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> Non
     rows = [told["sensitivity"] for told, _ in page.heard]
     assert [len(r) for r in rows[:3]] == [0, 1, 2] and {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
     assert {(r["owner"], r["entry"]) for r in rows[-1]} == {(w, entry) for w in "ab" for entry in ("seconds", "memory", "switching")}
-    assert all(r["low"] <= 1 <= r["high"] for r in rows[-1])
+    assert all(r["low"] <= 1 <= r["high"] and r["step"] in (0, STEP) for r in rows[-1])
     assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
     assert {(r.owner, r.entry) for r in page.explorer.sensitivity().ranges} == {("a", "seconds"), ("b", "seconds")} and page.heard[-1][0]["running"] is False
 
