@@ -9,16 +9,18 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 from rlinf_lab.timeline.recorder import Recorder
 
 _MIB = 1 << 20
+LEAST_SECONDS = 0.1  # the kernel counts the time of its processors in hundredths: a load over less says nothing
 
 
 class UtilisationSampler:
-    """Every ``seconds`` (memory: every second time), from `start` to `stop`, writes into ``recorder``:
+    """Every ``seconds`` (memory: every second time), from `start` to `stop`, and at the end (but right after the last time), writes into ``recorder``:
 
     ``core 0 %`` … (each core this process may use), ``process MiB`` (resident memory of this process), ``host MiB`` (memory
     in use on the machine) and, where NVML answers, ``cuda:0 %`` and ``cuda:0 MiB`` (used) … ``gpu_problem`` says why there
@@ -69,8 +71,12 @@ class UtilisationSampler:
 
     def _main(self) -> None:
         processors, gpus = _processors(self._cores), self._gpus()  # made here: psutil measures since this thread's last call
-        while not self._ended.wait(self.seconds):
-            now = self.recorder.clock.now_ns()
+        is_over, since = False, time.monotonic()
+        while not is_over:
+            is_over = self._ended.wait(self.seconds)
+            if is_over and time.monotonic() - since < LEAST_SECONDS:
+                return
+            now, since = self.recorder.clock.now_ns(), time.monotonic()
             for name, value in [*processors(), *gpus()]:
                 self.recorder.counter(self.prefix + name, now, value)
 

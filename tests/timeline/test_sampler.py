@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab.timeline import Recorder, Timeline
+from rlinf_lab.timeline import sampler as of_sampler
 from rlinf_lab.timeline.sampler import UtilisationSampler, visible_gpus
 
 
@@ -119,3 +120,11 @@ def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPat
     assert dict(means) == {"node1/cuda:5 MiB": 4096, "node1/cuda:5 %": 40}
     _, timeline = sampled(gpus=())
     assert not [name for name in timeline.names if name.startswith("cuda")]
+
+
+@pytest.mark.parametrize(("least", "times"), [(0.0, 1), (float("inf"), 0)])
+def test_what_is_over_before_the_first_sample_has_one_of_its_end(monkeypatch: pytest.MonkeyPatch, least: float, times: int) -> None:
+    monkeypatch.setattr(of_sampler, "LEAST_SECONDS", least)
+    recorder = Signalling("process MiB")
+    UtilisationSampler(recorder, seconds=1000.0).start().stop()
+    assert recorder.seen.count("process MiB") == times
