@@ -116,8 +116,8 @@ def test_a_loop_that_reads_nothing_is_told_too() -> None:
 
 
 def test_a_run_says_it_in_its_status_as_well() -> None:
-    going = run(flow_of(), plan_of(), 3, emulate=True)
     with pytest.warns(RuntimeWarning, match="nothing was put into channel 'a'") as caught:
+        going = run(flow_of(), plan_of(), 3, emulate=True)
         assert going.wait(30) == [0, 0, 0]
     assert len(caught) == 1
     assert going.status().count("nothing was put into channel 'a'") == 1

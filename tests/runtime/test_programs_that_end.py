@@ -90,7 +90,7 @@ LEFT = [
 ]
 
 
-@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, ends: Ends) -> None:
     """With the five seconds that workers are given; a busy machine may need more than the ten that a program waits."""
     assert inspect.signature(Host.stop).parameters["grace_seconds"].default < EXIT_SECONDS
