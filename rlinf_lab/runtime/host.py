@@ -310,7 +310,7 @@ class Host(Scheduler):
 
     def _perform(self, process: Process, call: CallSpec) -> None:
         value, error = None, None
-        process.exchanges, process.ports = 0, []
+        process.exchanges, process.ports, process.heard = 0, [], None
         try:
             process.method = self.recorder.name(call.method)
             process.machine.part = self.layout.part(call.worker, *call.place(process.rank, self.layout.ranks(call.worker)))
@@ -456,6 +456,7 @@ class Host(Scheduler):
             finally:
                 with self._mutex:
                     value.leave(process)
+        process.heard = value.error
         return value.get()
 
     def exchange(self, process: Process, value: Any) -> list[Any]:

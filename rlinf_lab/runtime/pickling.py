@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import pickle
 import sys
-from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -14,6 +13,7 @@ import cloudpickle
 from rlinf_lab.errors import WorkflowError, said, shown
 
 LARGE = 1 << 16  # bytes: such buffers may travel in shared memory (`slots`)
+_MOST_PARTS = 1000  # each of which may be pickled to find the one that is at fault
 LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay there on their way
 
 
@@ -104,7 +104,7 @@ def unsendable(what: str, value: Any, error: BaseException) -> WorkflowError:
 
 
 def _where(value: Any, deep: int = 8) -> str:
-    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but the whole."""
+    """Which part of a value does not pickle, as one would write it behind its name; "" where that is no part of it but the whole, or it has very many."""
     for step, part in _parts(value):
         try:
             _dumped(part, [], _ByValue)
@@ -113,13 +113,21 @@ def _where(value: Any, deep: int = 8) -> str:
     return ""
 
 
-def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    if type(value) is dict:
-        yield from ((f"[{shown(key)}]", part) for key, part in value.items())
-    elif type(value) in (list, tuple):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    elif not isinstance(value, (type, FunctionType, ModuleType)):
-        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+def _parts(value: Any) -> list[tuple[str, Any]]:
+    """What is pickled of it one by one. Of an object that says itself what that is (``__getstate__``, ``__reduce__``), and of what another thread changes at
+    this moment, nothing is known."""
+    try:
+        if type(value) is dict and len(value) <= _MOST_PARTS:
+            return [(f"[{shown(key)}]", part) for key, part in value.items()]
+        if type(value) in (list, tuple) and len(value) <= _MOST_PARTS:
+            return [(f"[{i}]", part) for i, part in enumerate(value)]
+        if type(value) in (dict, list, tuple) or isinstance(value, (type, FunctionType, ModuleType)) or any(
+            getattr(type(value), how) is not getattr(object, how) for how in ("__reduce__", "__reduce_ex__", "__getstate__")
+        ):
+            return []
+        return [(f".{name}", part) for name, part in vars(value).items()]
+    except Exception:
+        return []
 
 
 def _beside(raw: memoryview) -> Any:

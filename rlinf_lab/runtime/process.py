@@ -65,6 +65,7 @@ class Process:
     woken_outside: bool = False
     woken: bool = False
     error: BaseException | None = None  # raised in the thread when it wakes
+    heard: BaseException | None = None  # in this call: the failure of one whose value it wanted
     goods: list[Any] | Packed = field(default_factory=list)  # the items of its put
     count: int = 0  # of them
     tags: Tags | None = None  # of them

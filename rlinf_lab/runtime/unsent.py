@@ -39,9 +39,10 @@ def _value(host: Host, to: str, message: tuple, error: Exception) -> bool:
         return False
     with host._mutex:
         worker, _, method = host._values.entry(call_id, rank, iteration)[0].source
-        what = f"what {method}() returned" if call_id > 0 else f"what {method}() gave to exchange()"
-        cause = _told(error, f"{what[0].upper()}{what[1:]}, {shown(value)},", value)
-        failure = WorkerError.of(worker, rank, method, cause, f"{what}, on its way to {to!r}")
+    what = f"what {method}() returned" if call_id > 0 else f"what {method}() gave to exchange()"
+    cause = _told(error, f"{what[0].upper()}{what[1:]}, {shown(value)},", value)  # which runs code of the user's
+    failure = WorkerError.of(worker, rank, method, cause, f"{what}, on its way to {to!r}")
+    with host._mutex:
         host.say(to, ("value", call_id, rank, iteration, None, failure), urgent=True)
     host.report(failure)
     return True

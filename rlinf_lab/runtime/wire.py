@@ -351,8 +351,7 @@ def deadlock(host: Host, waits: Sequence[Wait]) -> None:
 
 
 def described(process: Process, call: CallSpec, raised: BaseException) -> BaseException:
-    another = isinstance(raised, WorkerError) and (raised.worker, raised.rank) != (process.worker, process.rank)
-    if another or isinstance(raised, (Cancelled, DeadlockError)):  # it wanted the value of a call that has failed: this is what went wrong
+    if raised is process.heard or isinstance(raised, (Cancelled, DeadlockError)):  # of a call that has failed it wanted the value: this is what went wrong
         return raised.with_traceback(None)
     trace = "".join(traceback.format_exception(raised))
     return WorkerError.of(process.worker, process.rank, call.method, raised, trace)

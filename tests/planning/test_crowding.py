@@ -132,7 +132,7 @@ class Slowed(lab.Worker):
             self.both.wait(60)
         elif len(self.at_work) > 1:
             raise RuntimeError(f"{self.at_work} are at work")
-        self.compute(0.01 * (1 + self.iteration % 2))
+        self.compute(0.2 * (1 + self.iteration % 2))
         self.at_work.pop()
 
 

@@ -14,11 +14,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError
+from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.loop import Loop
+from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.session import Session
 from rlinf_lab.workflow.calls import CallSpec
@@ -36,6 +37,11 @@ def _not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Loop, "SETTLE_SECONDS", 0.1)
 
 
+
+
+class Plain:
+    def __init__(self, lock: Any) -> None:
+        self.lock = lock
 
 
 class Maker(Worker):
@@ -191,7 +197,7 @@ class Keeper(Worker):
         lock = threading.Lock()
         if how == "exchanges":
             self.exchange({"lock": lock})
-        return {"model": [1, SimpleNamespace(lock=lock)]} if how == "returns" else threading.get_ident
+        return {"model": [1, Plain(lock)]} if how == "returns" else threading.get_ident
 
     def publish(self, weights: Weights, how: str) -> None:
         if self.rank == 0:
@@ -233,8 +239,38 @@ def test_what_does_not_pickle_is_named_as_the_user_knows_it(how: str, text: str)
 def test_who_wanted_a_value_that_failed_tells_that_failure_as_it_is() -> None:
     """Whichever of the two ends the driver hears first."""
     call = CallSpec(7, "taker", "take", iteration=0)
-    taker: Any = SimpleNamespace(worker="taker", rank=0)
     failed = WorkerError.of("maker", 0, "make", ValueError("broken"), "there")
+    taker: Any = SimpleNamespace(worker="taker", rank=0, heard=failed)
     assert wire.described(taker, call, failed) is failed
-    own = wire.described(taker, call, ValueError("its own"))
-    assert isinstance(own, WorkerError) and own.worker == "taker" and "ValueError: its own" in str(own)
+    of_its_own_session = WorkerError.of("sim", 0, "step", ValueError("broken"), "there")
+    for raised, said_so in ((ValueError("its own"), "ValueError: its own"), (of_its_own_session, "WorkerError: Worker 'sim' rank 0 failed in step()")):
+        own = wire.described(taker, call, raised)
+        assert isinstance(own, WorkerError) and own.worker == "taker" and said_so in str(own)
+
+
+class Reduced:
+    """Leaves its lock out, and forgets that its log does not pickle either."""
+
+    def __init__(self) -> None:
+        self.lock, self.log = threading.Lock(), (line for line in ())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: part for name, part in vars(self).items() if name != "lock"}
+
+
+class Changing(dict[str, Any]):
+    """As one that another thread writes to."""
+
+    def items(self) -> Any:
+        raise RuntimeError("dictionary changed size during iteration")
+
+
+def test_what_is_at_fault_is_named_only_where_it_is_known() -> None:
+    """What an object says itself to be pickled of it is not in its attributes; and of what cannot be looked at the error is told all the same."""
+    for value, place in (
+        ({"a": [0, threading.Lock()]}, r" \(at \['a'\]\[1\]\)\. Next:"), (Plain(threading.Lock()), r" \(at \.lock\)\. Next:"),
+        ([Reduced()], r" \(at \[0\]\)\. Next:"),
+        ([Changing(a=1)], r"changed size during iteration \(at \[0\]\)\. Next:"), ([None] * 5000 + [threading.Lock()], r"object\. Next:"),
+    ):
+        with pytest.raises(WorkflowError, match=place):
+            pickled(value)
