@@ -49,6 +49,7 @@ class InboxPort:
         return self._get(self._queue(None), ALL)
 
     def _get(self, queue: Queue, wanted: int) -> list[Any]:
+        self.moved.asked = True
         items = self._host.get(self._process, queue, wanted)
         self.moved.items += len(items)
         return items

@@ -19,11 +19,12 @@ from rlinf_lab.workflow.graph import WorkflowGraph
 
 @dataclass(slots=True)
 class Moved:
-    """How many items have passed one end of a channel in a call."""
+    """How many items have passed one end of a channel in a call. ``asked``: whether a reading end was asked for any."""
 
     channel: str
     reads: bool
     items: int = 0
+    asked: bool = False
 
 
 def moved(ports: Iterable[Any]) -> tuple[Moved, ...]:
@@ -33,12 +34,13 @@ def moved(ports: Iterable[Any]) -> tuple[Moved, ...]:
 
 @dataclass
 class Unread:
-    """The books of one iteration. ``taken``: by channel and by who took it. ``nothing``: by channel, calls that might have put something and did not; one
-    whose own streams were empty could not.
+    """The books of one iteration. ``taken``: by channel and by who could take it. ``asked``: by channel, who did ask for items. ``nothing``: by channel,
+    calls that might have put something and did not; one whose own streams were empty could not.
     """
 
     put: Counter[str] = field(default_factory=Counter)
     taken: dict[str, Counter[str]] = field(default_factory=dict)
+    asked: dict[str, list[str]] = field(default_factory=dict)
     nothing: dict[str, list[str]] = field(default_factory=dict)
 
     def count(self, who: str, ends: Sequence[Moved]) -> None:
@@ -46,6 +48,8 @@ class Unread:
         for end in ends:
             if end.reads:
                 self.taken.setdefault(end.channel, Counter())[who] += end.items
+                if end.asked and who not in (readers := self.asked.setdefault(end.channel, [])):
+                    readers.append(who)
             else:
                 self.put[end.channel] += end.items
                 if not end.items and all(other.items for other in ends if other.reads):
@@ -61,10 +65,10 @@ class Unread:
         """For each channel that nothing has passed, though it was written and read: what to tell of it."""
         return {
             spec.name: f"Iteration {iteration} of workflow {graph.name!r}: nothing was put into channel {spec.name!r} ({_few(self.nothing[spec.name])} ended "
-            f"without a put), so {_few(list(self.taken[spec.name]))} read an empty stream. Next: put what is to be read; or, where nothing may come, say so: "
+            f"without a put), so {_few(self.asked[spec.name])} read an empty stream. Next: put what is to be read; or, where nothing may come, say so: "
             f"flow.channel({spec.name!r}, may_be_empty=True)."
             for spec in graph.channels
-            if not spec.may_be_empty and not self.put[spec.name] and spec.name in self.nothing and spec.name in self.taken
+            if not spec.may_be_empty and not self.put[spec.name] and spec.name in self.nothing and spec.name in self.asked
         }
 
     def _taken(self, channel: str) -> Counter[str]:

@@ -13,7 +13,7 @@ from rlinf_lab.runtime.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
-TIMED = {"news", "clock"}  # what hosts say so many times a second, however many items there are
+TIMED = {"news", "clock", "pulse", "relieved"}  # what hosts say so many times a second (answers to the watch, too), however many items there are
 
 
 class Maker(Worker):
