@@ -125,8 +125,12 @@ class Loop:
             return one
 
     def is_open(self) -> bool:
-        """Whether any iteration is going on."""
+        """Whether any iteration has begun and was not closed: it goes on, or has ended and nobody has taken it in."""
         return bool(self._open)
+
+    def goes_on(self) -> bool:
+        """Whether any iteration has begun and has not ended; for a look without the mutex."""
+        return any(not one.is_over() for one in list(self._open.values()))
 
     def is_over(self, iteration: int) -> bool:
         """Whether this iteration and all before it have ended, or this one was given up."""
@@ -331,8 +335,12 @@ class Loop:
             return sorted(self.open_calls())
 
     def open_calls(self) -> list[str]:
-        """As `busy`, in no order, of any moment; for a look without the mutex."""
+        """As `busy`, in the order in which they were submitted (each rank begins them in that order), of any moment; for a look without the mutex."""
         return [label for _, label, _ in list(self._calls.values())]
+
+    def ranks_in_calls(self, host: str) -> list[str]:
+        """Who of a host has a call that has not ended, as far as is known here: worker[rank], each once."""
+        return list(dict.fromkeys(label.split(".")[0] for home, label, _ in list(self._calls.values()) if home == host))
 
     # --- channels that the driver writes --------------------------------------------------------------------
     def close_channel(self, channel: str, iteration: int) -> None:

@@ -281,7 +281,7 @@ class Observed:
     def _tell_of_stillness(self) -> None:
         """To the log, for no iteration may end before it is mended."""
         loop, still = self._executor.driver_host.loop, self.still_seconds
-        if loop is not None and still and self._observer.stillness.is_news(self._observer.moved_at, time.monotonic()):
+        if self._observer.stillness.is_news(self._observer.moved_at, time.monotonic(), goes_on=still > 0) and loop is not None:
             logging.getLogger("rlinf_lab").warning(
                 "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() says at any time who waits for whom, and "
                 "stop() ends a run (a method that looks at self.cancelled now and then ends by it).",
@@ -320,9 +320,11 @@ class Observed:
 
     @property
     def still_seconds(self) -> float:
-        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end."""
+        """For how long nothing was recorded: no call or wait has ended. 0 before the start, between iterations and after the end; one that has ended is no
+        iteration that goes on, though nobody has waited for it yet.
+        """
         loop = self._executor.driver_host.loop
-        return time.monotonic() - self._observer.moved_at if loop is not None and loop.is_open() and not self._is_over() else 0.0
+        return time.monotonic() - self._observer.moved_at if loop is not None and loop.goes_on() and not self._is_over() else 0.0
 
     def standstill(self) -> Standstill | None:
         """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a deadlock."""

@@ -23,20 +23,22 @@ class Stillness:
         self._told = False
         self._usual = 0.0  # the longest that was told and has ended
 
-    def is_news(self, moved_at: float, now: float) -> bool:
-        """Whether to say so now. ``moved_at``: when something has moved last."""
-        if moved_at != self._moved_at:
+    def is_news(self, moved_at: float, now: float, goes_on: bool = True) -> bool:
+        """Whether to say so now. ``moved_at``: when something has moved last; ``goes_on``: an iteration is under way (to be asked while none is, too: what
+        was told has ended then, and the time until the next one begins is the user's).
+        """
+        if moved_at != self._moved_at or not goes_on:
             if self._told:
-                self._usual = max(self._usual, moved_at - self._moved_at)
+                self._usual = max(self._usual, (now if moved_at == self._moved_at else moved_at) - self._moved_at)
             self._moved_at, self._told = moved_at, False
-        if self._told or now - moved_at < max(TOLD_SECONDS, 2 * self._usual):
+        if self._told or not goes_on or now - moved_at < max(TOLD_SECONDS, 2 * self._usual):
             return False
         self._told = True
         return True
 
 
 def who_does_what(calls: Iterable[str], waits: Sequence[Wait]) -> str:
-    """In one line. ``calls``: worker[rank].method of those that have not ended, in the order of their beginning."""
+    """In one line. ``calls``: worker[rank].method of those that have not ended, of each rank in the order of their beginning."""
     waiting = {wait.who for wait in waits}
     inside: dict[str, str] = {}
     for rank, _, method in (call.partition(".") for call in calls):

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.waits import Wait
-from rlinf_lab.runtime import stillness
+from rlinf_lab.runtime import observer, stillness
+from rlinf_lab.runtime.observer import Observed
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.stillness import Stillness, who_does_what
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -20,6 +25,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 class Maker(Worker):
     def make(self, go: Path, out: Outbox) -> None:
+        self.log(entered=1)
         while not go.exists() and not self.cancelled:
             time.sleep(0.01)
         out.put(1)
@@ -51,6 +57,13 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [r.getMessage() for r in caplog.records if r.name == "rlinf_lab" and "nothing has moved" in r.getMessage()]
 
 
+def until(has_come: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not has_come():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=pytest.mark.ray)])
 def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -59,11 +72,10 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
     flow, plan = flow_of()
     with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
         going = run(flow, plan, executor=executor, inputs=[tmp_path / "go"])
-        while "taker[0]" not in {wait.who for wait in going.waits()}:
-            time.sleep(0.01)
+        until(lambda: "maker[0].entered" in going.counters)  # what its host tells since then, tells no wait for its turn any more
+        until(lambda: {"taker[0]"} == {wait.who for wait in going.waits()} - {"driver[0]"})
         monkeypatch.setattr(stillness, "TOLD_SECONDS", 0.3)
-        while not told(caplog):
-            time.sleep(0.01)
+        until(lambda: told(caplog))
         assert going.state == "running" and going.iteration == 0
         (tmp_path / "go").touch()
         assert going.wait(60) == [1]
@@ -72,19 +84,88 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
 
 
 def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(stillness, "TOLD_SECONDS", 0.2)
+    monkeypatch.setattr(stillness, "TOLD_SECONDS", 1e9)
     flow = Workflow("thinks")
     maker = flow.worker(Maker, name="maker")
+    sessions: list[Any] = []
 
     @flow.iteration
-    def iteration(first: bool) -> None:
-        maker.save()
-        while first and not told(caplog):
-            time.sleep(0.01)
+    def iteration() -> None:
+        maker.save().wait()
+        if sessions:  # no dry run
+            until(lambda: not sessions[0]._loop.open_calls())
+            monkeypatch.setattr(stillness, "TOLD_SECONDS", 0.2)
+            until(lambda: told(caplog))
 
     with caplog.at_level(logging.WARNING, logger="rlinf_lab"), session(flow, ExecutionPlan("thinks", ("cpu:0",), {"maker": ((0,),)})) as s:
-        s.step(True)
+        sessions.append(s)
+        s.step()
     assert "s: the iteration function goes on. Next:" in told(caplog)[0]
+
+
+def test_an_iteration_that_has_ended_is_not_still_before_somebody_waits_for_it() -> None:
+    flow = Workflow("thinks")
+    maker = flow.worker(Maker, name="maker")
+    flow.iteration(lambda: maker.save())
+    with session(flow, ExecutionPlan("thinks", ("cpu:0",), {"maker": ((0,),)})) as s:
+        one = s.submit()
+        until(one.done)
+        assert s.still_seconds == 0.0 and s.standstill() is None
+        one.wait()
+
+
+def test_a_run_whose_iterations_have_ended_is_not_still_while_it_waits_for_its_inputs() -> None:
+    flow = Workflow("fed")
+    maker = flow.worker(Maker, name="maker")
+    flow.iteration(lambda _: maker.save())
+    runs: list[Any] = []
+    ready = threading.Event()
+
+    def inputs() -> Iterator[int]:
+        ready.wait(60)
+        yield 0
+        until(lambda: runs[0].still_seconds == 0.0)
+
+    runs.append(run(flow, ExecutionPlan("fed", ("cpu:0",), {"maker": ((0,),)}, staleness=1), inputs=inputs()))
+    ready.set()
+    assert len(runs[0].wait(90)) == 1
+
+
+class Watched(Observed):
+    """By the clock of a test, a look at a time."""
+
+    def __init__(self) -> None:
+        self.now, self.goes_on = 0.0, True
+        loop = SimpleNamespace(is_open=lambda: self.goes_on, goes_on=lambda: self.goes_on, open_calls=lambda: ["maker[0].make"])
+        self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), waits=lambda: []))
+        self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
+        self._listeners = []
+
+    def _is_over(self) -> bool:
+        return False
+
+    def looks(self, until_second: float, moves: bool = False) -> None:
+        """Four times a second; ``moves``: something has been recorded just before the first of them."""
+        if moves:
+            self._observer.moved_at = self.now
+        while self.now < until_second:
+            self._tell()
+            self.now += 0.25
+
+
+def test_the_time_between_two_iterations_is_not_usual(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    one = Watched()
+    monkeypatch.setattr(observer, "time", SimpleNamespace(monotonic=lambda: one.now))
+    with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
+        one.looks(45.0)
+        assert len(told(caplog)) == 1
+        one.goes_on = False
+        one.looks(3645.0, moves=True)
+        one.goes_on = True
+        one.looks(3645.0 + 89.0, moves=True)
+        assert len(told(caplog)) == 1  # 45 s are usual
+        one.looks(3645.0 + 92.0)
+        assert len(told(caplog)) == 2
 
 
 def test_nothing_is_said_before_its_time_twice_or_of_what_has_lasted_as_long_before() -> None:
