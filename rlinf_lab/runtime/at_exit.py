@@ -7,6 +7,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from typing import Protocol
@@ -21,7 +22,7 @@ class GoesOn(Protocol):
     def _warn(self) -> None: ...
 
 
-EXIT_SECONDS = 10.0  # for all of them
+EXIT_SECONDS = 30.0  # for all of them; longer than an executor takes to end who can be ended and to kill who does not answer, so that these are named
 _STARTED: weakref.WeakKeyDictionary[GoesOn, int] = weakref.WeakKeyDictionary()  # and the process that it was started in
 
 
@@ -46,9 +47,17 @@ def _end_all() -> None:
             run.stop(wait=False)
     late = time.monotonic() + EXIT_SECONDS
     for run in going_on:
-        if not run._ended.wait(max(0.0, late - time.monotonic())):
-            warnings.warn(f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.", RuntimeWarning, stacklevel=1)
+        run._ended.wait(max(0.0, late - time.monotonic()))
     for run in mine:
-        if run._ended.is_set():
-            run._warn()  # nobody may have asked it before
+        try:
+            _tell(run)
+        except Warning:  # where they are errors; Python could but print it, too, and would end this
+            traceback.print_exc()
+
+
+def _tell(run: GoesOn) -> None:
+    if run._ended.is_set():
+        run._warn()  # nobody may have asked it before
+    else:
+        warnings.warn(f"{run!r} goes on while the program ends. Next: run.wait() or run.stop() before its last line.", RuntimeWarning, stacklevel=1)
 

@@ -204,10 +204,14 @@ class HostsExecutor:
             raise Cancelled("The run was stopped while its processes were being set up.")
 
     def _members(self, host: str) -> str:
-        return ", ".join(self._labels(host))
+        return ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == host)
 
-    def _labels(self, host: str) -> list[str]:
-        return [f"{w}[{r}]" for (w, r), h in self.place.items() if h == host]
+    def _silent(self, host: str) -> list[str]:
+        """Whom to name for a process that does not answer: its ranks that are in a call; where none is, the process and who lives there now."""
+        loop = self.driver_host.loop
+        assert loop is not None
+        there = [f"{w}[{r}]" for (w, r), h in self.place.items() if h == host and (w not in self.layout.graph.workers or r in loop.members.present(w))]
+        return loop.ranks_in_calls(host) or [f"{host} ({', '.join(there)})"]
 
     def stop(self) -> Ended:
         """End workers and processes."""
@@ -235,8 +239,11 @@ class HostsExecutor:
             except Exception as error:
                 if self._explained(error) is None and not isinstance(error, ExecutorError):
                     raise
-                if isinstance(error, (ExecutorError, TimeoutError)):
-                    ended.late += self._labels(name)
+                if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
+                    ended.late += self._silent(name)
+                elif isinstance(error, ExecutorError):  # it has ended its workers; only how they ended is lost
+                    logging.getLogger("rlinf_lab").warning("%s What its workers raised when they were closed is not known.", error)
+                    answered.add(name)
                 continue  # it has died, or does not answer: it is killed below
             ended.late += theirs.late
             ended.errors += theirs.errors

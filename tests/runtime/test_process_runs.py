@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
+import logging
 import os
 import pickle
 import signal
@@ -28,7 +29,7 @@ from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow,
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import hosts_executor
-from rlinf_lab.runtime.child import _answer, _settle
+from rlinf_lab.runtime.child import Child, _answer, _settle
 from rlinf_lab.runtime.process_executor import ProcessExecutor
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Ended, Session
@@ -325,18 +326,55 @@ class Hogs(Worker):
         sum(itertools.repeat(0))  # never lets go of the interpreter
 
 
-def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+def hogs_of(entered: Path) -> tuple[Workflow, ExecutionPlan]:
+    """All of it in one process, for one rank is on both devices; that one is not called."""
     flow = Workflow("hogs")
     hogs = flow.worker(Hogs, name="hogs")
+    flow.worker(Hogs, name="idle")
 
     @flow.iteration
     def iteration() -> Any:
-        return hogs.hog(tmp_path / "entered")
+        return hogs.hog(entered)
 
-    going = run(flow, ExecutionPlan("hogs", ("cpu:0",), {"hogs": ((0,),)}), executor="processes")
+    return flow, ExecutionPlan("hogs", ("cpu:0", "cpu:1"), {"hogs": ((0,), (1,)), "idle": ((0, 1),)})
+
+
+def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are in a call; neither who is idle nor who is not there."""
+    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+    going = run(*hogs_of(tmp_path / "entered"), executor="processes", absent={"hogs": [1]})
+    deadline = time.monotonic() + 60
     while not (tmp_path / "entered").exists():
+        assert time.monotonic() < deadline
         time.sleep(0.01)
     with pytest.warns(RuntimeWarning, match=r"hogs\[0\] did not end in time, and was ended together with its process"):
         going.stop()
     assert going.left_behind == ["hogs[0]"]
+
+
+def test_a_process_that_does_not_answer_between_iterations_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+    flow, plan = hogs_of(tmp_path)
+    executor = ProcessExecutor(flow, plan, absent={"hogs": [1]})
+    executor.start()
+    os.kill(executor._pids["host0"], signal.SIGSTOP)
+    assert executor.stop() == Ended(["host0 (hogs[0], idle[0])"])
+
+
+def test_who_has_ended_did_so_in_time_though_the_answer_cannot_be_read(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    ask = Child.ask
+
+    def garbled(self: Child, method: str, *args: Any) -> Future[Any]:
+        answer: Future[Any] = ask(self, method, *args)
+        if method == "stop":
+            answer.result(60)
+            answer = Future()
+            _settle(answer, b"no pickle", self.name)
+        return answer
+
+    monkeypatch.setattr(Child, "ask", garbled)
+    executor = ProcessExecutor(*fragile())
+    executor.start()
+    with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
+        assert executor.stop() == Ended()
+    assert ["cannot be read here" in r.getMessage() for r in caplog.records if r.name == "rlinf_lab"] == [True, True]

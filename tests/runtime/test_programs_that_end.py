@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from rlinf_lab.runtime import child, hosts_executor
 from rlinf_lab.runtime.at_exit import EXIT_SECONDS
 from rlinf_lab.runtime.host import Host
 
 Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
 
 PROGRAM = """
-import os, sys, time
+import itertools, os, sys, time
 import torch
 import rlinf_lab as lab
 
@@ -42,6 +43,11 @@ class Busy(lab.Worker):
         open(ENTERED, "w").close()
         while True:
             time.sleep(0.01)
+
+class Hogs(lab.Worker):
+    def work(self, out: lab.Outbox) -> None:
+        open(ENTERED, "w").close()
+        sum(itertools.repeat(0))
 
 def main(worker, executor):
     flow = lab.Workflow("goes on")
@@ -92,10 +98,23 @@ LEFT = [
 
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, ends: Ends) -> None:
-    """With the five seconds that workers are given; a busy machine may need more than the ten that a program waits."""
-    assert inspect.signature(Host.stop).parameters["grace_seconds"].default < EXIT_SECONDS
+    """A busy machine may need more than the seconds that a program waits."""
     code, _, err = ends(f"from rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 60\nrun = main(Busy, {executor!r})")
     assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == 1, err
+
+
+def test_the_program_waits_longer_than_it_takes_to_kill_who_does_not_answer(ends: Ends) -> None:
+    grace = inspect.signature(Host.stop).parameters["grace_seconds"].default
+    assert grace + hosts_executor.STOP_SECONDS + child.DEATH_SECONDS < EXIT_SECONDS
+    times = "from rlinf_lab.runtime import at_exit, hosts_executor\nat_exit.EXIT_SECONDS, hosts_executor.STOP_SECONDS = 60, 0.3\n"
+    code, _, err = ends(f"{times}run = main(Hogs, 'processes')")
+    assert code == 0 and len(re.findall(r"hogs\[0\](?:, sink\[0\])? did not end in time, and was ended together with its process", err)) == 1, err
+
+
+def test_all_runs_are_told_where_warnings_are_errors(ends: Ends) -> None:
+    lines = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\nfrom rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 0.1\n"
+    _, _, err = ends(f"{lines}runs = [(main(Busy, 'local'), os.remove(ENTERED)) for _ in range(3)]")
+    assert err.count("RuntimeWarning: Run('goes on'") == 3, err
 
 
 def test_what_was_told_is_not_told_again_when_the_program_ends(ends: Ends) -> None:
