@@ -1,8 +1,7 @@
 """A host: the threads of some worker ranks in one process, driven by one engine.
 
-The local executor is one host with everything on it; every device host of a Ray run is one, and so is the driver of a Ray
-run. Hosts speak to each other in one-way messages (`wire.py`); nothing is asked once per item. Which thread may go on
-when is decided below (`scheduler.py`).
+The local executor is one host with everything on it; every device host of a Ray run is one, and so is the driver of a Ray run. Hosts speak to each other in
+one-way messages (`wire.py`); nothing is asked once per item. Which thread may go on when is decided below (`scheduler.py`).
 """
 
 from __future__ import annotations
