@@ -1,11 +1,13 @@
 """Over which range of error in the profile a choice stands: one of its entries (`planning.entries`) multiplied by a factor.
 
-A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers. It stands as
-long as `lab.plan`, given the changed profile, ranks nothing else before it (within ``tolerance``), and it still fits.
+A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers: everybody on the same
+devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as `lab.plan`, given the changed profile, ranks
+nothing else before it (within ``tolerance``; what takes as long is not before it), and it still fits. "It" is the best plan of that shape that is ranked, or
+the very plan that was chosen, kept as it is: a search of the changed profile need not find it again.
 
 Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
-(`_Searched`): of nothing between two factors it need be asked then. Anywhere else (streams of responses, cells, what moves between devices: what is
-followed or simulated differs from what is searched) it is planned again (`_Planned`), at factors near each other.
+(`_Searched`): between two factors only what is faster by less than `Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what
+moves between devices: what is followed or simulated differs from what is searched) it is planned again (`_Planned`), at factors near each other.
 """
 
 from __future__ import annotations
@@ -61,10 +63,11 @@ class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.entries` names.
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    ``step``: planned again at factors so far from each other (a tenth; farther where every other plan that was found takes longer by 2 % all the way), and at
-    both ends; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other that none between
-    them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the
-    choice all the way; of memory, whose effect can be sudden: within 1 %).
+    ``step``: planned again at factors so far from each other (a tenth; of handovers, and of plans that were not simulated, farther where every other plan that
+    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for chunks go in another order), and at both ends; what wins
+    between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other that none between them makes another
+    plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the choice all the way; of
+    memory, whose effect can be sudden: within 1 %).
     """
 
     owner: str
@@ -129,11 +132,13 @@ def sensitivity(
     plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None,
     seconds: float | None = None,
 ) -> Sensitivity:
-    """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``.
+    """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``
+    (the same devices and ranks for everybody, in whatever chunks).
     ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these. ``seconds``: to spend on it
     (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are named, without a range.
 
-    The choice stands where `lab.plan` of the changed profile, asked as ``plans`` was, ranks first a plan of its shape, or the very plan. Link, transfer and
+    The choice stands where `lab.plan` of the changed profile, asked as ``plans`` was, ranks first a plan of its shape, or the very plan, or nothing that is
+    faster than the plan that was chosen, kept as it is. Link, transfer and
     messages are known to simulated plans only, so with ``simulate=False`` they have no range.
     """
     kinds = _checked(plans, entries, of, tolerance, workers, seconds)
@@ -271,7 +276,7 @@ class _Searched(_Judge):
         if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or fits
             for placement, _ in self._searched(setting, Only(), rival * (1 + 1e-9)):
                 self._remember(placement)
-            same = self._known_same(setting)
+        same = self._known_same(setting)  # with what was found just now: another name, or other chunks, of the same plan
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
@@ -310,11 +315,9 @@ class _Searched(_Judge):
             mine.append(placement)
 
     def _is_same(self, placement: Placement) -> bool:
-        if placement.arrangement.forms.of != self.forms:
-            return False
         if not self.any_numbers:
-            return placement.tree == self.placement.tree and placement.arrangement.staying == self.placement.arrangement.staying
-        return Outline.of(placement.tree, self.setting.edges) == self.outline
+            return alike(placement, self.placement)
+        return placement.arrangement.forms.of == self.forms and Outline.of(placement.tree, self.setting.edges) == self.outline
 
 
 @dataclass(frozen=True)
@@ -362,7 +365,7 @@ class _Planned(_Judge):
                 own = min(own, seconds)
             elif seconds < rival:
                 rival, shape = seconds, candidate.placement.shape
-        if self.lead > 1 and rival < own:  # of each shape one plan was ranked, and perhaps none of this one
+        if rival < own:  # of each shape one plan was ranked, perhaps none of this one; but it may take as long, or less
             own = min(own, self._itself(shown_[0][0].placement.setting))
         return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE)
 
@@ -486,6 +489,10 @@ class _Steps(_Factors):
 
     step, guesses = STEP, 4
 
+    def __init__(self, asked: _Planned, entry: Entry) -> None:
+        super().__init__(asked, entry)
+        self.only_grow = not (entry.unsettles or (asked.simulate and entry.kind in SEARCHED))
+
     def _look(self, factor: float) -> _Look:
         return self.judge.today if factor == 1.0 else super()._look(factor)
 
@@ -506,11 +513,11 @@ class _Steps(_Factors):
         return math.log(self.judge.lead * look.rival / look.own)
 
     def _nothing_between(self, low: float, high: float) -> bool:
-        """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds grow as `_Scan` has it, but where a simulation's
-        may fall, too: then nothing is known of factors between two."""
+        """Whether they are near each other, or the choice is that far ahead of all that was found. Seconds that are followed grow as
+        `_Scan` has it; simulated ones may fall, too, where chunks go in another order: then nothing is known of factors between two."""
         if high / low - 1 <= STEP:
             return True
-        if self.entry.unsettles:
+        if not self.only_grow:
             return False
         first, last, growth = self._look(low), self._look(high), self.entry.growth
         at = _meeting(low, high, first.rival, last.rival, growth)

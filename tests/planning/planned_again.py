@@ -1,15 +1,24 @@
-"""Ranges of sensitivity against `lab.plan` of the changed profile."""
+"""Ranges of sensitivity against `lab.plan` of the changed profile, and against a search of its own."""
 
 from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection
+from typing import Any
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.candidates import alike
 from rlinf_lab.planning.entries import Entry, of_kind
-from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.placement import Placement
+from rlinf_lab.planning.planner import Plans, plan, planned
 from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.search.solver import solve
 from rlinf_lab.planning.sensitivity import FINE, WIDEST, Range
+from rlinf_lab.planning.setting import Setting
 
-BEYOND = 1 + 2 * FINE
+BEYOND, INSIDE = 1 + 3 * FINE, 1 + FINE / 2  # not the factors at which the ends were looked at
+Turns = Collection[frozenset[str]]
 
 
 def entry(plans: Plans, kind: str, owner: str) -> Entry:
@@ -17,25 +26,111 @@ def entry(plans: Plans, kind: str, owner: str) -> Entry:
 
 
 def first(plans: Plans, profile: Profile) -> set[str]:
-    """The shapes that `plan` ranks first: more than one where they tie. Of plans that seat everybody alike one is named: it goes by the choice's name here, if
-    it is that."""
+    """The shapes that `plan` ranks first: more than one where they tie, and the choice's where that, kept as it is, takes no longer. Of plans that seat
+    everybody alike one is named: it goes by the choice's name here, if it is that."""
     like = plans.best.candidate.placement.setting
+    again: dict[str, Any] = {"chunks": like.chunks, "rule": like.rule, "staleness": like.staleness, "quick": plans.quick}
     try:
-        found = plan(profile, like.devices, chunks=like.chunks, rule=like.rule, staleness=like.staleness, simulate=plans.best.simulated is not None)
+        found = plan(profile, like.devices, simulate=plans.best.simulated is not None, **again)
     except PlanError:
         return {"no plan"}
     best = [p for p in found if p.seconds <= found.best.seconds * (1 + 1e-6)]
-    return {plans.best.shape if alike(p.candidate.placement, plans.best.candidate.placement) else p.shape for p in best}
+    shapes = {plans.best.shape if alike(p.candidate.placement, plans.best.candidate.placement) else p.shape for p in best}
+    if plans.best.shape in shapes or kept(plans, profile) > found.best.seconds * (1 + 1e-6):
+        return shapes
+    return {plans.best.shape}
+
+
+def kept(plans: Plans, profile: Profile) -> float:
+    """Seconds of the choice as it is, which a search of the changed profile need not have found."""
+    like = plans.best.candidate.placement.setting
+    try:
+        given = planned(profile, plans.best.execution, devices=like.devices if len(like.devices) > 1 else None, rule=like.rule)
+    except PlanError:
+        return math.inf
+    return given.candidate.seconds if plans.best.simulated is None else given.seconds
+
+
+def winners(plans: Plans, profile: Profile) -> set[str]:
+    """The shapes that a search of everything finds fastest: more than one where they tie."""
+    like = plans.best.candidate.placement.setting
+    setting = Setting.of(profile, like.devices, like.chunks, like.rule)
+    found = [
+        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
+        if not Placement(setting, a, f.tree).misfit()
+    ]  # fmt: skip
+    best = min(seconds for seconds, _ in found)
+    return {placement.shape for seconds, placement in found if seconds <= best * (1 + 1e-9)}
 
 
 def at_both_ends(plans: Plans, r: Range) -> int:
     """Whether the choice wins at both ends, and what is said to win beyond does. How many ends there are."""
-    times = entry(plans, r.entry, r.owner).times
+    times, links = entry(plans, r.entry, r.owner).times, [frozenset({e.producer, e.consumer}) for e in plans.profile.edges]
     assert r.low <= 1 <= r.high, r
-    for end, beyond, shape in ((r.low, 1 / BEYOND, r.instead[0]), (r.high, BEYOND, r.instead[1])):
-        assert plans.best.shape in first(plans, times(plans.profile, end)), r
+    ends = 0
+    for end, inwards, beyond, shape in ((r.low, INSIDE, 1 / BEYOND, r.instead[0]), (r.high, 1 / INSIDE, BEYOND, r.instead[1])):
+        inside = end * inwards if (end < 1) == (end * inwards < 1) else 1.0
+        assert plans.best.shape in first(plans, times(plans.profile, inside)), (r, inside)
         if 1 / WIDEST < end < WIDEST:
             there = first(plans, times(plans.profile, end * beyond))
             assert plans.best.shape not in there, (r, there)
-            assert sorted(shape) in map(sorted, there) or len(there) > 1, (r, there)  # of those without a link either may come first
-    return (r.low > 1 / WIDEST) + (r.high < WIDEST)
+            if same(shape, links) not in {same(t, links) for t in there}:  # it ties, or the same seats have another name a little nearer to the end
+                nearer = set().union(*(first(plans, times(plans.profile, end * beyond ** (k / 12))) for k in range(1, 12)))
+                assert shape in nearer or (not r.step and shape in winners(plans, times(plans.profile, end * beyond))), (r, there, nearer)
+            ends += 1
+        else:
+            assert not shape and end in (1 / WIDEST, WIDEST), r
+    return ends
+
+
+def searched_at_both_ends(plans: Plans, r: Range) -> None:
+    """As a search by itself has it, which knows nothing of what sensitivity asks."""
+    times = entry(plans, r.entry, r.owner).times
+    assert plans.best.shape in winners(plans, plans.profile)
+    for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
+        assert plans.best.shape in winners(plans, times(plans.profile, end * inwards)), r
+        if 1 / WIDEST < end < WIDEST:
+            beyond = winners(plans, times(plans.profile, end / inwards))
+            assert shape in beyond and plans.best.shape not in beyond, (r, beyond)
+
+
+def same(shape: str, links: Turns) -> str:
+    """A shape in the one way to write it: who runs at the same time by name, and who takes turns, too, where no edge says who is first."""
+    tokens = re.findall(r"[()|>]|[^()|> ]+", shape)
+    found, rest = _read(tokens, links)
+    assert not rest, shape
+    return found
+
+
+def _read(tokens: list[str], links: Turns) -> tuple[str, list[str]]:
+    parts, sign = list[str](), ""
+    while tokens and tokens[0] != ")":
+        token, *tokens = tokens
+        if token in "|>":
+            sign = token
+        elif token == "(":
+            inner, tokens = _read(tokens, links)
+            parts.append(f"({inner})")
+            tokens = tokens[1:]
+        else:
+            parts.append(token)
+    if sign == "|":
+        parts.sort()
+    elif sign == ">":
+        parts = _turns(parts, links)
+    return f" {sign} ".join(parts), tokens
+
+
+def _turns(parts: list[str], links: Turns) -> list[str]:
+    """Again and again the first by name of those that need not wait for anybody left."""
+    left, found = list(parts), list[str]()
+    while left:
+        ready = [p for i, p in enumerate(left) if not any(_linked(q, p, links) for q in left[:i])]
+        found.append(min(ready))
+        left.remove(min(ready))
+    return found
+
+
+def _linked(a: str, b: str, links: Turns) -> bool:
+    names, others = (set(re.findall(r"[^()|>+ ]+", part)) for part in (a, b))
+    return any(len(link & names) and len(link & others) for link in links)
