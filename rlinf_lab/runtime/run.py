@@ -35,7 +35,7 @@ class Run(Observed):
     """Handle of a run that goes on in a background thread. Made by `run`.
 
     Attributes: ``state`` (starting, running, paused, stopping, finished, failed, stopped), ``iteration`` (finished ones),
-    ``iterations`` (asked for; None: until stopped), ``left_behind`` (ranks that computed on when the run had ended).
+    ``iterations`` (asked for; None: until stopped), ``left_behind`` (ranks, or a whole process, that computed on when the run had ended).
     """
 
     def __init__(self, executor: Executor, iterations: int | None, inputs: Iterable[Any] | None = None, keep_results: bool | int = True) -> None:
