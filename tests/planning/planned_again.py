@@ -8,14 +8,15 @@ from collections.abc import Collection
 from typing import Any
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.candidates import alike
+from rlinf_lab.planning.candidates import Candidate, alike
 from rlinf_lab.planning.entries import Entry, of_kind
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Plans, plan, planned
+from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.search.solver import solve
 from rlinf_lab.planning.sensitivity import FINE, WIDEST, Range
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.steady import settled, steady
 
 BEYOND, INSIDE = 1 + 3 * FINE, 1 + FINE / 2  # not the factors at which the ends were looked at
 Turns = Collection[frozenset[str]]
@@ -43,12 +44,14 @@ def first(plans: Plans, profile: Profile) -> set[str]:
 
 def kept(plans: Plans, profile: Profile) -> float:
     """Seconds of the choice as it is, which a search of the changed profile need not have found."""
-    like = plans.best.candidate.placement.setting
-    try:
-        given = planned(profile, plans.best.execution, devices=like.devices if len(like.devices) > 1 else None, rule=like.rule)
-    except PlanError:
+    best = plans.best.candidate.placement
+    setting = Setting.of(profile, best.setting.devices, best.setting.chunks, best.setting.rule, best.setting.staleness)
+    placement = Placement(setting, best.arrangement, best.tree)
+    if placement.misfit():
         return math.inf
-    return given.candidate.seconds if plans.best.simulated is None else given.seconds
+    if plans.best.simulated is None:
+        return Candidate.of(setting, best.arrangement, best.tree).seconds
+    return settled(steady(placement, plans.best.devices), setting.staleness)[1]
 
 
 def winners(plans: Plans, profile: Profile) -> set[str]:
