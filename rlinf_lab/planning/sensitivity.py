@@ -119,12 +119,12 @@ class Sensitivity:
 
         left = "<td style='text-align:left'>"
         rows = "".join(
-            f"<tr>{left}{escape(r.owner)} {r.entry}</td><td>{_bar(r)}</td><td>{'~' * bool(r.step)}{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
+            f"<tr>{left}{escape(r.owner)} {r.entry}{' ~' * bool(r.step)}</td><td>{_bar(r)}</td><td>{_percent(r.low)}</td><td>{_percent(r.high)}</td>"
             f"{left}{escape(r.instead[0] or '–')}</td>{left}{escape(r.instead[1] or '–')}</td></tr>"
             for r in self.ranges
         )
         head = "".join(f"<th>{h}</th>" for h in ("", "stands from a quarter to four times", "from", "to", "below", "above"))
-        notes = "".join(f"<br><small>{escape(note)}</small>" for note in self._notes())
+        notes = "<br>".join(f"<small>{escape(note)}</small>" for note in self._notes())
         return f"<div>The choice <b>{escape(self.choice)}</b> stands while<table><tr>{head}</tr>{rows}</table>{notes}</div>"
 
 
