@@ -55,7 +55,7 @@ class DeviceHost:
         self._pin()
         self.host = Host(name, layout, place, MonotonicClock(), self.recorder, self._send, self._sent)
         self.links: dict[str, Link] = {}
-        ip = "127.0.0.1" if one_node else self._ip()
+        ip = self.host.address = "127.0.0.1" if one_node else self._ip()
         self._listener = Listener(name, self._receive, self._broken, self.host.unreadable, ip, self.host.heard_all, self.host.open_lookout(own_cores))
         self._stop = threading.Event()
         self._told: dict[tuple[str, int], tuple[int, bool]] = {}  # of fillers: what the driver knows

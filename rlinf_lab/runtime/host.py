@@ -71,6 +71,7 @@ class Host(Scheduler):
     ) -> None:
         super().__init__(layout.new_engine(), clock, recorder, alone=set(place.values()) == {name})
         self.name, self.layout, self.place = name, layout, place
+        self.address = "127.0.0.1"  # of this node; an executor that has several knows better
         self.failure: Failure | None = None
         self.errors: list[WorkerError] = []  # of fillers, and what the workers' own ``close`` raised
         self.newest_iteration = 0  # that has begun; kept where there are fillers
@@ -83,8 +84,7 @@ class Host(Scheduler):
         self._values = ValueTable()
         self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
-        self.far = FarReaders(self)
-        self.weights = WeightTable(self)
+        self.far, self.weights = FarReaders(self), WeightTable(self)
         self._threads: list[threading.Thread] = []
         self._declarations: dict[str, Declaration] = {}
         self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join

@@ -137,7 +137,9 @@ class HostsExecutor:
         try:
             self._refuse_when_stopped()
             self._prepare()
-            self._listener = Listener("driver", self._receive, self._broken, self.driver_host.unreadable, self._ip(), self.driver_host.heard_all, outlives=True)
+            driver, ip = self.driver_host, self._ip()
+            driver.address = ip
+            self._listener = Listener("driver", self._receive, self._broken, driver.unreadable, ip, driver.heard_all, outlives=True)
             payload = pack(self.layout, self.place, self._is_one_node())
             for name in self.hosts:
                 self._refuse_when_stopped()

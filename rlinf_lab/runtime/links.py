@@ -107,6 +107,17 @@ def node_id() -> str:
 
 
 BY_DEFAULT = Ways()
+PROBES = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3}  # seconds without a byte, seconds between probes, how many of them
+
+
+def notice_silence(tcp: socket.socket) -> None:
+    """Whoever reads hears within 14 s that the other node is gone: one that loses its power or its cable does not hang up.
+
+    Kernels answer each other's probes, so a process that is stopped or busy is no such node.
+    """
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in PROBES.items():
+        tcp.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class _Run:
@@ -189,6 +200,7 @@ class Link:
             return through_ray(address), "ray"
         tcp.settimeout(None)
         tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        notice_silence(tcp)
         return tcp, "tcp"
 
     def send(self, message: tuple) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from rlinf_lab.runtime.frames import COUNT, FrameReader, NotYetThere, Stream
 from rlinf_lab.runtime.lending import visible_gpus
-from rlinf_lab.runtime.links import Address, close_when_forked, node_id
+from rlinf_lab.runtime.links import Address, close_when_forked, node_id, notice_silence
 from rlinf_lab.runtime.lookout import IN_TURN, Lookout
 from rlinf_lab.runtime.pairs import LOOPBACK, Receivers
 from rlinf_lab.runtime.slots import GREETING, HEARD_ALONE, RELAYED, SlotViews
@@ -220,6 +220,8 @@ class Listener:
             if self._closed:  # meanwhile
                 self.close()
             close_when_forked(connection)
+            if connection.family == socket.AF_INET:
+                notice_silence(connection)
             threading.Thread(target=self._read, args=(connection,), name="link", daemon=True).start()
 
     def _read(self, connection: socket.socket) -> None:

@@ -179,7 +179,7 @@ class HostContext(Context):
         self.rank = process.rank
         self.ranks = self._all_ranks = ranks
         self.iteration = -1  # in no call
-        self.device = device
+        self.device, self.address = device, host.address
         self.sub_batches = sub_batches
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()

@@ -325,7 +325,7 @@ def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
 def death(host: Host, name: str) -> ExecutorError:
     members = ", ".join(f"{w}[{r}]" for (w, r), h in host.place.items() if h == name)
     return ExecutorError(
-        f"Host {name!r} died (killed, or out of memory); {members} lived there. Next: look at the node's memory and log, then run again."
+        f"Host {name!r} died (killed, out of memory, or its node is cut off); {members} lived there. Next: look at the node's memory and log, then run again."
     )
 
 

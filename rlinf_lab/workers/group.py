@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import os
-import socket
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -102,7 +101,8 @@ class RankGroup:
         rank = self._worker.rank
         if rank == 0:
             self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        met = [Met(*m) for m in self._worker.exchange((_own_address(), self._store.port if rank == 0 else 0, os.getpid(), dist.is_initialized()))]
+        own = Met(self._worker._context.address, self._store.port if rank == 0 else 0, os.getpid(), dist.is_initialized())
+        met = [Met(*m) for m in self._worker.exchange(tuple(own))]
         self._refuse(met)
         on_one_machine = len({m.address for m in met}) == 1
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
@@ -204,13 +204,3 @@ def _process_group(store: Any, rank: int, ranks: int, device: str, address: str,
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
     group._set_group_name(f"rlinf_lab {id(group)}")
     return group
-
-
-def _own_address() -> str:
-    """Where the other hosts of a cluster reach this one; the loopback on a machine without a network."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses the interface (RFC 5737, an address for documentation)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return LOOPBACK

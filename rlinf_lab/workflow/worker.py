@@ -80,7 +80,8 @@ class Context:
 
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``device`` (torch's name for it,
     ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``, ``apart`` (whether no two
-    ranks live in one process; told to `Worker.preflight`).
+    ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one; the loopback's
+    where all ranks are on one node).
     """
 
     name: str = ""
@@ -90,6 +91,7 @@ class Context:
     sub_batches: int = 1
     iteration: int = 0
     apart: bool = True
+    address: str = "127.0.0.1"
 
     def span(self, label: str) -> AbstractContextManager[Any]:
         return nullcontext()

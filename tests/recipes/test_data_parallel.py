@@ -128,6 +128,31 @@ def test_a_rank_that_is_given_up_while_it_meets_the_others_ends_their_collective
             ranks[1].result(timeout=30)
 
 
+def test_ranks_of_several_nodes_meet_at_the_addresses_that_their_executor_knows() -> None:
+    """Not where a packet to the rest of the world would leave the node: there may be no such way, or one by another network."""
+    values, barrier, told = [None, None], threading.Barrier(2, timeout=60), []
+
+    class OnItsNode(Meeting):
+        def exchange(self, value: object) -> list:
+            self.meetings = 10  # nobody is given up
+            met = super().exchange(value)
+            told.extend(m[0] for m in met if isinstance(m[0], str))
+            return met
+
+    def once(rank: int) -> None:
+        worker = lab.Worker()
+        worker._context = OnItsNode(rank, values, barrier)
+        worker._context.address = f"127.0.0.{rank + 2}"
+        with RankGroup(worker, timeout=60) as group:
+            group.barrier()
+            group.leave()
+
+    with ThreadPoolExecutor(2) as pool:
+        for rank in [pool.submit(once, rank) for rank in range(2)]:
+            rank.result(timeout=60)
+    assert sorted(told) == ["127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3"]
+
+
 def test_a_rank_alone_needs_no_group() -> None:
     worker = Together((-1, -1))
     worker.setup()

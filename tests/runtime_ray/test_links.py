@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
+import socket
 import subprocess
 import sys
 import textwrap
@@ -169,3 +171,17 @@ def test_what_exits_when_it_is_unpickled_is_reported_and_the_next_is_heard(peers
     a.link.send(("put", 1))
     b.wait_for(lambda: b.heard == [("put", 1)])
     assert [type(e) for e in b.errors] == [SystemExit]
+
+
+def test_the_way_to_another_node_tells_when_that_is_silent(peers: tuple[Peer, Peer]) -> None:
+    """`test_hosts_apart` pulls a cable. The reading end matters: where something was sent and not confirmed, no probe is."""
+    _, b = peers
+    link = Link(dataclasses.replace(b.listener.address, node="another"), "a")
+    assert link.transport == "tcp"
+    taken = [s for s in b.listener._sockets if s.family == socket.AF_INET and not s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)]
+    assert len(taken) == 1
+    for each in (link._socket, *taken):
+        assert each.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        idle, between, count = (each.getsockopt(socket.IPPROTO_TCP, o) for o in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT))
+        assert 5 <= idle + between * count <= 30  # neither a hiccup nor for ever
+    link.close()
