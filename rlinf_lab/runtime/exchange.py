@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.timeline.span import SpanKind
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
@@ -31,23 +30,19 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
             f"what ranks have set up together does not fit fewer. Next: let all of them join, or no rank of {process.worker!r} leave."
         )
     ranks = host.layout.ranks(process.worker)
-    call, start = process.call, host._spans.end_run(process)
-    key = _key(host, process)
-    with host._mutex:
-        entry, _ = host._values.entry(key, process.rank, call.iteration)
-        entry.source = (process.worker, process.rank, call.method)  # to be named where it cannot travel
-        for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
-            host._wake(waiter)
-    host.flush()
+    call, key = process.call, _key(host, process)
     within = f" in exchange() {process.exchanges} of {call.method}()"
     advice = f"have every rank of {process.worker!r} call exchange() equally often in {call.method}()"
-    found = [
-        value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
-    ]
-    process.since = host.clock.now_ns()
-    if process.since > start:
-        host._spans.add(process, SpanKind.WAIT, start, process.since)
-    return found
+    with host._spans.wait(process):
+        with host._mutex:
+            entry, _ = host._values.entry(key, process.rank, call.iteration)
+            entry.source = (process.worker, process.rank, call.method)  # to be named where it cannot travel
+            for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
+                host._wake(waiter)
+        host.flush()
+        return [
+            value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
+        ]
 
 
 def _key(host: Host, process: Process) -> int:

@@ -131,6 +131,22 @@ class Scheduler:
     # --- posting and waiting -----------------------------------------------------------------------------
     def _post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event and wait until the engine lets the thread go on."""
+        try:
+            self._hand_in(process, kind, channel, n, what)
+            if process.streak % TOGETHER > 1:  # one put after another: let several travel together
+                self.flush_soon()
+            else:
+                self.flush()
+            if process.parked or process.order:
+                self._park(process)
+            if process.error is not None:
+                self._raise_if_interrupted(process)
+        except BaseException:  # what was interrupted is a wait all the same
+            self._spans.broke_off(process, kind)
+            raise
+
+    def _hand_in(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
+        """Report an event; the thread may go on at once, or is to wait at its gate."""
         held: list[Gate] = []
         try:
             with self._mutex:
@@ -156,14 +172,6 @@ class Scheduler:
                 process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
         finally:
             self._open(held)
-        if process.streak % TOGETHER > 1:  # one put after another: let several travel together
-            self.flush_soon()
-        else:
-            self.flush()
-        if process.parked or process.order:
-            self._park(process)
-        if process.error is not None:
-            self._raise_if_interrupted(process)
 
     def _raise_if_interrupted(self, process: Process) -> None:
         """A worker that catches it meets it again at its next wait, until its call has ended: nothing that it waits for will come."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
 _RUN, _PUT = int(SpanKind.RUN), int(SpanKind.PUT)
+_WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT}
 
 
 class SpanWriter:
@@ -17,10 +22,11 @@ class SpanWriter:
         self._recorder, self._write, self._now = recorder, recorder.add, clock.now_ns
 
     def end_run(self, process: Process) -> int:
-        """Close the running stretch; returns now, the start of what follows."""
+        """Close the running stretch; returns now, the start of what follows (and of the next stretch, if nothing does)."""
         now, since, call = self._now(), process.since, process.call
         if process.on_device and now > since and call is not None:
             self._write(process.track, _RUN, process.method, since, now, call.iteration)
+        process.since = now
         return now
 
     def resumed(self, process: Process, kind: SpanKind | None = None, start: int = 0, items: int = 0) -> None:
@@ -36,6 +42,26 @@ class SpanWriter:
         if process.lock_waited and now > process.lock_from:
             self.add(process, SpanKind.LOCK, process.lock_from, now)
         process.since = now
+
+    def broke_off(self, process: Process, event: int) -> None:
+        """Write down a wait at a channel that was interrupted: nothing came of it. A running stretch begins, to the end of the call."""
+        start, call, queue = process.since, process.call, process.queue
+        if event not in _WAITS or call is None or queue is None:
+            return
+        process.since = now = self._now()
+        if now > start:
+            self._write(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, queue.number, -1)
+
+    @contextmanager
+    def wait(self, process: Process) -> Iterator[None]:
+        """The body is a wait that has nothing to do with channels."""
+        start = self.end_run(process)
+        try:
+            yield
+        finally:
+            process.since = self._now()
+            if process.since > start:
+                self.add(process, SpanKind.WAIT, start, process.since)
 
     def add(self, process: Process, kind: SpanKind, start: int, end: int, name: str = "") -> None:
         call = process.call

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.errors import WorkflowError
 from rlinf_lab.runtime.cargo import BUCKET, Arrived, Bucket, Cargo, Outgoing, assembled
-from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 
@@ -80,12 +79,9 @@ class WeightTable:
         wanted = max(store.known, at_least)
         if store.here.version >= wanted:
             return self._opened(store)
-        start = host._spans.end_run(process)
-        while store.here.version < wanted:
-            self._wait(process, store, name, wanted)
-        process.since = host.clock.now_ns()
-        if process.since > start:
-            host._spans.add(process, SpanKind.WAIT, start, process.since)
+        with host._spans.wait(process):
+            while store.here.version < wanted:
+                self._wait(process, store, name, wanted)
         return self._opened(store)
 
     def _opened(self, store: Store) -> Published:
