@@ -15,6 +15,10 @@ class AtOnce:
     _holder: list[Process | None]
     _fillers: Fillers
 
+    def is_sealed(self, channel: int) -> bool:
+        """Whether it is known how many producers the channel has."""
+        return self.channels[channel].stream.expected >= 0
+
     def put_at_once(self, process: int, channel: int, n: int) -> int:
         """A put that finds room while nobody waits for its items: the first sequence number, and nothing follows from it. -1: `settle` it."""
         p, queue = self.processes[process], self.channels[channel]

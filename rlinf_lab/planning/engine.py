@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
+from operator import attrgetter
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.at_once import AtOnce
@@ -32,6 +33,7 @@ from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
 from rlinf_lab.planning.books import Part as Part
 from rlinf_lab.planning.books import Process as Process
 from rlinf_lab.planning.filling import Fillers
+from rlinf_lab.planning.meeting import Meeting
 from rlinf_lab.planning.overlaps import Overlaps
 
 
@@ -45,6 +47,7 @@ class Event(IntEnum):
     DONE = 3  # (process, DONE, -1, 0); of a filler: its step has ended, and 1 if it has another one to do
     OFFLOADED = 4
     ONLOADED = 5
+    ASIDE = 6  # (process, ASIDE, -1, 0): it waits for the other ranks of its worker, and others may have its devices
 
 
 class Do(IntEnum):
@@ -59,14 +62,16 @@ class Do(IntEnum):
     EXTEND = 6  # (EXTEND, -1, channel, n): let each blocked remote producer send n items more
     DELAYED = 7  # (DELAYED, filler, 0, 0): somebody of the flow waits for its step to end; engines of other hosts count it (`Engine.count_delay`)
     DIVIDE = 8  # (DIVIDE, -1, channel, n): what is there becomes n equal shares, one for each position in a call (`Process.part`)
+    MEET = 9  # (MEET, process, 0, 0): it has come to a meeting; `Engine.come_back` when all have
 
 
 # Looking a member of an enumeration up costs as much as half a decision.
-_START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED = map(int, Event)
-_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED, _DIVIDE = map(int, Do)
+_START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED, _ASIDE = map(int, Event)
+_STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED, _DIVIDE, _MEET = map(int, Do)
+_lock_key = attrgetter("lock_key")
 
 
-class Engine(AtOnce):
+class Engine(AtOnce, Meeting):
     """See the module's docstring. ``memory``: units per device; ``None`` means that everything fits."""
 
     def __init__(self, devices: int, memory: int | None = None) -> None:
@@ -156,6 +161,8 @@ class Engine(AtOnce):
                 self._done(p, n)
             elif kind == _ONLOADED:
                 self._onloaded(p)
+            elif kind == _ASIDE:
+                self._step_aside(p, _MEET)
             else:
                 self._offloaded(p)
         return self._flush()
@@ -252,7 +259,7 @@ class Engine(AtOnce):
                 if p in self._queue[device]:
                     self._queue[device].remove(p)
                     self._touched.add(device)
-        else:
+        elif p.state != "aside":
             return []
         if p.granted:
             self._release(p)
@@ -690,6 +697,3 @@ class Engine(AtOnce):
         p.state = "run"
         self._out.append((_RESUME, p.index, p.lo, p.hi))
 
-
-def _lock_key(p: Process) -> tuple[int, int, int, int]:
-    return p.lock_key

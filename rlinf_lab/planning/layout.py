@@ -72,7 +72,7 @@ class Layout:
             return None
         if channel in self.plan.capacities:
             return self.plan.capacities[channel]
-        if any(self._share_a_device(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)):
+        if any(self.share_a_device(p, q) for p in self.graph.producers(channel) for q in self.graph.consumers(channel)):
             # Producer and consumer take turns on one device: a bound would make them switch at every filling.
             return None
         return spec.capacity
@@ -136,7 +136,8 @@ class Layout:
             f"channels {', '.join(rooms) or 'none'})"
         )
 
-    def _share_a_device(self, a: str, b: str) -> bool:
+    def share_a_device(self, a: str, b: str) -> bool:
+        """Whether ranks of two workers sit on the same device."""
         used = [{d for r in range(self.ranks(w)) for d in self.devices(w, r)} for w in (a, b)]
         return bool(used[0] & used[1])
 

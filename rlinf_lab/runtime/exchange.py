@@ -33,13 +33,15 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
     call, key = process.call, _key(host, process)
     within = f" in exchange() {process.exchanges} of {call.method}()"
     advice = f"have every rank of {process.worker!r} call exchange() equally often in {call.method}()"
+    with host._mutex:
+        entry, _ = host._values.entry(key, process.rank, call.iteration)
+        entry.source = (process.worker, process.rank, call.method)  # to be named where it cannot travel
+        for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
+            host._wake(waiter)
+    host.flush()
+    if host.meetings.steps_aside(process.worker):
+        host.meetings.meet(process, key, tuple(range(ranks)), f"the other ranks of {process.worker!r}{within}", advice)
     with host._spans.wait(process):
-        with host._mutex:
-            entry, _ = host._values.entry(key, process.rank, call.iteration)
-            entry.source = (process.worker, process.rank, call.method)  # to be named where it cannot travel
-            for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
-                host._wake(waiter)
-        host.flush()
         return [
             value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
         ]

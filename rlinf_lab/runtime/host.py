@@ -25,6 +25,7 @@ from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.fillers import Patience, keep_filling
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.loop import Loop
+from rlinf_lab.runtime.meetings import Meetings
 from rlinf_lab.runtime.parcels import Parcel, opened
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.pinning import core_of, on_core
@@ -84,7 +85,7 @@ class Host(Scheduler):
         self._values = ValueTable()
         self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
-        self.far, self.weights = FarReaders(self), WeightTable(self)
+        self.far, self.weights, self.meetings = FarReaders(self), WeightTable(self), Meetings(self)
         self._threads: list[threading.Thread] = []
         self._declarations: dict[str, Declaration] = {}
         self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join
@@ -243,11 +244,9 @@ class Host(Scheduler):
     def retire(self, iteration: int) -> None:
         """Forget the queues and values of this iteration and of those before it."""
         with self._mutex:
-            self.far.retire(iteration)
-            self._queues.retire(iteration)
             self._given_up = {i: cause for i, cause in self._given_up.items() if i > iteration}
-            self._values.retire(iteration)
-            self._readers.retire(iteration)
+            for part in (self.far, self._queues, self._values, self._readers, self.meetings):
+                part.retire(iteration)
 
     def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
         start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None

@@ -24,6 +24,7 @@ from rlinf_lab.planning.engine import ALL, Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
+from rlinf_lab.runtime.meetings import Meetings
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.spans import SpanWriter
@@ -42,6 +43,8 @@ TOGETHER = 64  # puts one after another, at most
 
 class Scheduler:
     """The lower half of a `Host`: threads, time and the engine. What an instruction does to items and calls is the upper half's."""
+
+    meetings: Meetings
 
     def __init__(self, engine: Engine, clock: Clock, recorder: Recorder, alone: bool) -> None:
         self.clock, self.recorder = clock, recorder
@@ -389,6 +392,8 @@ class Scheduler:
                 self._finished(process)
             elif do == Do.DELAYED:
                 self._delayed()
+            elif do == Do.MEET:
+                self.meetings.came(process)
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
 
@@ -441,7 +446,7 @@ class Scheduler:
 
     def _is_waiting(self) -> bool:
         """Whether anybody waits at a channel, for a device, or for what another rank gives in the middle of its call."""
-        return self._engine.is_waiting() or any(p.waits_for == "value" for p in self._processes)
+        return self._engine.is_waiting() or any(p.waits_for == "value" or p.machine.state == "aside" for p in self._processes)
 
     def _fire_timers(self) -> None:
         now = self.clock.now_ns()

@@ -12,7 +12,7 @@ from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
 _RUN, _PUT = int(SpanKind.RUN), int(SpanKind.PUT)
-_WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT}
+_WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.ASIDE): SpanKind.WAIT}
 
 
 class SpanWriter:
@@ -44,13 +44,13 @@ class SpanWriter:
         process.since = now
 
     def broke_off(self, process: Process, event: int) -> None:
-        """Write down a wait at a channel that was interrupted: nothing came of it. A running stretch begins, to the end of the call."""
-        start, call, queue = process.since, process.call, process.queue
-        if event not in _WAITS or call is None or queue is None:
+        """Write down a wait that was interrupted: nothing came of it. A running stretch begins, to the end of the call."""
+        start, call, channel = process.since, process.call, -1 if process.queue is None else process.queue.number
+        if event not in _WAITS or call is None:
             return
         process.since = now = self._now()
         if now > start:
-            self._write(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, queue.number, -1)
+            self._write(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, channel, -1)
 
     @contextmanager
     def wait(self, process: Process) -> Iterator[None]:

@@ -11,11 +11,13 @@ from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.waits import Wait as Wait
 from rlinf_lab.planning.waits import ranks_of, worker_of
 from rlinf_lab.planning.waits import rings as rings
+from rlinf_lab.workflow.calls import READ, WRITE
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
     from rlinf_lab.runtime.process import Process
+    from rlinf_lab.runtime.queues import Queue
 
 
 def wait_of(host: Host, process: Process) -> Wait | None:
@@ -34,7 +36,7 @@ def wait_of(host: Host, process: Process) -> Wait | None:
             needs.add(label)
             held.append(f"{name} is held by {label}")
     note = f" ({', '.join(held)})" if held else ""
-    advice = process.advice if process.waits_for == "value" else ""
+    advice = process.advice if process.waits_for == "value" or process.event == Event.ASIDE else ""
     return Wait(process.label, process.blocked_at + note, tuple(on), tuple(on.values()), frozenset(needs), advice)
 
 
@@ -44,11 +46,25 @@ def _others(host: Host, process: Process) -> dict[str, str]:
         return {process.awaited: ""} if process.awaited else {}
     if process.waits_for == "calls" and host.loop is not None:
         return dict.fromkeys(sorted({label.split(".")[0] for label in host.loop.open_calls()}), "")
+    if process.event == Event.ASIDE:
+        return dict.fromkeys(host.meetings.missing(process), "")
     if process.event not in (Event.GET, Event.PUT) or process.queue is None:
         return {}
     channel, graph = process.queue.name.channel, host.layout.graph
     names = graph.producers(channel) if process.event == Event.GET else graph.consumers(channel)
+    names = [name for name in names if not _has_done(host, name, process.queue, WRITE if process.event == Event.GET else READ)]
     return dict.fromkeys([name for name in names if name != process.worker] or names, channel)  # itself, where nobody else is left
+
+
+def _has_done(host: Host, worker: str, queue: Queue, what: str) -> bool:
+    """Whether all its calls that write (or read) this channel have ended, as far as this host knows: ranks that live elsewhere may not have."""
+    if worker == DRIVER:
+        return host._engine.is_sealed(queue.index)  # the loop has returned
+    here = [process for process in host.ranks if process.worker == worker]
+    if len(here) < host.layout.ranks(worker):
+        return False
+    calls = [call for process in here for call in (process.call, *process.calls) if call is not None]
+    return not any(queue.name.channel in call.channels(what) and call.iteration == queue.name.iteration for call in calls)
 
 
 @dataclass(frozen=True, slots=True)

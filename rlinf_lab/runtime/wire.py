@@ -11,6 +11,7 @@
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
     remarked                    to the driver: the user is told, once for each filler
     delayed, count              a filler's step is in the way of the flow: to the driver, which has the other hosts count it
+    came, met                   to the driver: a rank has come to a meeting of its worker; from it: all have; see `meetings`
     pulse?, pulse, relieve, relieved      the driver's watch and the others; see `watch`
 """
 
@@ -299,6 +300,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
     "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
      "pulse?": _on_probe, "pulse": _on_pulse, "remarked": _on_remarked, "relieve": _on_relieve, "relieved": _on_relieved,
+    "came": lambda host, place, rank: host.meetings.arrived(place, rank), "met": lambda host, key: host.meetings.met(key),
 }  # fmt: skip
 
 

@@ -244,7 +244,7 @@ class Recorder:
         """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see `drain`."""
         if not self._has_news():  # asked many times a second
             return
-        if not self._spill:
+        if not self._spill and not self._spilling:  # of what is on its way to disk this would bring the file or the rest
             yield self.drain(as_it_is)
             return
         with self._draining:

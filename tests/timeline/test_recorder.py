@@ -510,3 +510,23 @@ def test_a_disk_that_fails_in_any_way_is_no_end_of_recording(tmp_path: Path, mon
         time.sleep(0.001)
     _add_many(recorder, 0, 7)
     assert "3 DROPPED" in repr(recorder) and "a codec is missing" in repr(recorder) and len(recorder) == 10
+
+
+def test_what_is_on_its_way_to_disk_is_among_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a run drains once: what the file being written does not hold comes with it."""
+    began, given = threading.Event(), spill.Spill.write
+
+    def slow(self: spill.Spill, *args: Any) -> bool:
+        began.set()
+        time.sleep(0.2)
+        return given(self, *args)
+
+    monkeypatch.setattr(spill.Spill, "write", slow)
+    recorder = Recorder(limit=2000)
+    track, name = recorder.track("w", 0), recorder.name("x")
+    for i in range(1001):
+        recorder.add(track, SpanKind.RUN, name, i, i + 1)
+    assert began.wait(10)
+    for i in range(500):  # while the others are being written
+        recorder.add(track, SpanKind.RUN, name, i, i + 1)
+    assert sum(len(batch) for batch in recorder.batches()) == 1501

@@ -1,0 +1,134 @@
+"""Meetings of ranks (`Worker.exchange`) of workers that share devices: who comes steps aside, and all come back in one order on every device.
+
+    rank: exchange() ── ASIDE ──> its host's engine gives the device to others; "came" ──> driver: all there? ── "met" ──> hosts: back, before those with items
+
+The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see `planning.meeting` for why that is enough. Only
+where two workers that may meet share a device: others keep theirs and need nobody's word.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlinf_lab.planning.engine import Do, Event
+from rlinf_lab.runtime.process import Process
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.worker import Worker
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
+
+_SIGNS = frozenset({"exchange", "RankGroup", "ShardGroup"})  # names in the code of a worker whose ranks meet
+
+
+class _Place(NamedTuple):
+    """A meeting, and who is to come. ``key``: the exchange, as `exchange` numbers it."""
+
+    worker: str
+    ranks: tuple[int, ...]
+    key: int
+    iteration: int
+
+
+class Meetings:
+    """Of one host; every method but `meet` runs under its mutex."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._steps_aside: dict[str, bool] = {}
+        self._waiting: dict[int, dict[Process, _Place]] = defaultdict(dict)  # ranks of this host, by meeting
+        self._there: dict[_Place, set[int]] = defaultdict(set)  # the driver's: which ranks have come
+
+    def steps_aside(self, worker: str) -> bool:
+        """Whether another worker whose ranks may meet sits on a device of this one."""
+        if worker not in self._steps_aside:
+            host = self._host
+            others = [w for w in host.layout.graph.workers if w != worker and host.layout.ranks(w) > 1 and host.layout.share_a_device(w, worker)]
+            self._steps_aside[worker] = any(may_meet(host._declarations[w].cls) for w in others)
+        return self._steps_aside[worker]
+
+    def meet(self, process: Process, key: int, ranks: tuple[int, ...], what: str, advice: str) -> None:
+        """Wait, without devices, until all of these ranks have come. Their values are asked for meanwhile."""
+        assert process.call is not None
+        host, place = self._host, _Place(process.worker, ranks, key, process.call.iteration)
+        with host._mutex:
+            self._waiting[key][process] = place
+            for rank in ranks:
+                _, new = host._values.entry(key, rank, place.iteration)
+                if new and (home := host.place[process.worker, rank]) != host.name:
+                    host.say(home, ("want", key, rank, place.iteration, host.name))
+        process.queue, process.getting, process.advice = None, False, advice
+        start = host._spans.end_run(process)
+        try:
+            host._post(process, int(Event.ASIDE), -1, 0, what)
+        finally:
+            with host._mutex:
+                self._waiting[key].pop(process, None)
+                if not self._waiting[key]:
+                    del self._waiting[key]
+        end = process.bound_ns or host.clock.now_ns()
+        if end > start:
+            host._spans.add(process, SpanKind.WAIT, start, end)
+        host._spans.resumed(process)
+
+    def came(self, process: Process) -> None:
+        """The engine has let it step aside."""
+        host, place = self._host, next(places[process] for places in self._waiting.values() if process in places)
+        driver = host.place[DRIVER, 0]
+        if driver == host.name:
+            self.arrived(place, process.rank)
+        else:
+            host.say(driver, ("came", tuple(place), process.rank))
+
+    def arrived(self, place: Any, rank: int) -> None:
+        """At the driver."""
+        host, place = self._host, _Place(*place)
+        there = self._there[place]
+        there.add(rank)
+        if len(there) < len(place.ranks):
+            return
+        del self._there[place]
+        for name in dict.fromkeys(host.place[place.worker, r] for r in place.ranks):
+            if name == host.name:
+                self.met(place.key)
+            else:
+                host.say(name, ("met", place.key))
+
+    def met(self, key: int) -> None:
+        """All have come."""
+        host = self._host
+        for process in sorted(self._waiting.get(key, ()), key=lambda p: p.rank):
+            host._apply(host._engine.come_back(process.index, int(Do.BOUND)))
+
+    def missing(self, process: Process) -> list[str]:
+        """Whom one that has stepped aside waits for: those of whom nothing was heard."""
+        place = next((places[process] for places in self._waiting.values() if process in places), None)
+        if place is None:
+            return []
+        return [f"{place.worker}[{r}]" for r in place.ranks if not self._host._values.entry(place.key, r, place.iteration)[0].ready]
+
+    def retire(self, iteration: int) -> None:
+        for place in [p for p in self._there if p.iteration <= iteration]:
+            del self._there[place]
+
+
+def may_meet(cls: type) -> bool:
+    """Whether the code of a worker speaks of meeting its other ranks. What functions elsewhere do for it is not seen."""
+    classes = cls.__mro__[: cls.__mro__.index(Worker)] if Worker in cls.__mro__ else ()
+    return any(not _SIGNS.isdisjoint(_names(code)) for c in classes for member in vars(c).values() if (code := _code(member)) is not None)
+
+
+def _code(member: Any) -> CodeType | None:
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    return getattr(getattr(function, "__wrapped__", function), "__code__", None)
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)

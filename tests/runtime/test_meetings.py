@@ -1,0 +1,211 @@
+"""Two workers whose ranks meet, on the same devices: whoever comes first on one device may come second on the other, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import rlinf_lab as lab
+from rlinf_lab.errors import DeadlockError
+from rlinf_lab.planning.engine import Do, Engine, Event
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.meetings import may_meet
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker
+
+
+class Source(lab.Worker):
+    def go(self, n: int, a: lab.Outbox, b: lab.Outbox) -> None:
+        for i in range(n):
+            a.put(i)
+            b.put(i)
+            self.compute(0.001)
+
+
+class Meets(lab.Worker):
+    """A step is an item of each rank, and a meeting."""
+
+    def train(self, steps: int, inbox: lab.Inbox) -> list[int]:
+        seen = []
+        for _ in range(steps):
+            item = inbox.take()
+            self.compute(0.001 * (1 + (item + self.rank) % 3))
+            seen.append(sum(self.exchange(item)))
+        return seen
+
+
+class MeetsOnce(Meets):
+    def train(self, steps: int, inbox: lab.Inbox) -> list[int]:
+        if self.rank == 0:
+            self.exchange(0)
+        return super().train(steps, inbox)
+
+
+def flow_of(ranks: int, first: type[Meets] = Meets) -> lab.Workflow:
+    flow = lab.Workflow("actor_critic")
+    a, b = flow.channels("a", "b")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(first, name="actor"), flow.worker(Meets, name="critic")
+
+    @flow.iteration
+    def iteration() -> tuple:
+        source.go(5 * ranks, a, b)
+        x = actor.train(5, a)
+        return x, critic.train(5, b)
+
+    return flow
+
+
+def plan_of(flow: lab.Workflow, ranks: int, **fields) -> lab.ExecutionPlan:
+    devices = [f"cpu:{i}" for i in range(ranks + 1)]
+    both = [[i] for i in range(ranks)]
+    return lab.ExecutionPlan("shared", devices, {"source": [[ranks]], "actor": both, "critic": both}, chunks={"a": 1, "b": 1}, **fields)
+
+
+def assert_all_seen(results: list, ranks: int) -> None:
+    for pair in results:
+        for of_rank in pair:
+            assert len(of_rank) == ranks and all(sum(sums) == sum(range(5 * ranks)) for sums in of_rank), pair
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("tight", [False, True])
+def test_ranks_of_two_workers_meet_on_shared_devices(ranks: int, tight: bool) -> None:
+    """``tight``: only one of both fits on a device, so each change of turn is a switch."""
+    flow = flow_of(ranks)
+    memory = {"memory": {"actor": 1, "critic": 1}, "device_memory": 1} if tight else {}
+    run = lab.run(flow, plan_of(flow, ranks, **memory), 4, dashboard=False, emulate=True)
+    assert_all_seen(run.wait(60), ranks)
+    assert run.timeline.bubble_sum_error_ns() == 0
+    assert ("onload" in {s.name for s in run.timeline.rows()}) == tight
+
+
+def test_they_meet_in_processes() -> None:
+    """Each device has an engine of its own."""
+    flow = flow_of(2)
+    run = lab.run(flow, plan_of(flow, 2), 4, "processes", dashboard=False, emulate=True)
+    assert_all_seen(run.wait(60), 2)
+
+
+def test_they_meet_under_the_temporal_plan() -> None:
+    flow = flow_of(2)
+    for chunks in ({}, {"a": 1, "b": 1}):
+        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"actor": 2, "critic": 2}, chunks=chunks)
+        assert_all_seen(lab.run(flow, plan, 2, dashboard=False, emulate=True).wait(60), 2)
+
+
+def test_held_up_threads_change_nothing_under_a_mock_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spans(delays: random.Random | None) -> list:
+        flow = flow_of(2)
+        with monkeypatch.context() as patch:
+            if delays is not None:
+                given = Meets.exchange
+                patch.setattr(Meets, "exchange", lambda self, value: (time.sleep(delays.random() / 300), given(self, value))[1], raising=False)
+            run = lab.run(flow, plan_of(flow, 2), 2, dashboard=False, emulate=True, clock=MockClock())
+            assert_all_seen(run.wait(60), 2)
+        return sorted((s.track.worker, s.track.rank, s.kind.name, s.start_ns, s.end_ns, s.items) for s in run.timeline.rows())
+
+    first = spans(None)
+    assert len(first) > 50
+    for seed in range(3):
+        assert spans(random.Random(seed)) == first
+
+
+def test_a_rank_that_does_not_come_is_named_with_what_would_end_it() -> None:
+    flow = flow_of(2, MeetsOnce)
+    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
+    with pytest.raises(DeadlockError, match=r"(?s)actor\[0\].*exchange\(\).*every rank of 'actor' call exchange\(\) equally often"):
+        run.wait(60)
+
+
+class Waits(Meets):
+    def train(self, steps: int, inbox: lab.Inbox) -> list[int]:
+        if self.rank == 0:
+            return [sum(self.exchange(0))]
+        while not self.cancelled:
+            time.sleep(0.01)
+        return []
+
+
+def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
+    flow = lab.Workflow("stopped")
+    a, b = flow.channels("a", "b")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Waits, name="actor"), flow.worker(Meets, name="critic")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.go(10, a, b)
+        actor.train(5, a)
+        critic.train(5, b)
+
+    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
+    while not any("exchange" in str(wait) for wait in run.waits()):
+        time.sleep(0.01)
+    assert "actor[0] waits for the other ranks of 'actor' in exchange() 1 of train()" in run.status()
+    time.sleep(0.3)
+    began = time.monotonic()
+    run.stop()
+    assert time.monotonic() - began < 5
+    long = [s.kind for s in run.timeline.rows() if s.track.worker == "actor" and s.track.rank == 0 and s.end_ns - s.start_ns > 200_000_000]
+    assert long == [SpanKind.WAIT]
+
+
+class Learns(lab.Worker):
+    """Data-parallel by torch: its collectives hold the device."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def setup(self) -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 1)
+        self.group = RankGroup(self, timeout=30)
+
+    def train(self, steps: int, inbox: lab.Inbox) -> float:
+        for _ in range(steps):
+            x = torch.full((2, 4), self.factor * (1.0 + inbox.take()))
+            with self.group:
+                net = self.group.parallel(self.net)
+                net(x).mean().backward()
+        assert self.net.weight.grad is not None
+        return float(self.net.weight.grad.sum())
+
+
+def test_two_data_parallel_learners_on_the_same_devices() -> None:
+    flow = lab.Workflow("learners")
+    a, b = flow.channels("a", "b")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Learns, 1.0, name="actor"), flow.worker(Learns, 2.0, name="critic")
+
+    @flow.iteration
+    def iteration() -> tuple:
+        source.go(10, a, b)
+        x, y = actor.train(5, a), critic.train(5, b)
+        return x.wait(), y.wait()
+
+    for factor, of_rank in zip((1, 2), lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True).wait(60)[0], strict=True):
+        assert of_rank == pytest.approx([factor * 4 * sum(range(1, 11)) / 2] * 2)  # the mean of both, whoever took which item
+
+
+def test_who_may_meet_is_read_from_the_code() -> None:
+    assert may_meet(LearnerWorker) and may_meet(Learns) and may_meet(MeetsOnce)
+    assert not may_meet(Source) and not may_meet(SimulatorWorker) and not may_meet(PolicyWorker)
+
+
+def test_back_in_the_order_of_complete_meetings_before_those_with_items() -> None:
+    engine = Engine(1)
+    a, b, c = (engine.add_process([0], priority) for priority in (2, 1, 0))
+    for process in (a, b):
+        engine.settle([(process, Event.START, 1, 0)])
+        engine.settle([(process, Event.ASIDE, -1, 0)])
+    engine.settle([(c, Event.START, 0, 1)])  # of the oldest iteration, and first in the graph
+    assert [d for d, p, *_ in engine.come_back(a, int(Do.BOUND)) if d == Do.RESUME] == []
+    engine.come_back(b, int(Do.BOUND))
+    order = []
+    for holder in (c, a):
+        order += [p for d, p, *_ in engine.settle([(holder, Event.DONE, -1, 0)]) if d == Do.RESUME]
+    assert order == [a, b]
+    assert engine.come_back(b, int(Do.BOUND)) == []  # it is back already
