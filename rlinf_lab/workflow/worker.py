@@ -239,7 +239,8 @@ class Worker:
         """The values that all ranks of this worker give, by rank, in the middle of a call: all must ask in the same order.
 
         Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank comes for it: give a copy of
-        what you go on changing. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
+        what you go on changing. Where another worker whose ranks meet shares the devices, it may have them until all have come. For tensors in bulk, a
+        collective is faster: see `workers.RankGroup`.
         """
         return self._context.exchange(value)
 
