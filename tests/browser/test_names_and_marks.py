@@ -80,3 +80,60 @@ def test_of_any_number_of_iterations_some_are_numbered_and_no_number_meets_anoth
     assert all(before[2] + 2 < after[1] for before, after in itertools.pairwise(numbers)) and numbers[-1][2] <= gutter + plot
     for number, left, _ in numbers:
         assert left - 4 == pytest.approx(gutter + number * plot / iterations, abs=1.5), "it stands at the beginning of its own"
+
+
+def test_devices_of_several_nodes_are_told_apart(browser: Any, tmp_path: Path) -> None:
+    names = [f"node{n}/cuda:{i}" for n in (1, 12) for i in range(4)] + ["gpu-server-17/cuda:0", "gpu-server-17/cuda:1"]
+    recorder, timeline = Recorder(), Timeline(names)
+    for rank, name in enumerate(names):
+        recorder.add(recorder.track("trainer", rank, (name,)), SpanKind.RUN, recorder.name("step"), rank * MS, (rank + 50) * MS, 0)
+    timeline.extend(recorder.drain())
+    texts, gutter, _ = drawn(browser, timeline, tmp_path / "nodes.html")
+    left = [text for text, *_ in texts if "cuda:" in text]
+    assert sorted(left) == sorted(names)  # whole: there is room for them
+    assert all(right < gutter for text, _, right, _ in texts if "cuda:" in text)
+
+
+def test_a_worker_that_sits_on_no_device_and_has_only_labels_has_a_lane(browser: Any, tmp_path: Path) -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("step"), 0, 40 * MS, 0)
+    recorder.add(recorder.track("hosty", 0), SpanKind.LABEL, recorder.name("host label"), 0, 40 * MS, 0)
+    timeline.extend(recorder.drain())
+    texts, *_ = drawn(browser, timeline, tmp_path / "labels.html")
+    assert any(text.startswith("hosty") for text, *_ in texts)
+
+
+CONTRASTS = """async () => {
+    const luminance = (r, g, b) => { const [x, y, z] = [r, g, b].map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * x + 0.7152 * y + 0.0722 * z; };
+    const draw = CanvasRenderingContext2D.prototype.fillText, found = [];
+    CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+        if (text.startsWith("part ")) { // the ground beside the first letter, and the ink
+            const ratio = window.devicePixelRatio, [r, g, b] = this.getImageData(Math.round((x - 2) * ratio), Math.round(y * ratio), 1, 1).data;
+            const n = parseInt(this.fillStyle.slice(1), 16), a = luminance(r, g, b), c = luminance(n >> 16, (n >> 8) & 255, n & 255);
+            found.push((Math.max(a, c) + 0.05) / (Math.min(a, c) + 0.05));
+        }
+        return draw.call(this, text, x, y);
+    };
+    window.dispatchEvent(new Event("resize"));
+    const canvas = document.querySelector("#timeline canvas");
+    canvas.focus();
+    canvas.dispatchEvent(new KeyboardEvent("keydown", { key: "f", bubbles: true }));
+    await new Promise((done) => setTimeout(done, 600));
+    return found;
+}"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_names_on_labels_are_legible_over_every_worker(browser: Any, tmp_path: Path, theme: Any) -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    for i in range(10):  # as many as there are colours
+        track = recorder.track(f"worker{i}", 0, ("cpu:0",))
+        recorder.add(track, SpanKind.RUN, recorder.name("step"), 0, 40 * MS, 0)
+        recorder.add(track, SpanKind.LABEL, recorder.name(f"part {i}"), 0, 40 * MS, 0)
+    timeline.extend(recorder.drain())
+    page = browser.new_page(viewport={"width": 1366, "height": 900}, color_scheme=theme)
+    page.goto(timeline_html(timeline, tmp_path / f"{theme}.html").as_uri())
+    page.wait_for_function("() => document.getElementById('timeline').dataset.spans > 0", timeout=15_000)
+    found = page.evaluate(CONTRASTS)
+    page.close()
+    assert len(found) >= 10 and min(found) >= 4.8, found

@@ -94,6 +94,18 @@ export function make(spec, attributes = {}, ...children) {
   return node;
 }
 
+/**
+ * Keys that are pressed within `root` stay there: a notebook has a shortcut for nearly every letter (x cuts the cell). What goes with Ctrl, Alt or
+ * Meta, and Tab, are the page's. `act(event)` gets those that are not typed into a field.
+ */
+export function keepKeys(root, act = () => {}) {
+  root.addEventListener("keydown", (e) => {
+    if (e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab") return;
+    e.stopPropagation();
+    if (e.target.tagName !== "INPUT") act(e);
+  });
+}
+
 /** Nanoseconds for people: three figures and a unit. */
 export function duration(ns) {
   const abs = Number(Math.abs(ns).toPrecision(3)); // 999.7 ms is a second
@@ -127,6 +139,12 @@ export function figures(x) {
 export function rgb(hex) {
   const n = parseInt(hex.slice(1), 16);
   return [n >> 16, (n >> 8) & 255, n & 255];
+}
+
+/** `over`, of which so much covers `hex`. */
+export function blend(hex, over, part) {
+  const [a, b] = [rgb(hex), rgb(over)];
+  return `#${a.map((v, i) => Math.round(v * (1 - part) + b[i] * part).toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** Dark or light ink, whichever reads better on this colour. */

@@ -1,5 +1,5 @@
 // anywidget entry: the dashboard. One state per model, shared by its views.
-import { CAUSES, applyTheme, connect, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, applyTheme, connect, keepKeys, make, painter, themeMode, watchTheme } from "./base.js";
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
@@ -65,6 +65,7 @@ class DashboardView {
     this.upper = make("div.upper", {}, this.curves, this.picture.node);
     const lower = make("div.lower", {}, timeline, make("div.side", {}, this.utilisation.node, this.bubbles.node));
     this.root = make("div.dashboard", {}, this.header.node, this.figures.node, this.upper, lower);
+    keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
     this.timeline.stage.append(this.still.node);

@@ -1,5 +1,5 @@
 // anywidget entry: the what-if explorer. Sliders ask the kernel, at most one question at a time; when they rest, the answer is simulated.
-import { applyTheme, colourNumbers, connect, figures, make, painter, themeMode, watchTheme } from "./base.js";
+import { applyTheme, colourNumbers, connect, figures, keepKeys, make, painter, themeMode, watchTheme } from "./base.js";
 import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
@@ -88,8 +88,9 @@ class ExplorerView {
     this.key = make("div.legend");
     const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
     // Arrow keys move the sliders, not JupyterLab's cells.
-    this.root = make("div.explorer", { "data-lm-suppress-shortcuts": "true", onkeydown: (e) => e.stopPropagation() }, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
+    this.root = make("div.explorer", {}, make("header.top", {}, make("h2", { title: model.get("title") }, model.get("title")), this.chip, this.head, this.note, make("span.buttons", {}, this.reset)), this.problem,
       make("div.halves", {}, make("aside.sliders", {}, ...this.sliders.map((s) => this.slider(s))), main));
+    keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());

@@ -1,4 +1,5 @@
 // Mouse and keyboard of a timeline. Keys as in Perfetto: W/S zoom, A/D pan.
+import { keepKeys } from "./base.js";
 import { describeSample } from "./counters.js";
 import { NOTCH, sparse } from "./instants.js";
 import { moves } from "./paint.js";
@@ -15,11 +16,10 @@ export function listen(view) {
   c.addEventListener("pointerup", (e) => onUp(view, e));
   c.addEventListener("pointerleave", () => unhover(view));
   c.addEventListener("dblclick", () => view.fit());
-  c.addEventListener("keydown", (e) => onKey(view, e));
+  keepKeys(view.root, (e) => onKey(view, e)); // also after a click on a button
   let due = 0;
   search.addEventListener("input", () => { clearTimeout(due); due = setTimeout(() => view.find(search.value), SEARCH_MS); });
   search.addEventListener("keydown", (e) => {
-    e.stopPropagation();
     if (e.key === "Enter") { clearTimeout(due); if (view.store.query !== search.value.trim().toLowerCase()) view.find(search.value); view.next(e.shiftKey ? -1 : 1); }
     if (e.key === "Escape") { clearTimeout(due); search.value = ""; view.find(""); c.focus(); }
   });
@@ -107,7 +107,8 @@ export function spanAt(view, x, y) {
 
 function hover(view, x, y) {
   const at = spanAt(view, x, y), row = view.rowAt(y), counter = row && row.kind === "counter" && x >= view.gutter;
-  const lines = counter ? describeSample({ series: row.series, time: view.time(x) - view.shift(row.layer) }) : at && view.details.describe(at);
+  const lines = counter ? describeSample({ series: row.series, time: view.time(x) - view.shift(row.layer) })
+    : at ? view.details.describe(at) : row && x < view.gutter && [row.title, ...(row.track?.devices.length ? [`on ${row.track.devices.join(", ")}`] : [])]; // the gutter may have cut it
   if ((at && moves(at)) || (view.hovered && moves(view.hovered))) view.redraw();
   view.hovered = at;
   if (!lines) { view.tip.style.display = "none"; return; }
@@ -130,10 +131,9 @@ function onKey(view, e) {
     k: () => view.setCounters(!view.counters), m: () => view.details.selectPicked(), "/": () => view.search.focus(),
     Escape: () => { view.selection = null; view.picked = null; view.details.hide(); view.redraw(); },
   };
-  const action = e.ctrlKey || e.metaKey || e.altKey ? null : actions[e.key.length === 1 ? e.key.toLowerCase() : e.key];
+  const action = actions[e.key.length === 1 ? e.key.toLowerCase() : e.key];
   if (!action) return;
   e.preventDefault();
-  e.stopPropagation();
   unhover(view);
   action();
 }

@@ -1,13 +1,15 @@
 // One frame of a timeline: strips of pixels, then names, gutter, ruler, marks, arrows and the selection.
-import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, clock, duration, inkOn } from "./base.js";
+import { BUSY, FONT, KIND_CAUSE, LABEL, KINDS, RUN, blend, clock, duration, inkOn } from "./base.js";
 import { latest } from "./counters.js";
 import { NOTCH, sparse } from "./instants.js";
 import { CATEGORIES } from "./lane.js";
 import { arrows, arrowsOf, missingArrows } from "./links.js";
-import { KIND_COLOUR, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
+import { KIND_COLOUR, LABEL_VEIL, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
 const LONG = 120e9, DAY = 86400, STEPS = [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY]; // ns, s, s
 const SPARSE = 56; // px between the numbers of narrow iterations
+/** What a row's title leaves free of the gutter, px: its mark before it, a share or a value behind it. */
+export const ROOM = { device: 54, worker: 30, track: 32, counter: 74 };
 const MOST_ARROWS = 240, MOST_ITERATIONS = 4, MOST_NAMED = 2000;
 
 /** All lanes in sight at once: one pixel row of an ImageData for each, stretched to its height. */
@@ -81,7 +83,7 @@ function paintLaneNames(view, g, row, strip, y, least) {
     const text = fitted(view, g, run ? store.name(c.name[i]) : `${KINDS[c.kind[i]]} ${store.name(c.channel[i])}`, x1 - x0 - 8);
     if (!text) return;
     const ground = groundOf(view, KINDS[c.kind[i]]);
-    g.fillStyle = run ? inkOn(full) : ground ? inkOn(ground) : view.colours.muted;
+    g.fillStyle = strip.paint === "label" ? inkOn(blend(full, inkOn(full), LABEL_VEIL)) : run ? inkOn(full) : ground ? inkOn(ground) : view.colours.muted;
     g.fillText(text, x0 + 4, y);
   });
 }
@@ -139,8 +141,8 @@ export function paintGutter(view, g) {
       continue;
     }
     if (head && !row.layer) {
-      g.font = `600 11px ${FONT}`; // of which the title is cut
-      paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - 54), 2, mid);
+      g.font = titleFont(row); // of which the title is cut
+      paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - ROOM[row.kind]), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
     }
     if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", shareText(view.busyShare(row)), view.gutter - 8, mid);
@@ -150,10 +152,12 @@ export function paintGutter(view, g) {
     g.fillRect(10, mid - 3.5, 7, 7);
     const name = view.stores.length > 1 && row.h >= 9 ? view.cut(g, view.labels[0], view.labelWidth) : ""; // whose lane the upper one is
     g.font = `11px ${FONT}`;
-    paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - 30 - (name ? view.labelWidth + 8 : 0)), 22, mid);
+    paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - ROOM.track - (name ? view.labelWidth + 8 : 0)), 22, mid);
     if (name) paintText(g, `10px ${FONT}`, c.muted, "right", name, view.gutter - 8, mid);
   }
 }
+
+export function titleFont(row) { return `${row.kind === "device" || row.kind === "worker" ? "600 " : ""}11px ${FONT}`; }
 
 function paintText(g, font, colour, align, text, x, y) {
   g.font = font;
@@ -225,6 +229,7 @@ export function paintArrows(view, g) {
     if (!seen.length || view.to > view.store.marks[view.store.marks.length - 1].end) seen.push((view.store.marks[view.store.marks.length - 1]?.iteration ?? -1) + 1);
     if (seen.length > MOST_ITERATIONS) notes.add(`More than ${MOST_ITERATIONS} iterations in sight: zoom in for arrows`);
     else for (const n of seen) { pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS)); notes.add(missingArrows(view.store, n)); }
+    if (!pairs.length && ![...notes].some(Boolean)) notes.add("No arrows: nothing was handed over in sight");
     if (pairs.length > MOST_ARROWS) { pairs.length = 0; notes.add(`More than ${MOST_ARROWS} arrows in sight: zoom in to see them`); }
   }
   view.arrowCount = pairs.length;

@@ -35,7 +35,7 @@ export function listRows(stores, by, counters) {
       for (const track of store.tracks) if (track.worker === worker) both(track, { title: `${track.rank} on ${track.devices.join(", ")}`, device: track.devices[0] });
     }
   }
-  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && (track.spans.count || track.points.count)) add(track, layer, { title: track.label, device: "" }); });
+  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && (track.spans.count || track.points.count || track.labels.count)) add(track, layer, { title: track.label, device: "" }); });
   if (counters) {
     const names = [...new Set(stores.flatMap((s) => [...s.counters.keys()]))];
     for (const name of names) stores.forEach((s, layer) => { if (s.counters.has(name)) rows.push({ kind: "counter", layer, title: name, series: s.counters.get(name) }); });
@@ -103,6 +103,8 @@ export function stripsOf(row) {
 
 /** Kinds of spans in which the device is used for something else: they are as strong as work. */
 export const SOLID = new Set(["onload", "offload", "transfer", "setup"]);
+/** How much of the ink lies over the span that a label is part of. */
+export const LABEL_VEIL = 0.48;
 const painted = new Map();
 
 /**
@@ -131,7 +133,7 @@ export function paintOf(colours, by, strip, workerColour, faint) {
 function categoryColour(c, by, strip, workerColour, k) {
   if (k === OTHER) return [c.muted, 0.12]; // on a label strip: not drawn at all
   if (strip === "cause") return k < CAUSES.length ? [c.causes[CAUSES[k]], 1] : [c.busy, 0.9];
-  if (strip === "label") return [inkOn(by === "kind" ? c.busy : workerColour), 0.42];
+  if (strip === "label") return [inkOn(by === "kind" ? c.busy : workerColour), LABEL_VEIL];
   if (strip === "hit") return [c.text, 1];
   if (strip === "notch") return [inkOn(by === "kind" ? c.busy : workerColour), 1];
   if (strip === "dust") return [categoryColour(c, by, "point", workerColour, k)[0], 0.35];

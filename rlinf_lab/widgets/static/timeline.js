@@ -3,7 +3,7 @@ import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, colourNumbers, fitCanvas, 
 import { CATEGORIES } from "./lane.js";
 import { paintCounters } from "./counters.js";
 import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
-import { busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips } from "./paint.js";
+import { ROOM, busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips, titleFont } from "./paint.js";
 import { Details } from "./details.js";
 import { listen } from "./hands.js";
 
@@ -56,7 +56,6 @@ export class TimelineView {
 
   build() {
     this.root.classList.add("rl-timeline");
-    this.root.dataset.lmSuppressShortcuts = "true"; // the keys are ours while the picture has the focus
     this.canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": "Timeline of the devices and workers" });
     this.tip = make("div.tip");
     this.details = new Details(this);
@@ -237,7 +236,7 @@ export class TimelineView {
     const key = `${text}|${Math.round(width)}`;
     let cut = this.widths.get(key);
     if (cut === undefined) {
-      const tail = text.length > 3 * TAIL ? text.slice(-TAIL) : "";
+      const tail = text.length > TAIL + 2 ? text.slice(-TAIL) : "";
       cut = text;
       for (let n = text.length - tail.length; n > 2 && g.measureText(cut).width > width;) cut = `${text.slice(0, --n)}…${tail}`;
       this.widths.set(key, cut);
@@ -255,10 +254,13 @@ export class TimelineView {
       if (this.most) this.grow();
       this.content = placeRows(this.rows, this.height);
       for (const row of this.rows) row.top = row.y;
-      g.font = `11px ${FONT}`;
-      const widest = Math.max(60, ...this.rows.slice(0, 500).map((r) => g.measureText(r.title || "").width + (r.kind === "counter" ? 28 : 0)));
+      const need = (row) => {
+        g.font = titleFont(row);
+        return g.measureText(row.title || "").width + ROOM[row.kind];
+      };
+      const widest = Math.max(...this.rows.slice(0, 500).map(need));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
-      this.gutter = Math.round(Math.min(190, Math.max(104, widest + 46)) + this.labelWidth);
+      this.gutter = Math.round(Math.min(220, Math.max(106, widest)) + this.labelWidth);
       this.root.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
@@ -307,7 +309,7 @@ export class TimelineView {
     paintScrollbar(this, g);
     if (!this.store.count) {
       g.fillStyle = c.muted; g.font = `12px ${FONT}`; g.textAlign = "center"; g.textBaseline = "middle";
-      g.fillText("Waiting for the first spans", this.gutter + this.plot / 2, this.height / 2);
+      g.fillText("No spans yet", this.gutter + this.plot / 2, this.height / 2);
     }
     this.drawLegend();
     this.drawMs = performance.now() - began;
