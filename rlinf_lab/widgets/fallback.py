@@ -12,7 +12,7 @@ from typing import Any
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.picture import Line, Scene, Word, heading, scene, stacked
 from rlinf_lab.timeline.png import png_bytes
-from rlinf_lab.timeline.svg import to_svg
+from rlinf_lab.timeline.svg import shown_svg
 
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
 _IN_A_ROW = 3
@@ -58,7 +58,7 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
             parts.append(heading(label))
         if len(now):
             parts.append(scene(now, now.accounting()))
-            html.append(f"<div>{to_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
+            html.append(f"<div>{shown_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
     return Still("".join(html), text, stacked(parts, " over ".join(labels)) if parts else None)
 
 
