@@ -316,6 +316,22 @@ def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_n
     assert kept[-1] == 2000.5, "the end is stored by `renew`"
 
 
+def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    with session(flow, plan) as s:
+        tell = s._observer._sampler._tell
+        tell("Not Supported")
+        s.step(0)
+        assert "curves" not in s.status().lower(), "of a plan without GPUs nobody wants them"
+        host, devices = tell.args
+        assert list(devices) == list(plan.devices)
+        with pytest.warns(RuntimeWarning, match="Curves of GPUs are missing on host .*: Not Supported.*Next: ") as told:
+            for i in range(2):
+                tell.func(host, ["cpu:0", "cuda:0"], "Not Supported")
+                s.step(1 + i)
+        assert len(told) == 1 and s.status().count("Curves of GPUs are missing") == 1
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("call", "text"),
