@@ -92,6 +92,11 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
 
 CLOCK_SECONDS = 0.5  # between messages that tell more than spans: progress, metrics, load, pictures
 
+PAUSED = "paused"
+FIRST_SECONDS = 5.0  # between the stored pictures of the beginning, growing by as much each time
+FIRST_PICTURES = 3
+_REST = 2500  # later ones take a 2500th of a core
+
 
 class _Feeder:
     """Called from the background of the run, eight times a second. Spans are sent each time, the rest twice a second, and at once where the state changes."""
@@ -106,6 +111,7 @@ class _Feeder:
         self._due = 0.0  # when what is not spans is told again
         self._state = ""  # of the run, as it was told
         self._closed = False
+        self._keep_due, self._kept, self._kept_state = 0.0, 0, ""
         self(run)
 
     def __call__(self, run: Run | ObservedSession) -> None:
@@ -131,9 +137,20 @@ class _Feeder:
                 self._board.renew(self._handle)  # the stored picture is then that of the end
 
     def account(self, _run: Run | ObservedSession) -> None:
-        """Device time and bubbles: when the spans have left, for it takes longer and is looked at later."""
+        """Device time and bubbles, and the stored picture: when the spans have left, for it takes longer and is looked at later."""
         if not self._closed:
             self._board.account()
+            if self._handle is not None and (time.monotonic() >= self._keep_due or self._state == PAUSED != self._kept_state):
+                self._keep()
+
+    def _keep(self) -> None:
+        """The stored picture as it is now: soon after the start, and then as often as the time that it takes allows; at once when it is paused."""
+        began = time.thread_time()
+        if self._board.keep():
+            self._kept, self._kept_state = self._kept + 1, self._state
+            took = time.thread_time() - began
+            # The first ones load what the later ones have.
+            self._keep_due = time.monotonic() + (FIRST_SECONDS * self._kept if self._kept <= FIRST_PICTURES else max(FIRST_SECONDS, _REST * took))
 
     def _picture(self, frames: dict[str, Any], final: bool) -> bytes | None:
         """Encoded when there is a new one, and no oftener than the board shows it."""

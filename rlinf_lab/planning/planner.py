@@ -141,7 +141,7 @@ class Planned:
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else self.timeline.to_svg()}</div>"
+        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else self.timeline._repr_mimebundle_()['image/svg+xml']}</div>"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import cloudpickle
 from rlinf_lab.errors import ExecutorError, WorkflowError, said
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.devices import cores, torch_device
 from rlinf_lab.runtime.fillers import news_of
 from rlinf_lab.runtime.host import Host
@@ -84,7 +85,11 @@ class DeviceHost:
         first = min(h for (w, r), h in self.place.items() if w != DRIVER and Device.node_of(self.layout.device_names(w, r)) == node)
         mine = cores() if node and first == self.name else ()
         gpus = [Device.parse(name).local for name in self._gpus]
-        return UtilisationSampler(self.recorder, prefix=f"node{node}/" if node else "", cores=mine, gpus=gpus) if mine or gpus else None
+        prefix = f"node{node}/" if node else ""
+        return UtilisationSampler(self.recorder, prefix=prefix, cores=mine, gpus=gpus, tell=self._gpu_curves_missing) if mine or gpus else None
+
+    def _gpu_curves_missing(self, problem: str) -> None:
+        wire.gpu_curves_missing(self.host, self._device_names(), problem)
 
     def _torch_device(self, names: Sequence[str]) -> str:
         """torch counts only the GPUs that this process sees: the plan's ``cuda:5`` may be ``cuda:0`` here."""

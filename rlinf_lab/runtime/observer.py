@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -16,6 +17,7 @@ import pandas as pd
 from rlinf_lab.errors import ConfigError, DeadlockError, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.rerun import Rerun
+from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.metrics import MetricTable
 from rlinf_lab.runtime.process import Filled
 from rlinf_lab.runtime.session import Executor
@@ -66,7 +68,7 @@ class Observer:
         self._lock = threading.Lock()  # one at a time collects; the loop never waits for it
         host = executor.driver_host
         self._alone = alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
-        self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else ())
+        self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else (), tell=partial(wire.gpu_curves_missing, host, executor.layout.plan.devices))
         self._over = threading.Event()
         self._wake = threading.Event()  # an iteration has begun, or it is over
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)

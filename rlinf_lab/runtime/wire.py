@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
+from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.engine import Part
 from rlinf_lab.planning.waits import standstill
 from rlinf_lab.runtime import turnover
@@ -175,6 +176,14 @@ def remark(host: Host, about: str, text: str, at_once: bool = False) -> None:
         host.loop.remark(about, text, at_once)
     else:
         host.say(host.place[DRIVER, 0], ("remarked", about, text, at_once))
+
+
+def gpu_curves_missing(host: Host, devices: Iterable[str], problem: str) -> None:
+    """From a sampler: tells the user why GPUs among these devices have no curves; nothing where there are none."""
+    if any(Device.parse(name).kind == "cuda" for name in devices):
+        with host._mutex:
+            text = f"Curves of GPUs are missing on host {host.name!r}: {problem}. Next: nothing, the run needs none; `rlinf-lab doctor` looks at the driver."
+            remark(host, f"curves of GPUs of {host.name}", text)
 
 
 def _on_remarked(host: Host, about: str, text: str, at_once: bool) -> None:

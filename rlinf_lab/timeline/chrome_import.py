@@ -3,8 +3,9 @@
 Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with ``traceEvents``, or one event a
 line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
 is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread,
-if it lies within the time of the others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
-Our own export comes back as it was.
+if it lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
+An event with a field that the format does not have there is left out, and a warning counts them and names the first.
+Our own export comes back as it was, or not at all.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync"
 _WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _GAP = re.compile(r"[\s,]*")
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
 _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beginning is enough
 
@@ -49,7 +51,7 @@ _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beg
 def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
     events, other = _load(Path(path))
-    reader = _OwnReader(other) if "start_ns" in other and "devices" in other else _Reader()
+    reader = _OwnReader(other) if _is_ours(other) else _Reader()
     reader.read(events)
     return reader.devices(), reader.content()
 
@@ -58,8 +60,8 @@ def _load(path: Path) -> tuple[list[Event], Event]:
     """The events, and what the file says beside them."""
     data = path.read_bytes()
     text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace").strip()
-    found = next((parsed for parsed in (_whole(text), _lines(text), _unended(text)) if parsed is not None), None)
-    if found is None and text.startswith(_BEGINS):
+    found = _whole(text) or _lines(text) or _unended(text)
+    if (found is None and text.startswith(_BEGINS)) or (found and found[2] and _is_ours(found[1])):
         raise TimelineError(
             f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with {text[-40:]!r}."
             " Next: let the program that writes it end, or copy it again."
@@ -69,41 +71,60 @@ def _load(path: Path) -> tuple[list[Event], Event]:
             f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
             " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_chrome."
         )
-    return found
+    events, other, is_cut = found
+    if is_cut:
+        warnings.warn(f"{str(path)!r} was cut off, or damaged: the {len(events)} events before that are read, the rest is missing.", stacklevel=4)
+    return events, other
 
 
-def _whole(text: str) -> tuple[list[Event], Event] | None:
+def _is_ours(other: Event) -> bool:
+    return "start_ns" in other and "devices" in other
+
+
+#: Events, what the file says beside them, and whether it was cut off; None for another kind of file.
+Loaded = tuple[list[Event], Event, bool] | None
+
+
+def _whole(text: str) -> Loaded:
     try:
         parsed = json.loads(text)
     except ValueError:
         return None
-    if isinstance(parsed, dict) and isinstance(parsed.get("traceEvents"), list):
-        return parsed["traceEvents"], parsed.get("otherData") or {}
-    return (parsed, {}) if isinstance(parsed, list) and all(isinstance(e, dict) for e in parsed) else None
+    events = parsed.get("traceEvents") if isinstance(parsed, dict) else parsed
+    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
+        return None
+    return events, _other(parsed) if isinstance(parsed, dict) else {}, False
 
 
-def _lines(text: str) -> tuple[list[Event], Event] | None:
+def _other(parsed: Event) -> Event:
+    said = parsed.get("otherData")
+    return said if isinstance(said, dict) else {}
+
+
+def _lines(text: str) -> Loaded:
     """One event a line; a last line that was cut off is left out."""
     lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip() not in ("", "[", "]")]
-    events = []
+    events, is_cut = [], False
     for number, line in enumerate(lines):
         try:
             event = json.loads(line)
         except ValueError:
             if number and number == len(lines) - 1:
+                is_cut = True
                 break
             return None
         if not isinstance(event, dict) or "ph" not in event:
             return None
         events.append(event)
-    return (events, {}) if events else None
+    return (events, {}, is_cut) if events else None
 
 
-def _unended(text: str) -> tuple[list[Event], Event] | None:
-    """An array may lack its end: who writes it may have been stopped. An event that was cut off is left out."""
-    if not text.startswith("["):
+def _unended(text: str) -> Loaded:
+    """Who writes a trace may have been stopped: an event that was cut off is left out. An array may lack its end, and is not cut off for that."""
+    events_of = _EVENTS.search(text) if text.startswith("{") else None
+    if not text.startswith("[") and events_of is None:
         return None
-    decode, events, at = json.JSONDecoder().raw_decode, list[Event](), 1
+    decode, events, at = json.JSONDecoder().raw_decode, list[Event](), events_of.end() if events_of else 1
     while (at := _next(text, at)) < len(text):
         try:
             event, at = decode(text, at)
@@ -112,7 +133,18 @@ def _unended(text: str) -> tuple[list[Event], Event] | None:
         if not isinstance(event, dict):
             return None
         events.append(event)
-    return (events, {}) if events and (at == len(text) or text[at] == "{") else None
+    is_whole = at == len(text)
+    if not events or not (is_whole or text[at] in ("{]" if events_of else "{")):
+        return None
+    return events, _before(text, events_of.start()) if events_of else {}, bool(events_of) or not is_whole
+
+
+def _before(text: str, end: int) -> Event:
+    """What an object says beside its events, where it says so before them."""
+    try:
+        return _other(json.loads(text[:end].rstrip().rstrip(",") + "}"))
+    except ValueError:
+        return {}
 
 
 def _next(text: str, at: int) -> int:
@@ -134,18 +166,30 @@ class _Reader:
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
         self._backwards = 0  # events that end before they begin
+        self._lost = 0  # that begin without an end, or the other way round
 
     def read(self, events: Iterable[Event]) -> None:
-        """Raises `ValueError`, which names the event, where one has not the fields that the format has."""
+        """Raises `ValueError`, which names the first event, where none has the fields that the format has."""
         kept = [event for event in events if "ph" in event]
         try:
             self._read(kept)
-        except (KeyError, TypeError, ValueError):
-            for event in kept:
-                _check(event)  # looked at one by one only now: it would take as long as reading them
-            raise
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            self._leave_out_odd(kept)
+        if self._lost:
+            warnings.warn(f"{self._lost} events of this trace begin without an end or end without a beginning; they are left out.", stacklevel=4)
         if self._backwards:
             warnings.warn(f"{self._backwards} events of this trace end before they begin; they are taken to last 0 s.", stacklevel=4)
+
+    def _leave_out_odd(self, kept: list[Event]) -> None:
+        """Read the others. Events are looked at one by one only here: it takes as long as reading them."""
+        told = [_problem(event) for event in kept]
+        odd = [problem for problem in told if problem]
+        good = [event for event, problem in zip(kept, told, strict=True) if not problem]
+        if odd and not any(event["ph"] in _TIMED for event in good):
+            raise ValueError(odd[0])
+        _Reader.__init__(self)  # what was read until then
+        self._read(good)
+        warnings.warn(f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. The first: {odd[0]}.", stacklevel=5)
 
     def _read(self, kept: list[Event]) -> None:
         for event in kept:
@@ -157,14 +201,14 @@ class _Reader:
         for event in kept:
             if event["ph"] == "C":
                 self._sample(event)
-        first, last = min((row[0] for row in self._rows), default=1), max((row[1] for row in self._rows), default=0)
+        first, last = min((row[0] for row in self._rows), default=-_MOST_US * 1000), max((row[1] for row in self._rows), default=_MOST_US * 1000)
         for event in kept:
             if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
                 self._row(self._track(event), SpanKind.LABEL, _text(event.get("name", "")), at, at)
 
     # --- names -----------------------------------------------------------------------------------------
     def _describe(self, event: Event) -> None:
-        text = _text((event.get("args") or {}).get("name", ""))
+        text = _text(_args(event).get("name", ""))
         if event.get("name") == "process_name":
             self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
         elif event.get("name") == "thread_name":
@@ -175,7 +219,7 @@ class _Reader:
 
     def _track(self, event: Event) -> int:
         """The lane of an event: its thread, a stream of a GPU, or what is joined by ids within a category."""
-        pid, tid, args, category = event.get("pid"), event.get("tid"), event.get("args") or {}, event.get("cat", "")
+        pid, tid, args, category = event.get("pid"), event.get("tid"), _args(event), _category(event)
         stream, joined = category in _GPU, event["ph"] == "b"
         key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
         if stream:
@@ -201,7 +245,7 @@ class _Reader:
 
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:
-        name, category = _text(event.get("name", "")), event.get("cat", "")
+        name, category = _text(event.get("name", "")), _category(event)
         start, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event.get("dur", 0))
         if end < start:
             self._backwards, end = self._backwards + 1, start
@@ -219,7 +263,7 @@ class _Reader:
         self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
 
     def _sample(self, event: Event) -> None:
-        values = {k: v for k, v in (event.get("args") or {}).items() if isinstance(v, int | float)}
+        values = {k: v for k, v in _args(event).items() if isinstance(v, int | float)}
         for key, value in values.items():
             text = _text(event.get("name", ""))
             self._samples.append((self._name(text if len(values) == 1 else f"{text} {_text(key)}"), _ns(event["ts"]), float(value)))
@@ -227,7 +271,6 @@ class _Reader:
     def _complete(self, events: list[Event]) -> Iterator[Event]:
         """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
         begun: defaultdict[tuple, list[Event]] = defaultdict(list)
-        lost = 0
         for event in sorted((e for e in events if e["ph"] in "XBEbe"), key=lambda e: (e["ts"], e["ph"] in "Bb")):
             phase = event["ph"]
             if phase == "X":
@@ -242,12 +285,10 @@ class _Reader:
             same = [i for i, e in enumerate(stack) if e.get("name") == event.get("name")] or range(len(stack))
             if same:
                 first = stack.pop(same[-1])
-                yield {**event, **first, "dur": event["ts"] - first["ts"], "args": {**(event.get("args") or {}), **(first.get("args") or {})}}
+                yield {**event, **first, "dur": event["ts"] - first["ts"], "args": {**_args(event), **_args(first)}}
             else:
-                lost += 1
-        lost += sum(map(len, begun.values()))
-        if lost:
-            warnings.warn(f"{lost} events of this trace begin without an end or end without a beginning; they are left out.", stacklevel=5)
+                self._lost += 1
+        self._lost += sum(map(len, begun.values()))
 
     # --- the result ------------------------------------------------------------------------------------
     def devices(self) -> list[str]:
@@ -261,12 +302,15 @@ class _Reader:
 
 
 class _OwnReader(_Reader):
-    """What `rlinf_lab.timeline.chrome` wrote: exact, from the arguments of its events."""
+    """What `rlinf_lab.timeline.chrome` wrote: exact, from the arguments of its events. One that is odd was changed by hand."""
 
     def __init__(self, other: Event) -> None:
         super().__init__()
         self._other = other
         self._said = [Track.from_json(said) for said in other.get("tracks", ())]  # older files have but the labels of lanes
+
+    def _leave_out_odd(self, kept: list[Event]) -> None:
+        raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_chrome() writes"))
 
     def _track(self, event: Event) -> int:
         key = (event.get("pid"), event.get("tid"))
@@ -311,21 +355,41 @@ class _OwnReader(_Reader):
         return super().content() | told | clocks
 
 
-def _check(event: Event) -> None:
-    """Raises `ValueError`, which names the event, where a field is none that the format has there."""
+def _problem(event: Event) -> str:
+    """Which field is none that the format has there, with the event; "" where all are."""
     said, phase = f"event {shown(event)}", event["ph"]
     if not isinstance(phase, str):
-        raise ValueError(f"{said}: its phase 'ph' is no text")
-    for key in ("pid", "tid", "id"):
-        if isinstance(event.get(key), dict | list):
-            raise ValueError(f"{said}: its {key!r} is neither a number nor a text")
+        return f"{said}: its phase 'ph' is no text"
+    if not isinstance(event.get("cat") or "", str):
+        return f"{said}: its category 'cat' is no text"
+    places = {"pid": event.get("pid"), "tid": event.get("tid"), "id": event.get("id")} | {k: _args(event).get(k) for k in ("device", "stream")}
+    for key, value in places.items():
+        if isinstance(value, dict | list):
+            return f"{said}: its {key!r} is neither a number nor a text"
     if phase in _TIMED and "ts" not in event:
-        raise ValueError(f"{said}: it has no time 'ts'")
-    for key in ("ts", "dur") if phase in _TIMED else ():
-        try:
+        return f"{said}: it has no time 'ts'"
+    try:
+        for key in ("ts", "dur") if phase in _TIMED else ():
             _ns(event.get(key, 0))
-        except ValueError as error:
-            raise ValueError(f"{said}: {error}") from None
+        for value in _args(event).values() if phase == "C" else ():
+            float(value if isinstance(value, int | float) else 0)
+    except (ValueError, OverflowError) as error:
+        return f"{said}: {error}"
+    return ""
+
+
+def _args(event: Event) -> Event:
+    """Arguments that are no table are none."""
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _category(event: Event) -> str:
+    """Raises ``TypeError`` for one that is no text."""
+    found = event.get("cat") or ""
+    if not isinstance(found, str):
+        raise TypeError("a category is a text")
+    return found
 
 
 def _ns(us: float) -> int:

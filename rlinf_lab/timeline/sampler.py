@@ -6,10 +6,12 @@ curves says half of what happened, and a recorder is all that a sampler needs.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
@@ -27,11 +29,17 @@ class UtilisationSampler:
     are no GPU curves, in NVML's words; "" when there are. ``cuda:i`` is the i-th GPU that CUDA_VISIBLE_DEVICES lets this process see.
     ``cores``: those to sample, where the process has left some of its own; with ``()`` no memory either. ``gpus``: other names for those
     GPUs, in order; with ``()`` none is sampled. ``prefix`` is put before every name: of another node, for example ``"node1/"``.
-    A context manager too.
+    ``tell`` is called with ``gpu_problem``, once for each, from the sampler's thread. A context manager too.
     """
 
     def __init__(
-        self, recorder: Recorder, seconds: float = 1.0, prefix: str = "", cores: Sequence[int] | None = None, gpus: Sequence[str] | None = None
+        self,
+        recorder: Recorder,
+        seconds: float = 1.0,
+        prefix: str = "",
+        cores: Sequence[int] | None = None,
+        gpus: Sequence[str] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.recorder = recorder
         self.seconds = seconds
@@ -40,6 +48,8 @@ class UtilisationSampler:
         self._names = gpus
         self._found: Callable[[], list[tuple[str, float]]] | None = None
         self.gpu_problem = ""
+        self._tell = tell
+        self._told: set[str] = set()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -92,9 +102,12 @@ class UtilisationSampler:
             return list
         try:
             pynvml.nvmlInit()
-            handles = visible_gpus(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+            handles = gpus_of_cuda(pynvml, os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
         except pynvml.NVMLError as error:
-            self.gpu_problem = str(error)
+            self._cannot(str(error))
+            return list
+        if handles is None:
+            self._cannot("the GPUs are unlike, and CUDA's driver does not say which one it numbers how: CUDA_DEVICE_ORDER=PCI_BUS_ID would")
             return list
         names = [f"cuda:{i}" for i in range(len(handles))] if self._names is None else self._names
 
@@ -104,19 +117,61 @@ class UtilisationSampler:
         return sample
 
     def _gpu(self, nvml: Any, name: str, handle: Any) -> Iterator[tuple[str, float]]:
-        """What this GPU tells. A slice of a GPU (MIG) has memory but no utilisation; NVML says so."""
-        try:
-            yield f"{name} MiB", nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB
-            yield f"{name} %", nvml.nvmlDeviceGetUtilizationRates(handle).gpu
-        except nvml.NVMLError as error:
-            self.gpu_problem = f"{name}: {error}"
+        """What this GPU tells: one of both may be missing. A slice of a GPU (MIG) has memory but no utilisation; NVML says so."""
+        asked: tuple[tuple[str, Callable[[], float]], ...] = (
+            ("MiB", lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used / _MIB),
+            ("%", lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+        )
+        for unit, ask in asked:
+            try:
+                yield f"{name} {unit}", ask()
+            except nvml.NVMLError as error:
+                self._cannot(f"{name} {unit}: {error}")
+
+    def _cannot(self, problem: str) -> None:
+        self.gpu_problem = problem
+        if problem not in self._told:
+            self._told.add(problem)
+            self._tell(problem)
+
+
+def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] | None:
+    """As `visible_gpus`, also where GPUs are unlike: CUDA then begins with the fastest. None where their order cannot be known. Raises ``NVMLError``.
+
+    ``order``: CUDA_DEVICE_ORDER.
+    """
+    in_order = visible_gpus(nvml, listed)
+    if order == "PCI_BUS_ID" or (listed is not None and not any(e.strip().isdecimal() for e in listed.split(","))):
+        return in_order
+    every = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+    if len(every) < 2 or len({nvml.nvmlDeviceGetName(handle) for handle in every}) == 1:
+        return in_order
+    ids = ids_of_cuda()
+    return None if ids is None else [nvml.nvmlDeviceGetHandleByUUID(each) for each in ids]
+
+
+def ids_of_cuda() -> list[str] | None:
+    """The UUIDs of the GPUs that this process sees, in CUDA's order, from its driver, without a context; None where that does not answer."""
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        count, found = ctypes.c_int(), list[str]()
+        if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
+            return None
+        for i in range(count.value):
+            device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
+            if driver.cuDeviceGet(ctypes.byref(device), i) or driver.cuDeviceGetUuid(raw, device):
+                return None
+            found.append(f"GPU-{uuid.UUID(bytes=bytes(raw))}")
+    except (OSError, AttributeError):
+        return None
+    return found
 
 
 def visible_gpus(nvml: Any, listed: str | None) -> list[Any]:
     """NVML's handles of the GPUs that CUDA shows to this process, in CUDA's order; NVML itself counts all that the machine has.
 
     ``listed``: CUDA_VISIBLE_DEVICES, numbers or the beginnings of UUIDs; as in CUDA, what follows an entry that is no GPU is not seen.
-    Numbers are taken in the order of the bus, which is CUDA's where the GPUs are alike. Raises ``NVMLError``.
+    Numbers are taken in the order of the bus, which is CUDA's where the GPUs are alike (else see `gpus_of_cuda`). Raises ``NVMLError``.
     """
     handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
     if listed is None:

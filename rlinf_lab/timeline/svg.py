@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
@@ -27,13 +30,48 @@ _HATCH = {
 }
 
 
+_times: Counter[str] = Counter()  # each picture has been shown, by its beginning
+_lock = threading.Lock()
+
+
+def shown_svg(scene: Scene) -> str:
+    """As `to_svg`, for a page that may show the same picture twice: no two have an id in common.
+
+    Of two equal ids a page takes the first, and paints nothing where that one is hidden, as the picture above a widget is. What tells them apart is the
+    notebook's cell and how often this process has shown this very picture there: a notebook that is run again from its start is stored as it was.
+    """
+    name = _prefix(scene, _cell())
+    with _lock:
+        _times[name] += 1
+        name = f"{name}-{_times[name]}"
+    return _svg(scene, "auto", name)
+
+
 def to_svg(scene: Scene, theme: str = "auto") -> str:
-    """The picture as SVG text. ``theme``: "light", "dark", or "auto" for that of the page it is in."""
+    """The picture as SVG text, the same for the same scene. ``theme``: "light", "dark", or "auto" for that of the page it is in.
+
+    Raises `UnknownNameError` for another theme.
+    """
     if theme not in (*MODES, "auto"):
         raise UnknownNameError.of("theme", theme, (*MODES, "auto"))
+    return _svg(scene, theme, _prefix(scene, theme))
+
+
+def _prefix(scene: Scene, where: str) -> str:
+    """How its ids begin: patterns and classes of several pictures in one page must not meet."""
+    return f"h{zlib.crc32(repr((scene.bars, where)).encode()):x}"
+
+
+def _cell() -> str:
+    """The id of the notebook's cell that runs, which the file keeps; "" where the page does not tell it."""
+    module = sys.modules.get("ipykernel.kernelbase")
+    if module is None or not module.Kernel.initialized():
+        return ""
+    return str((module.Kernel.instance().get_parent("shell") or {}).get("metadata", {}).get("cellId", ""))
+
+
+def _svg(scene: Scene, theme: str, prefix: str) -> str:
     used = [cause for cause in _HATCH if any(bar.fill is cause for bar in scene.bars)]
-    # Patterns and classes of several pictures in one page must not meet.
-    prefix = f"h{zlib.crc32(repr((scene.bars, theme)).encode()):x}"
     patterns = "".join(
         f'<pattern id="{prefix}-{cause}" width="6" height="6" patternUnits="userSpaceOnUse">{_HATCH[cause].format(f"{prefix}-{cause[:2]}")}</pattern>'
         for cause in used

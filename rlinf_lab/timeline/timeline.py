@@ -288,8 +288,10 @@ class Timeline(SpanStore):
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from rlinf_lab.timeline.svg import shown_svg
+
         frozen = self.snapshot()
-        plain, picture = repr(frozen), frozen.to_svg()
+        plain, picture = repr(frozen), shown_svg(frozen._scene(960, "device"))
         html = f"<div>{picture}<div><small>{escape(plain)}</small></div></div>"
         return {"text/plain": plain, "text/html": html, "image/svg+xml": picture}
 

@@ -19,6 +19,7 @@ from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
 STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits")
+OVER = ("finished", "failed", "stopped")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
 
@@ -56,6 +57,8 @@ class Dashboard(PushedWidget):
         self._frame = b""
         self._frame_at = -FRAME_SECONDS
         self._callbacks: list[Callable[[str], None]] = []
+        self._is_over = False
+        self._kept: tuple[Any, ...] = ()  # what the stored picture shows
         config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts), "buttons": buttons}
         super().__init__(config=config | {"every_seconds": every_seconds})
 
@@ -80,6 +83,7 @@ class Dashboard(PushedWidget):
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         """
         with self._push_lock:
+            self._is_over = final
             content, parts = self._news(timeline, final).content()
             if "idle" in parts:
                 self._tell_later()
@@ -171,10 +175,29 @@ class Dashboard(PushedWidget):
                 callback(command)
 
     def still(self) -> fallback.Still:
-        """The dashboard as it is now, as a picture without script: ``display_handle.update(dashboard.still())``."""
+        """The dashboard as it is now, as a picture without script: ``display_handle.update(dashboard.still())``.
+
+        Where the run has not ended it says of when it is.
+        """
         with self._push_lock:
-            timeline = self._feed.timeline if self._feed else None
-            return fallback.dashboard_still(self.config, self._state, self._rows(), timeline, repr(self))
+            timeline, state, rows = self._feed.timeline if self._feed else None, dict(self._state), self._rows()
+            as_of = "" if self._is_over or state.get("state") in OVER else time.strftime("as of %Y-%m-%d %H:%M:%S %Z")
+            text = repr(self) + f", {as_of}" * bool(as_of)
+        return fallback.dashboard_still(self.config, state, rows, timeline, text, as_of)
+
+    def keep(self) -> bool:
+        """Make the stored picture that of now, where it lies above the view in an output of its own, and something has happened since; says whether.
+
+        For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved meanwhile, have nothing else. Without
+        the PNG, which takes most of the time: that comes with the end.
+        """
+        with self._push_lock:
+            now = (self._state.get("state"), self._state.get("iteration"), self._feed.told_spans if self._feed else 0)
+        if not self._has_pictures or now == self._kept:
+            return False
+        self.renew_pictures(self.still().without_png())
+        self._kept = now
+        return True
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         return self._bundle_with(self.still(), **kwargs)

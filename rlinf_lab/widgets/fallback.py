@@ -12,13 +12,14 @@ from typing import Any
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.picture import Line, Scene, Word, heading, scene, stacked
 from rlinf_lab.timeline.png import png_bytes
-from rlinf_lab.timeline.svg import to_svg
+from rlinf_lab.timeline.svg import shown_svg
 
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
 _IN_A_ROW = 3
 
 #: The type of what a page makes a live widget of.
 WIDGET = "application/vnd.jupyter.widget-view+json"
+_COMES_BACK = "the run had not ended then. Where its kernel is still there, the live view comes back as soon as no cell is busy."
 #: Metrics that are no numbers, as `no_number` writes them.
 DIVERGED = ("NaN", "∞", "−∞")
 
@@ -37,6 +38,10 @@ class Still:
 
     def __repr__(self) -> str:
         return self.text
+
+    def without_png(self) -> Still:
+        """The same as HTML alone, in a fifth of the time."""
+        return Still(self.html, self.text)
 
     def beside(self, bundle: Any, live: bool = True) -> Any:
         """A widget's mimebundle (data, or data and metadata) with this picture beside the widget, as HTML and as PNG; instead of it unless ``live``."""
@@ -58,17 +63,18 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
             parts.append(heading(label))
         if len(now):
             parts.append(scene(now, now.accounting()))
-            html.append(f"<div>{to_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
+            html.append(f"<div>{shown_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
     return Still("".join(html), text, stacked(parts, " over ".join(labels)) if parts else None)
 
 
 def dashboard_still(
-    config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None, text: str
-) -> Still:  # fmt: skip
-    """Title, state, why it failed or nothing moves, learning curves and timeline."""
+    config: Mapping[str, Any], state: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]], timeline: Timeline | None, text: str, as_of: str = ""
+) -> Still:
+    """Title, state, why it failed or nothing moves, learning curves and timeline. ``as_of``: when a run that goes on was so, in words."""
     head, curves = _head(config, state), _curves(config, metrics)
     message = state.get("message", "")
-    why = [message] * bool(message) + [line for line in state.get("standstill", ()) if line not in message]
+    when = [f"{as_of[:1].upper()}{as_of[1:]}; {_COMES_BACK}"] if as_of else []
+    why = when + [message] * bool(message) + [line for line in state.get("standstill", ()) if line not in message]
     reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (

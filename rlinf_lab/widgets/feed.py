@@ -111,6 +111,11 @@ class TimelineFeed:
         self._unsettled = np.empty(0, SPAN_DTYPE)
         self._not_before = self._grown_at = 0.0
 
+    @property
+    def told_spans(self) -> int:
+        """How many were taken so far."""
+        return self._seen
+
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
         update = self.take_spans()

@@ -30,6 +30,7 @@ class PushedWidget(anywidget.AnyWidget):
         self._express: express.Express | None = None
         self._on_page = False  # a page has asked for something
         self._pictures = f"rlinf-lab-{uuid.uuid4().hex}"  # the outputs that have the still picture by itself, one above each view
+        self._has_pictures = False  # some are there
         self._renewing = 0  # the thread that makes an output up to date; in others the widget may be shown anew meanwhile
         super().__init__(**traits)
         self.on_msg(self._receive)
@@ -77,7 +78,13 @@ class PushedWidget(anywidget.AnyWidget):
         if not live or not apart.is_possible() or data is None or WIDGET not in data:
             return still.beside(bundle, live)
         apart.show(still, self._pictures, self._renewing == threading.get_ident())
+        self._has_pictures = True
         return {**data, "text/plain": still.text}, metadata
+
+    def renew_pictures(self, still: Still) -> None:
+        """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the picture is not an output of its own."""
+        if self._has_pictures:
+            apart.show(still, self._pictures, True)
 
     def renew(self, shown: Any) -> None:
         """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display handle."""

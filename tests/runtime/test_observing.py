@@ -279,6 +279,59 @@ def test_a_picture_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert board.pictures == 1 and len(board.sent) == 4
 
 
+def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notebook saved meanwhile, and a page loaded while a cell is busy, have nothing else. Pause is told at once."""
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    done, now, spent, kept = run(flow, plan, 5), [0.0], [0.0], list[float]()
+    done.wait(30)
+    done.state = "running"  # as if it went on
+
+    class Keeping(Board):
+        def account(self) -> None: ...
+
+        def renew(self, _handle: Any) -> None: ...
+
+        def keep(self) -> bool:
+            spent[0] += 0.03
+            kept.append(now[0])
+            return True
+
+    monkeypatch.setattr(notebook, "time", SimpleNamespace(monotonic=lambda: now[0], thread_time=lambda: spent[0]))
+    feeder = _Feeder(done, Keeping(), object())
+    for half in range(4000):
+        now[0] = half / 2
+        feeder(done)
+        feeder.account(done)
+    assert kept[0] <= 1 and kept[1] <= 6 and len(kept) > 20, "soon, and all along"
+    first = kept[: notebook.FIRST_PICTURES + 1]
+    assert 0.03 * (len(kept) - len(first)) < 0.0005 * (2000 - first[-1])
+    done.state, now[0] = "paused", 2000.5
+    feeder(done)
+    for _ in range(3):
+        feeder.account(done)
+    assert kept[-2] < kept[-1] == 2000.5
+    done.state = "finished"
+    feeder(done)
+    feeder.account(done)
+    assert kept[-1] == 2000.5, "the end is stored by `renew`"
+
+
+def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+    with session(flow, plan) as s:
+        tell = s._observer._sampler._tell
+        tell("Not Supported")
+        s.step(0)
+        assert "curves" not in s.status().lower(), "of a plan without GPUs nobody wants them"
+        host, devices = tell.args
+        assert list(devices) == list(plan.devices)
+        with pytest.warns(RuntimeWarning, match="Curves of GPUs are missing on host .*: Not Supported.*Next: ") as told:
+            for i in range(2):
+                tell.func(host, ["cpu:0", "cuda:0"], "Not Supported")
+                s.step(1 + i)
+        assert len(told) == 1 and s.status().count("Curves of GPUs are missing") == 1
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("call", "text"),

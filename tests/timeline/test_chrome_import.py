@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -175,17 +176,29 @@ def test_another_file_is_refused(tmp_path: Path, content: str) -> None:
         Timeline.from_chrome(write(tmp_path / "t.json", content))
 
 
-def test_a_trace_whose_writer_was_stopped(tmp_path: Path) -> None:
-    """An array may lack its end; of an object it is said that it was cut off, and something else is no trace."""
+@pytest.mark.parametrize("form", ["array", "object", "lines"])
+def test_a_trace_whose_writer_was_stopped(tmp_path: Path, form: str) -> None:
+    """What was whole is read, whatever the form; where an event was cut, or the end of an object is missing, a warning says so."""
     events = [x("a", 0, 5), x("b", 10, 5), x("c", 20, 5)]
-    text = json.dumps(events)
-    for cut in (1, 2, 30, len(text) // 2):
-        found = Timeline.from_chrome(write(tmp_path / "array.json", text[:-cut]))
-        assert len(found.spans) == len([e for e in events if json.dumps(e) in text[:-cut]]), cut
-    with pytest.raises(TimelineError, match=r"object\.json' is a Chrome trace that was cut off.*: its \d+ characters end with .*Next:"):
-        Timeline.from_chrome(write(tmp_path / "object.json", json.dumps({"traceEvents": events})[:-30]))
-    with pytest.raises(TimelineError, match="cut off, or changed by hand"):
+    text = {"array": json.dumps(events), "object": json.dumps({"schemaVersion": 1, "traceEvents": events}), "lines": "\n".join(map(json.dumps, events))}[form]
+    for cut in (0, 1, 2, 30, len(text) // 2):
+        left = text[: len(text) - cut]
+        whole = [e for e in events if json.dumps(e) in left]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            found = Timeline.from_chrome(write(tmp_path / "cut.json", left))
+        assert len(found.spans) == len(whole), cut
+        in_order = cut == 0 or (form == "array" and cut == 1)
+        assert [f"was cut off, or damaged: the {len(whole)} events before that are read" in str(w.message) for w in said] == [True] * (not in_order), cut
+
+
+def test_a_file_that_was_changed_or_is_something_else(tmp_path: Path) -> None:
+    """Our own export comes back whole, or not at all."""
+    text = json.dumps([x("a", 0, 5), x("b", 10, 5)])
+    with pytest.raises(TimelineError, match=r"cut off, or changed by hand: its \d+ characters end with .*Next:"):
         Timeline.from_chrome(write(tmp_path / "more.json", text[:-1] + " and so on"))
+    with pytest.raises(TimelineError, match="cut off, or changed by hand"):
+        Timeline.from_chrome(write(tmp_path / "none.json", '{"traceEvents": [{"ph": "X", "na'))
     for other in ("[1, 2", "[", "{}"):
         with pytest.raises(TimelineError, match="holds no Chrome trace"):
             Timeline.from_chrome(write(tmp_path / "other.json", other))
@@ -200,11 +213,33 @@ def test_events_that_end_before_they_begin_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("fields", "said"), [
     ({"ph": None}, "its phase 'ph' is no text"), ({"pid": [1]}, "its 'pid' is neither"), ({"tid": {"a": 1}}, "its 'tid' is neither"),
-    ({"ts": "late"}, "'late'"),
-    ({"ts": 1e300}, "no 64 bits"), ({"dur": "long"}, "'long'"), ({"ts": ...}, "it has no time 'ts'"),
+    ({"cat": ["x"]}, "its category 'cat' is no text"), ({"cat": "kernel", "args": {"stream": [7]}}, "its 'stream' is neither"),
+    ({"ts": "late"}, "'late'"), ({"ts": 1e300}, "no 64 bits"), ({"dur": "long"}, "'long'"), ({"ts": ...}, "it has no time 'ts'"),
+    ({"ph": "C", "args": {"n": 10**400}}, "too large"),
 ])  # fmt: skip
-def test_an_event_with_a_field_that_is_none_is_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
+def test_odd_events_are_left_out_and_the_first_is_named(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     odd = {key: value for key, value in (x("the odd one", 5, 3) | fields).items() if value is not ...}
-    with pytest.raises(TimelineError, match="the odd one") as error:
-        Timeline.from_chrome(write(tmp_path / "odd.json", [x("a", 1, 1), odd]))
-    assert said in str(error.value) and "Next: " in str(error.value)
+    unended = {"ph": "B", "name": "u", "pid": 1, "tid": 1, "ts": 3}
+    events = [x("a", 1, 1), odd, x("b", 2, 1), odd | {"name": "another"}, unended]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        timeline = Timeline.from_chrome(write(tmp_path / "odd.json", events))
+    assert [s.name for s in timeline.rows()] == ["a", "b"]
+    assert sum("1 events of this trace begin without an end" in str(w.message) for w in told) == 1
+    (left_out,) = [str(w.message) for w in told if "left out, for the format" in str(w.message)]
+    assert left_out.startswith("2 of 5 events") and "the odd one" in left_out and said in left_out and "another" not in left_out
+    with pytest.raises(TimelineError, match="the odd one.*Next: "):
+        Timeline.from_chrome(write(tmp_path / "only.json", [odd]))
+
+
+def test_no_category_and_no_arguments_are_none(tmp_path: Path) -> None:
+    named = {"ph": "M", "name": "process_name", "pid": 1, "args": [1]}
+    timeline = Timeline.from_chrome(write(tmp_path / "t.json", [named, x("a", 1, 1) | {"cat": None}, x("k", 1, 1, cat="kernel") | {"args": [1, 2]}]))
+    assert len(timeline) == 2
+
+
+def test_a_file_of_instants_alone_has_them(tmp_path: Path) -> None:
+    events = [{"ph": "i", "name": "saved", "pid": 1, "tid": 1, "ts": ts} for ts in (5, 9)]
+    assert [(s.name, s.kind, s.start_ns) for s in Timeline.from_chrome(write(tmp_path / "i.json", events)).rows()] == [
+        ("saved", K.LABEL, 5000), ("saved", K.LABEL, 9000),
+    ]  # fmt: skip

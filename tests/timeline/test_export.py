@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 from PIL import Image
 
 from rlinf_lab.errors import TimelineError, UnknownNameError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, png
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, png, svg
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.timeline.palette import colour_numbers, worker_colour
 from rlinf_lab.timeline.picture import _NOTCH, scene
@@ -156,6 +158,26 @@ def test_the_picture_is_xml_and_shows_every_device_and_worker(timeline: Timeline
     assert "off" not in words
     bundle = timeline._repr_mimebundle_()
     assert bundle["text/plain"] == repr(timeline) and "<svg" in bundle["text/html"]
+
+
+def ids(picture: str) -> set[str]:
+    return {e.get("id") for e in ET.fromstring(picture).iter() if e.get("id")}
+
+
+def test_a_picture_that_is_shown_twice_has_no_id_twice_and_a_notebook_run_again_is_stored_as_it_was(timeline: Timeline, monkeypatch: pytest.MonkeyPatch):
+    """Of two equal ids a page takes the first; where that one is hidden, the second picture has no idle time."""
+    monkeypatch.setattr(svg, "_times", Counter())
+    pictures = [timeline._repr_mimebundle_()["image/svg+xml"] for _ in range(3)]
+    assert ids(pictures[0]) and not ids(pictures[0]) & ids(pictures[1]) and not ids(pictures[1]) & ids(pictures[2])
+    assert all(not ids(timeline.to_svg()) & ids(picture) for picture in pictures)
+    assert timeline.to_svg() == timeline.to_svg(), "a file"
+    for used in pictures:
+        assert set(re.findall(r"url\(#([^)]+)\)", used)) <= ids(used)
+    monkeypatch.setattr(svg, "_times", Counter())  # the kernel is restarted
+    assert [timeline._repr_mimebundle_()["image/svg+xml"] for _ in range(3)] == pictures
+    monkeypatch.setattr(svg, "_times", Counter())
+    monkeypatch.setattr(svg, "_cell", lambda: "another")
+    assert not ids(timeline._repr_mimebundle_()["image/svg+xml"]) & ids(pictures[0]), "of a cell that an earlier kernel has run"
 
 
 def test_the_pictures_size_does_not_grow_with_the_spans():

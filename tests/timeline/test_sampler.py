@@ -10,7 +10,7 @@ import pytest
 
 from rlinf_lab.timeline import Recorder, Timeline
 from rlinf_lab.timeline import sampler as of_sampler
-from rlinf_lab.timeline.sampler import UtilisationSampler, visible_gpus
+from rlinf_lab.timeline.sampler import UtilisationSampler, gpus_of_cuda, visible_gpus
 
 
 class Signalling(Recorder):
@@ -74,6 +74,7 @@ def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.Mo
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: 2,
         "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda h: "one kind",
         "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
         "nvmlDeviceGetUtilizationRates": lambda h: refuse(h) if h else types.SimpleNamespace(gpu=40),
     }.items():
@@ -82,6 +83,28 @@ def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.Mo
     means = timeline.counters().groupby("name", observed=True).value.mean()
     assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
     assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
+
+
+def test_a_gpu_without_memory_still_tells_its_utilisation_and_what_is_missing_is_told_once(monkeypatch: pytest.MonkeyPatch):
+    import pynvml
+
+    def refuse(handle: int) -> None:
+        raise pynvml.NVMLError_NotSupported()
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetMemoryInfo": refuse,
+        "nvmlDeviceGetUtilizationRates": lambda h: types.SimpleNamespace(gpu=40),
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
+    told: list[str] = []
+    sampler, timeline = sampled("cuda:0 %", tell=told.append)
+    means = timeline.counters().groupby("name", observed=True).value.mean()
+    assert means["cuda:0 %"] == 40 and "cuda:0 MiB" not in means
+    assert told == [sampler.gpu_problem] and told[0].startswith("cuda:0 MiB: ")
 
 
 FOUR = types.SimpleNamespace(
@@ -103,6 +126,23 @@ def test_gpus_are_numbered_as_cuda_shows_them(listed: str | None, seen: list[Any
     assert visible_gpus(FOUR, listed) == seen
 
 
+@pytest.mark.parametrize(
+    ("listed", "order", "kinds", "driver", "seen"),
+    [
+        (None, None, "AAAA", None, [0, 1, 2, 3]), ("2", None, "AAAA", None, [2]), (None, "PCI_BUS_ID", "ABAA", None, [0, 1, 2, 3]),
+        ("GPU-c", None, "ABAA", None, [2]), (None, None, "ABAA", ["GPU-b", "GPU-a"], ["GPU-b", "GPU-a"]), ("0", None, "ABAA", ["GPU-b"], ["GPU-b"]),
+        (None, "FASTEST_FIRST", "ABAA", None, None),
+    ],
+)  # fmt: skip
+def test_unlike_gpus_are_matched_by_their_ids_or_not_at_all(
+    monkeypatch: pytest.MonkeyPatch, listed: str | None, order: str | None, kinds: str, driver: list[str] | None, seen: list[Any] | None
+) -> None:
+    """CUDA begins with the fastest, NVML goes by the bus: another GPU's curve would be shown."""
+    monkeypatch.setattr(of_sampler, "ids_of_cuda", lambda: driver)
+    nvml = types.SimpleNamespace(**vars(FOUR), nvmlDeviceGetName=lambda h: kinds[h])
+    assert gpus_of_cuda(nvml, listed, order) == seen
+
+
 def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     import pynvml
 
@@ -111,6 +151,7 @@ def test_gpus_of_another_process_go_by_other_names(monkeypatch: pytest.MonkeyPat
         "nvmlInit": lambda: None,
         "nvmlDeviceGetCount": lambda: 4,
         "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda h: "one kind",
         "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=(h + 1) << 30),
         "nvmlDeviceGetUtilizationRates": lambda h: types.SimpleNamespace(gpu=40),
     }.items():
