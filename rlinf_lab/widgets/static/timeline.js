@@ -260,7 +260,7 @@ export class TimelineView {
       };
       const widest = Math.max(...this.rows.slice(0, 500).map(need));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
-      this.gutter = Math.round(Math.min(220, Math.max(106, widest)) + this.labelWidth);
+      this.gutter = Math.ceil(Math.min(220, Math.max(106, widest)) + this.labelWidth);
       this.root.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
