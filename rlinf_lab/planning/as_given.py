@@ -247,13 +247,15 @@ class _Reader:
         return Seat(name, devices, ranks, 2**grain, self._sub_batches(name), stays or not devices)
 
     def _sub_batches(self, name: str) -> int:
-        """Those of its cell."""
+        """Those of its cell; where the plan says nothing and the profile knows one number only, on devices of their own, that one."""
         members = self.setting.units[self.setting.home[name]].members
+        known = self.setting.cell(self.setting.home[name]).sub_batches
         given = {m: n for m in members if (n := self.plan.tokens(m)) > 1} if len(members) > 1 else {}
         if len(set(given.values())) > 1:
             numbers = f"sub_batches of {listing(list(given))} are {listing(list(map(str, given.values())))}"
             raise PlanError(f"Plan {self.plan.name!r}: {numbers}; members of a cell have as many. Next: one number for all of them.")
-        return max(given.values(), default=1)
+        apart = len(members) > 1 and self._form(self.setting.home[name]) == APART
+        return max(given.values(), default=known[0] if apart and len(known) == 1 else 1)
 
     # --- the tree ------------------------------------------------------------------------------------------------
     def _trees(self, problem: Problem) -> Iterator[Tree]:

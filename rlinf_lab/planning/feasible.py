@@ -102,19 +102,20 @@ def _least_memory(wish: Wish, likely: int | None) -> int | None:
 
 
 def _least_devices(wish: Wish, likely: int | None) -> Mapping[str, int] | None:
-    """With the fewest more of one kind, among the numbers that are tried."""
+    """With the fewest more of one kind, among the numbers that are tried: also of one that the profile knows and that was not asked for."""
     found = []
-    for kind, there in wish.devices.items():
+    others = {} if "" in wish.devices else {k.name: 0 for k in wish.profile.kinds if k.name not in wish.devices}
+    for kind, there in {**wish.devices, **others}.items():
 
         def does(number: int, kind: str = kind) -> bool:
             return number <= MOST_DEVICES and wish.is_possible(devices={**wish.devices, kind: number})
 
-        if likely is not None and likely > there and does(likely) and (likely == there + 1 or not does(likely - 1)):
+        if kind in wish.devices and likely is not None and likely > there and does(likely) and (likely == there + 1 or not does(likely - 1)):
             found.append((likely - there, {**wish.devices, kind: likely}))
             continue
         near = range(there + 1, there + 9) if there <= LOOKED_AT else ()
         low = there
-        for high in sorted({*near, *(there * t for t in (2, 3, 4, 8, 16, 64))}):
+        for high in sorted({*near, *((there or max(wish.devices.values())) * t for t in (2, 3, 4, 8, 16, 64))}):
             if does(high):
                 while high - low > 1:  # more need not always do, but what is said was tried
                     middle = (low + high) // 2

@@ -15,12 +15,14 @@ from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.of_flow import begins_at_once
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.profile import Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile_checks import MOST_SUB_BATCHES
 from rlinf_lab.planning.reading import known, listing
 from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import Edge
 from rlinf_lab.workflow.workflow import Workflow
 
 NOBODY = 0.15  # of an iteration: less time in which nobody computes is not worth a word
@@ -156,10 +158,44 @@ def fitted(
         )  # fmt: skip
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
+    cells, doubts = _cells(runs, items)
     return Profile(
         items, workers, runs[0].edges(items), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
-        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=tuple(notes), messages=tuple(messages),
+        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts), messages=tuple(messages), cells=cells,
     )  # fmt: skip
+
+
+def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list[str]]:
+    """Of cells in which nothing is keyed and whose workers keep their tokens whatever a plan says: how many; and what cannot be told of them."""
+    found, notes = [], []
+    for cell in runs[0].graph.cells:
+        if not runs[0].is_counted(cell):
+            continue
+        seen, head, who = runs[0].circulation(cell), runs[0].head(cell), listing(list(cell))
+        if seen.doubt:
+            notes.append(f"{head!r} begins the rounds of the cell {who}, in which no channel is keyed; {seen.doubt}.")
+        elif seen.waits and seen.tokens > 1:
+            notes.append(
+                f"{head!r} puts {seen.tokens} items into the cell {who} and waits for all of them: plans count that as one step, its members one after "
+                f"another; where they have devices of their own they may work at the same time, which plans leave out."
+            )
+        if slow := _one_by_one(runs[0], cell):
+            notes.append(
+                f"{head!r} has {runs[0].plan.ranks(head)} ranks, and {slow.consumer!r} took what they put into the cell {who} in batches of "
+                f"{runs[0].plan.chunks.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
+            )
+        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), 1)
+        if alone == 1 and any(run.follows_plan(cell) for run in runs):
+            continue  # it keeps as many as a plan says
+        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1
+        found.append(Cell(cell, (own,)))
+    return tuple(found), notes
+
+
+def _one_by_one(run: Observed, cell: Sequence[str]) -> Edge | None:
+    """A channel of a cell on which the tokens of several ranks did not come together."""
+    inside = (e for e in run.graph.edges if e.producer == run.head(cell) and e.consumer in cell)
+    return next((e for e in inside if run.plan.ranks(e.producer) // run.plan.ranks(e.consumer) > run.plan.chunks.get(e.channel, 1)), None)
 
 
 def _handovers(runs: Sequence[Observed], values: Values) -> tuple[Handover, ...]:

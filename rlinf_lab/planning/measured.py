@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.circulation import Circulation, begins
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Sample
@@ -19,9 +20,10 @@ from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
+from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
 
 CURVE = 16  # points of an output curve
+OTHER_RATE = 1.25  # so many times more or fewer items than go round: a member is not asked once for each
 
 
 @dataclass
@@ -30,7 +32,8 @@ class Turn:
 
     busy: float = 0.0
     batches: list[tuple[int, float]] = field(default_factory=list)  # (items, seconds)
-    keyed: int = 0  # tokens that came back to it
+    keyed: dict[str, int] = field(default_factory=dict)  # channel: tokens that came back to it
+    moves: list[int] = field(default_factory=list)  # items that it put into its cell, or (below 0) got from it, in order
     rest: float = 0.0  # belongs to no batch
     handed: dict[str, float] = field(default_factory=dict)  # method: seconds of a handover
     puts: dict[str, list[tuple[float, int]]] = field(default_factory=dict)  # channel: (seconds, items)
@@ -77,6 +80,7 @@ class Observed:
         _refuse_other_places(plan, timeline)
         turns: dict[str, dict[int, dict[int, Turn]]] = {}
         values = Values.of(graph)
+        inside = {e.channel for e in graph.edges if any(e.producer in c and e.consumer in c for c in graph.cells)}
         handing = {w: values.methods(w) for w in graph.workers}
         for span in sorted(spans, key=lambda s: (s.start_ns, s.end_ns, s.kind != SpanKind.RUN)):
             if span.iteration in warm and span.track.worker != DRIVER:
@@ -85,7 +89,7 @@ class Observed:
                 if span.kind == SpanKind.RUN and span.name in handing[span.track.worker]:
                     turn.handed[span.name] = turn.handed.get(span.name, 0.0) + (span.end_ns - span.start_ns) / 1e9
                 else:
-                    _see(turn, span, graph)
+                    _see(turn, span, graph, inside)
         return cls(graph, plan, turns)
 
     # --- of the whole flow -------------------------------------------------------------------------------
@@ -100,20 +104,44 @@ class Observed:
     def tokens(self, cell: Sequence[str]) -> int:
         """Tokens that circulate in a cell: of the member that keeps them, rank by rank."""
         head = self.head(cell)
-        return self.plan.ranks(head) * self.plan.tokens(head)
+        return self.plan.ranks(head) * self.tokens_of_rank(cell)
+
+    def tokens_of_rank(self, cell: Sequence[str]) -> int:
+        """Of the head's ranks each: as the plan says, or where nothing is keyed as many as were in flight."""
+        return self.plan.tokens(self.head(cell)) if self._answers(cell) else self.circulation(cell).tokens
 
     def head(self, cell: Sequence[str]) -> str:
-        """The member of a cell to which answers come back by key."""
-        for edge in self.graph.edges:
-            if edge.keyed and edge.producer in cell and edge.consumer in cell:
-                return edge.consumer
-        return cell[0]
+        """The member of a cell to which answers come back by key; where nothing is keyed, the one that begins the round."""
+        answers = self._answers(cell)
+        if answers:
+            return answers[0].consumer
+        moved = {m: [t.moves for ranks in self._iterations(m) for t in ranks.values() if t.moves] for m in cell}
+        return next((m for m, every in moved.items() if every and all(map(begins, every))), cell[0])
 
     def steps(self, cell: Sequence[str]) -> float:
         """How often each token goes round in an iteration."""
-        head = self.head(cell)
-        rounds = [sum(t.keyed for t in ranks.values()) for ranks in self._iterations(head)]
+        head, answers = self.head(cell), self._answers(cell)
+        if not answers:
+            return self.circulation(cell).steps
+        channels = {e.channel for e in answers if e.consumer == head}  # of several answers to each token, those of one channel
+        rounds = [max(sum(t.keyed.get(c, 0) for t in ranks.values()) for c in channels) for ranks in self._iterations(head)]
         return max(1.0, statistics.median(rounds) / self.tokens(cell))
+
+    def circulation(self, cell: Sequence[str]) -> Circulation:
+        """Of a cell in which nothing is keyed."""
+        return Circulation.of([{rank: t.moves for rank, t in ranks.items()} for ranks in self._iterations(self.head(cell))])
+
+    def is_counted(self, cell: Sequence[str]) -> bool:
+        """Whether its tokens were counted from what was moved, for no key tells them."""
+        return not self._answers(cell)
+
+    def follows_plan(self, cell: Sequence[str]) -> bool:
+        """Whether the tokens that were counted are as many as the plan says, more than one, and go round by themselves."""
+        seen, said = self.circulation(cell), self.plan.tokens(self.head(cell))
+        return seen.tokens == said > 1 and not seen.waits
+
+    def _answers(self, cell: Sequence[str]) -> list[Edge]:
+        return [e for e in self.graph.edges if e.keyed and e.producer in cell and e.consumer in cell]
 
     def devices(self, worker: str) -> int:
         return sum(len(r) for r in self.plan.placements[worker])
@@ -146,18 +174,42 @@ class Observed:
         return made
 
     def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
-        steps, tokens, devices = self.steps(cell), self.tokens(cell), self.devices(worker)
+        steps, tokens, devices, head = self.steps(cell), self.tokens(cell), self.devices(worker), self.head(cell)
+        own = self.is_counted(cell) and self.tokens_of_rank(cell) > 1 and not self.follows_plan(cell)
+        if own or (worker != head and self._asked_at_another_rate(worker, steps * tokens)):
+            return self._in_all(worker, cell, items, beside)
         found: dict[float, list[float]] = {}
         for turns in self._iterations(worker):
+            some: dict[float, list[float]] = {}
             for turn in turns.values():
-                if worker == self.head(cell):
-                    of = self.plan.tokens(worker)
-                    found.setdefault(items / of, []).append(turn.busy / of / steps)
-                own = sum(m for m, _ in turn.batches)
+                if worker == head:
+                    of = self.tokens_of_rank(cell)
+                    some.setdefault(items / of, []).append(turn.busy / of / steps)
+                    continue
+                taken = sum(m for m, _ in turn.batches)
                 for n, seconds in turn.batches:
                     share = min(float(items), n * self.plan.ranks(worker) * items / tokens)
-                    found.setdefault(share, []).append(seconds + turn.rest * n / own)
+                    some.setdefault(share, []).append(seconds + turn.rest * n / taken)
+            for share, every in some.items():  # batches of later steps may take longer: together they take what they took
+                found.setdefault(share, []).append(statistics.fmean(every))
         return [Sample(devices, n, statistics.median(s), beside) for n, s in sorted(found.items())]
+
+    def _asked_at_another_rate(self, worker: str, passing: float) -> bool:
+        """Whether a member takes clearly more or fewer items in an iteration than tokens go round: none at all counts as well."""
+        took = statistics.median([sum(n for t in turns.values() for n, _ in t.batches) for turns in self._iterations(worker)] or [0.0])
+        return not passing / OTHER_RATE <= took <= passing * OTHER_RATE
+
+    def _in_all(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
+        """Of a member whose batches do not tell which part of a step they are: a step's part of all that it did. Of tokens that go round by themselves one
+        of each rank of the head, and all of them."""
+        steps, each, heads = self.steps(cell), self.tokens_of_rank(cell), self.plan.ranks(self.head(cell))
+        spent = statistics.median([sum(t.busy for t in turns.values()) for turns in self._iterations(worker)] or [0.0])
+        together = self.is_counted(cell) and self.circulation(cell).waits
+        made = []
+        for parts in sorted({1 if together else each, 1}, reverse=True):
+            at_once = min(self.plan.ranks(worker), heads * each // parts)
+            made.append(Sample(self.devices(worker), items / parts, spent / steps / parts / at_once, beside))
+        return made
 
     def outputs(self, worker: str) -> tuple[tuple[float, float], ...]:
         """(seconds since it began, fraction of its outputs) of a typical iteration; empty for a worker without outputs, or with all at once."""
@@ -234,7 +286,8 @@ def _refuse_other_places(plan: ExecutionPlan, timeline: Timeline) -> None:
                 )
 
 
-def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
+def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) -> None:
+    """``inside``: channels of the cells."""
     seconds = (span.end_ns - span.start_ns) / 1e9
     if span.kind == SpanKind.RUN:
         turn.began = span.start_ns if turn.began < 0 else turn.began
@@ -247,14 +300,18 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph) -> None:
         elif not turn.keyed:
             turn.rest += seconds
     elif span.kind == SpanKind.PUT:
+        if span.channel in inside:
+            turn.moves.append(max(1, span.items))
         since = (span.start_ns - turn.began) / 1e9 if turn.began >= 0 else 0.0
         turn.puts.setdefault(span.channel, []).append((since, max(1, span.items)))
     elif span.channel and graph.channel(span.channel).keyed:
-        turn.keyed += span.items
+        turn.keyed[span.channel] = turn.keyed.get(span.channel, 0) + span.items
     elif not span.items:
         turn.method = ""  # the end of the stream: what follows belongs to no batch
         turn.ended.add(span.channel)
     else:
+        if span.channel in inside:
+            turn.moves.append(-span.items)
         turn.mixed |= span.channel not in turn.gets and not turn.ended.issuperset(turn.gets)
         turn.reading = span.channel
         turn.gets[span.channel] = turn.gets.get(span.channel, 0) + span.items

@@ -159,7 +159,7 @@ class Cell:
     """What is known of a cycle of workers beyond its members."""
 
     members: tuple[str, ...] = rule(doc="the workers of the cycle")
-    sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider when the members sit on devices of their own")
+    sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider where members sit apart; one alone: so many, whatever a plan says")
     calibration: float = rule(1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known")
 
 

@@ -15,6 +15,7 @@ from rlinf_lab.planning.consumed import fit
 from rlinf_lab.planning.costs import BatchModel
 from rlinf_lab.planning.drift import Drift, Window
 from rlinf_lab.planning.profile import Profile, Sample
+from rlinf_lab.planning.steps import head
 
 SIZES = 1.25  # the largest batch over the smallest, from which on sizes tell
 SURE = 0.1  # standard error of what a batch always takes, relative to its seconds: with more, sizes do not tell
@@ -56,13 +57,23 @@ def as_taken(candidate: Candidate, window: Window, worker: str, planned: float) 
     """
     found = _Batches.of(candidate, worker)
     if found is None:
-        return planned
+        return _in_turn_with_others(candidate, window, worker, planned)
     parts, whole = window.taken(worker), found.seconds(found.planned)
     if not whole or not all(len(p) for p in parts):
         return planned
     expected = [planned * found.seconds(p) / whole for p in parts]
     pairs = zip(expected, parts, window.workers[worker], strict=True)
     return [min(max(measured, min(e, planned)), max(e, planned)) if len(p) == 1 < found.count else e for e, p, measured in pairs]
+
+
+def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, planned: float) -> float | list[float]:
+    """Of a cell's member with more ranks than there are tokens: a rank has what it took of all, and is idle while another one has the token."""
+    placement = candidate.placement
+    unit, ranks = placement.setting.home[worker], placement.seats[worker].ranks
+    first = placement.seats[head(placement.setting.profile, placement.setting.units[unit].members)]
+    tokens = first.ranks * max(first.sub_batches, min(placement.setting.cell(unit).sub_batches))
+    parts = window.taken(worker) if tokens < ranks and not window.is_simulated else []
+    return [planned * float(p.sum()) * tokens / ranks for p in parts] if parts and all(len(p) for p in parts) else planned
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from rlinf_lab.planning.bounds import Bound
 from rlinf_lab.planning.budget import Unit
 from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.memory import ROUNDING
+from rlinf_lab.planning.refusals import on_each
 from rlinf_lab.planning.search.trees import TEMPORAL
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms, allowed
@@ -176,14 +177,14 @@ def shortage(setting: Setting) -> Shortage:
     same = _twice(setting, {short, *keeps})
     beside = f" while {others} there (offloadable: false{f', {same:.3g} GiB of it the same weights' if same else ''})" if others else ""
     cap = setting.cap(setting.kinds[0])
-    return Shortage(f"{short!r} needs {needs[short]:.3g} GiB on each of {most[short]} devices{beside}, and a device has {cap:g} GiB.", gib)
+    return Shortage(f"{short!r} needs {needs[short]:.3g} GiB {on_each(most[short])}{beside}, and a device has {cap:g} GiB.", gib)
 
 
 def _short_somewhere(setting: Setting, name: str, devices: int, others: str) -> str:
     """Where each would find a kind of device, but not all of them."""
     there = ", ".join(f"{kind} {setting.cap(kind):g} GiB" for kind in setting.kinds)
     beside = f"; {others} (offloadable: false) where they sit" if others else ""
-    return f"{name!r} needs {_needs(setting, name, devices):.3g} GiB on each of {devices} devices{beside}. There are {there} on a device."
+    return f"{name!r} needs {_needs(setting, name, devices):.3g} GiB {on_each(devices)}{beside}. There are {there} on a device."
 
 
 def _short_of_kinds(setting: Setting, names: list[str]) -> str:

@@ -35,6 +35,11 @@ class Unplaceable(PlanError):
         self.refusal, self.devices = refusal, devices
 
 
+def on_each(devices: int) -> str:
+    """Where memory is needed, in words."""
+    return "on 1 device" if devices == 1 else f"on each of {devices} devices"
+
+
 def refusal(setting: Budget, unit: Unit) -> Refusal:
     """The first worker of a unit that cannot be placed."""
     for name in unit.members:
@@ -117,7 +122,7 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
     count = int(fitting[0]) if len(fitting) else None
     enough = math.ceil(max(_enough(setting, unit) for unit in setting.units))
-    said = f"{who} {least:.3g} GiB on each of {at} devices, and {'a' if len(setting.kinds) == 1 else 'the largest'} device has {cap:g} GiB."
+    said = f"{who} {least:.3g} GiB {on_each(at)}, and {'a' if len(setting.kinds) == 1 else 'the largest'} device has {cap:g} GiB."
     return Refusal(said, f"{f'devices={count}, or ' if count else ''}device_memory_gib={enough}", enough, count)
 
 

@@ -27,6 +27,7 @@ from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.trials import MOMENTS, Trial, Trials
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.graph import counted
 
 WINDOW = 8  # iterations
 THRESHOLD = 0.15
@@ -45,8 +46,8 @@ class Running(Protocol):
 class Replan:
     """What was found. ``proposal``: a better plan, or None; ``now`` and ``then``: seconds of an iteration with what was measured, under the
     present plan and the proposed one, ``simulated`` or, where that took too long, followed chunk by chunk (then nothing is proposed); ``switching``: seconds
-    that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers; ``notes``: what the
-    window does not tell, and what was not simulated."""
+    that the change costs once; ``elapsed``: of a whole iteration, against what the plan takes with what was measured of its workers; ``promised``: the seconds
+    of an iteration that the plan itself said, before anything was measured; ``notes``: what the window does not tell, and what was not simulated."""
 
     drifts: tuple[Drift, ...]
     profile: Profile
@@ -56,6 +57,7 @@ class Replan:
     switching: float
     iterations: int
     elapsed: Drift
+    promised: float
     notes: tuple[str, ...] = ()
     simulated: bool = True
 
@@ -67,7 +69,9 @@ class Replan:
     def to_dict(self) -> dict[str, Any]:
         return {
             "drift": {d.worker: {"expected_s": d.expected, "measured_s": d.measured, "sustained": d.sustained} for d in self.drifts},
-            "iteration": {"expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured, "sustained": self.elapsed.sustained},
+            "iteration": {
+                "promised_s": self.promised, "expected_s": self.elapsed.expected, "measured_s": self.elapsed.measured, "sustained": self.elapsed.sustained,
+            },
             "now_s": self.now, "then_s": self.then,
             "seconds_are": "simulated" if self.simulated else "followed", "switching_s": self.switching, "iterations": self.iterations,
             "payback_iterations": None if self.proposal is None else self.payback, "proposal": None if self.proposal is None else self.proposal.to_dict(),
@@ -76,9 +80,18 @@ class Replan:
 
     def __repr__(self) -> str:
         lines = [f"Measured against expected, {self.iterations} iterations:"]
-        for d in (*self.drifts, self.elapsed):
+        for d in self.drifts:
             lines.append(f"  {d.worker:<12} {d.measured:9.4g} s, expected {d.expected:9.4g} s{d.percent and f' ({d.percent})'}" + ", sustained" * d.sustained)
+        said, so = self._iteration()
+        said_off, so_off = (d.percent and f" ({d.percent})" for d in (said, so))
+        lines.append(f"  {'an iteration':<12} {said.measured:9.4g} s, the plan said {said.expected:.4g} s{said_off}")
+        lines.append(f"  {'':<12} {'':>9}    with its workers as measured {so.expected:.4g} s{so_off}" + ", sustained" * so.sustained)
         return "\n".join([*lines, f"  {self._verdict()}", *(f"  note: {note}" for note in self.notes)])
+
+    def _iteration(self) -> tuple[Drift, Drift]:
+        """Against what the plan said, and against what it takes with its workers as they were measured."""
+        said = replace(self.elapsed, worker="an iteration, as the plan said", expected=self.promised, sustained=False)
+        return said, replace(self.elapsed, worker="an iteration, with workers as measured")
 
     def _verdict(self) -> str:
         if not any(d.sustained for d in self.drifts):
@@ -89,7 +102,7 @@ class Replan:
             return f"No other plan is faster by more than {100 * WORTH:.0f} % with what was measured ({self.now:.4g} s an iteration): the plan stays."
         return (
             f"Proposed: {self.proposal.shape}, {self.then:.4g} s an iteration instead of {self.now:.4g} s; switching takes {self.switching:.3g} s, "
-            f"paid back after {math.ceil(self.payback)} iterations."
+            f"paid back after {counted(math.ceil(self.payback), 'iteration')}."
         )
 
     def _repr_html_(self) -> str:
@@ -98,7 +111,7 @@ class Replan:
         rows = "".join(
             f"<tr><td style='text-align:left'>{escape(d.worker)}</td><td>{d.expected:.4g}</td><td>{d.measured:.4g}</td><td>{d.percent}</td>"
             f"<td>{'sustained' if d.sustained else ''}</td></tr>"
-            for d in (*self.drifts, self.elapsed)
+            for d in (*self.drifts, *self._iteration())
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "expected s", "measured s", "drift", ""))
         return f"<div><table><tr>{head}</tr>{rows}</table>{escape(self._verdict())}{''.join(f'<br><small>{escape(n)}</small>' for n in self.notes)}</div>"
@@ -145,7 +158,7 @@ def replan(
     unknown = _other_items(plan.candidate, seen, threshold) + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
         unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
-    found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, unknown, now is not None)
+    found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
     if same or now is None:
         return found
     best, notes = _better(readings, now, trials, moments)

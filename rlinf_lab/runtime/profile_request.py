@@ -107,6 +107,14 @@ def _devices(value: Any) -> tuple[str, ...]:
         if not Device.is_name(name):
             raise PlanError(f"profile(devices): {shown(name)} is no name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'; {wanted}")
     refuse_missing(ExecutionPlan("profile", tuple(value), {}), emulate=True)  # of GPUs all must be there: their names are asked for
+    first = Device.parse(value[0])
+    if first.node and first.kind == "cuda":
+        here = [d for d in devices_here() if Device.parse(d).kind == "cuda"]
+        first_here = f"a GPU of this node first, devices={shown([*here[:1], *value])}, or " if here else ""
+        raise PlanError(
+            f"profile(devices): {value[0]!r}, the first one, is a GPU of another node. Each worker is set up by itself in this process, on the first "
+            f"device, to see what it occupies and how long it takes to leave. Next: {first_here}lab.profile on that node, where it is {first.local!r}."
+        )
     return tuple(value)
 
 

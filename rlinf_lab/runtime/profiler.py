@@ -23,6 +23,7 @@ from rlinf_lab.planning.fitting import fitted
 from rlinf_lab.planning.measured import Observed
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Memory, Message, Profile, RankRule
+from rlinf_lab.planning.reading import listing
 from rlinf_lab.runtime.devices import torch_device
 from rlinf_lab.runtime.messages import message_costs
 from rlinf_lab.runtime.profile_request import Request
@@ -60,7 +61,8 @@ def profile(
     ``devices``: where (default: those of this machine). ``ranks``: for each worker that may have several, which numbers to measure, such as
     ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile counts in (default: the
     most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
-    ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` where ranks shall not share this process. ``generators``: workers that generate
+    ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` or ``"processes"`` where ranks shall not share this process (peaks of memory
+    are not measured then, `Profile.notes` says so). ``generators``: workers that generate
     with continuous batching, and the longest response in tokens. ``path``: read this file if it is there, fresh, of this workflow (its
     inputs, arguments and code too) and for what is asked, else say why not, measure and write it. A file without a fingerprint was written by
     hand and is never written over.
@@ -99,6 +101,7 @@ class _Measuring:
 
     def profile(self, items: int | None, generators: Mapping[str, float] | None, progress: bool) -> Profile:
         graph = self.flow.graph
+        self.notes.extend(_not_seen_from_here(self.devices, self.executor))
         counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
         probes = list(graph.workers)
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
@@ -182,6 +185,8 @@ class _Measuring:
             finished.wait()
         bar.update()
         observed = Observed.of(self.flow.graph, plan, finished.timeline)
+        if watch is not None and watch.failed:
+            self.notes.append(f"{plan.name}: {watch.failed}")
         return observed if watch is None else replace(observed, peaks=watch.peaks(finished.timeline))
 
     def _messages(self) -> tuple[Message, ...]:
@@ -319,9 +324,14 @@ def _gib_used(device: str, synchronised: bool = True) -> float:
     return float(psutil.Process().memory_info().rss) / 2**30
 
 
+def _gpus_of_this_node(devices: Sequence[str]) -> list[str]:
+    """By torch's names. What others are cannot be asked from here: torch would tell of the one here that is called the same."""
+    return [torch_device([d]) for d in devices if not Device.parse(d).node and Device.parse(d).kind == "cuda"]
+
+
 def _device_memory(devices: Sequence[str]) -> float | None:
-    """GiB of the smallest GPU; None for cores, which share the host's memory."""
-    names = [n for d in devices if (n := torch_device([d])).startswith("cuda")]
+    """GiB of the smallest GPU of this node; None for cores, which share the host's memory."""
+    names = _gpus_of_this_node(devices)
     if not names:
         return None
     import torch
@@ -330,7 +340,7 @@ def _device_memory(devices: Sequence[str]) -> float | None:
 
 
 def _device_names(devices: Sequence[str]) -> list[str]:
-    names = [n for d in devices if (n := torch_device([d])).startswith("cuda")]
+    names = _gpus_of_this_node(devices)
     if not names:
         return []
     import torch
@@ -338,11 +348,30 @@ def _device_names(devices: Sequence[str]) -> list[str]:
     return [torch.cuda.get_device_name(n) for n in names]
 
 
+def _not_seen_from_here(devices: Sequence[str], executor: str) -> list[str]:
+    """Notes on memory that is in other processes or nodes."""
+    notes, parsed = [], [Device.parse(d) for d in devices]
+    if executor != "local":
+        notes.append(
+            f"Peaks of memory: not measured, for with executor={executor!r} the workers work in other processes. Plans count what each keeps "
+            f"(resident_gib), and for its work what per_item_gib says. Next: give that, or lab.profile(flow) with executor='local'."
+        )
+    far = [str(d) for d in parsed if d.node and d.kind == "cuda"]
+    if far:
+        here = [str(d) for d in parsed if not d.node and d.kind == "cuda"]
+        taken = f"taken to be no smaller than {listing(here)}" if here else "no limit to plans"
+        notes.append(f"Memory of {listing(far)}: not known, for it is on other nodes, and {taken}. Next: device_memory_gib, where that is not so.")
+    if parsed[0].node:
+        notes.append(f"{devices[0]} is on another node: what each worker occupies, and how fast it leaves and comes, was measured in this process instead.")
+    return notes
+
+
 class _MemoryWatch:
-    """Looks at the memory of this process a hundred times a second. Of a GPU torch tells the most since the last look."""
+    """Looks at the memory of this process a hundred times a second. Of a GPU torch tells the most since the last look. ``failed``: why it stopped looking."""
 
     def __init__(self, device: str) -> None:
         self._device = device
+        self.failed = ""
         self._seen: list[tuple[int, float, float]] = []  # time, GiB, the most since the last look
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._look, name="memory watch", daemon=True)
@@ -356,10 +385,14 @@ class _MemoryWatch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._end.wait(MEMORY_SECONDS):
-            most = _most_gib_used(self._device)
-            now = _gib_used(self._device, synchronised=False)
-            self._seen.append((time.monotonic_ns(), now, max(now, most)))
+        try:
+            while not self._end.wait(MEMORY_SECONDS):
+                most = _most_gib_used(self._device)
+                now = _gib_used(self._device, synchronised=False)
+                self._seen.append((time.monotonic_ns(), now, max(now, most)))
+        except Exception as error:  # in a thread of its own it would end there, and the peaks would be those until then
+            self._seen.clear()
+            self.failed = f"peaks of memory not measured, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'it said nothing'}"
 
     def peaks(self, timeline: Timeline) -> dict[str, float]:
         """The most of each worker's work above what was there when that stretch of work began, GiB. What is shorter than a look is left out."""
@@ -373,12 +406,14 @@ class _MemoryWatch:
 
 
 def _most_gib_used(device: str) -> float:
-    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere."""
+    """GiB of a GPU that torch had allocated at most since the last call; 0 elsewhere, and before anybody uses CUDA: torch would raise an error then."""
     name = torch_device([device])
     if not name.startswith("cuda"):
         return 0.0
     import torch
 
+    if not torch.cuda.is_initialized():
+        return 0.0
     most = float(torch.cuda.max_memory_allocated(name)) / 2**30
     torch.cuda.reset_peak_memory_stats(name)
     return most

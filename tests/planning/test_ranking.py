@@ -158,7 +158,7 @@ def test_who_keeps_nothing_is_not_said_to_keep_it() -> None:
     for worker in workers.values():
         worker["ranks"] = {"most": 1}
     said = plan(Profile.from_dict({"items": 64, "workers": workers, "edges": edges}), 3, memory_gib=80, simulate=False).refused["temporal"]
-    assert "'b' needs 60 GiB on each of 1 devices while 'a' keeps 30 GiB there (offloadable: false), and a device has 80 GiB" in said
+    assert "'b' needs 60 GiB on 1 device while 'a' keeps 30 GiB there (offloadable: false), and a device has 80 GiB" in said
 
 
 def test_nothing_takes_no_time() -> None:

@@ -57,6 +57,21 @@ def test_drift_proposes_a_plan_with_its_payback() -> None:
     assert found.to_dict()["payback_iterations"] == found.payback and found.proposal.execution.validate(found.proposal.graph) is None
 
 
+def test_what_the_plan_said_and_what_it_takes_with_its_workers_as_measured_are_both_shown() -> None:
+    best = plan(chain(), 8).best
+    truth = chain(a=20.0)
+    found = replan(run_of(best, truth), best)
+    assert found.promised == best.seconds and found.elapsed.expected == pytest.approx(found.elapsed.measured, rel=0.02) and best.seconds < 0.9 * found.now
+    *_, said, so, verdict = repr(found).splitlines()[: 2 + len(found.drifts) + 2]
+    off = round(100 * (found.elapsed.measured / best.seconds - 1))
+    assert said.split() == f"an iteration {found.elapsed.measured:.4g} s, the plan said {best.seconds:.4g} s (+{off} %)".split()
+    assert so.split()[:6] == f"with its workers as measured {found.elapsed.expected:.4g}".split() and verdict.strip() == found._verdict()
+    html = found._repr_html_()
+    assert f"an iteration, as the plan said</td><td>{best.seconds:.4g}</td><td>{found.elapsed.measured:.4g}</td><td>+{off} %</td>" in html
+    assert f"an iteration, with workers as measured</td><td>{found.elapsed.expected:.4g}</td>" in html
+    assert found.to_dict()["iteration"]["promised_s"] == best.seconds
+
+
 def test_a_passing_disturbance_is_no_drift() -> None:
     best = plan(chain(), 8).best
     calm, slow = run_of(best, chain(), 6), run_of(best, chain(30.0), 3)

@@ -137,3 +137,14 @@ def test_a_refusal_does_not_place_those_who_stay_on_a_kind_that_they_can_do_with
     profile = Profile(8, {"t": wide, "a": wide}, (EdgeProfile("t", "a"),), kinds=(DeviceKind("A", 1.0, 80.0), DeviceKind("B", 1.0, 50.0)))
     with pytest.raises(PlanError, match=r"fits on no kind of device: on each of 2 A it needs 60 GiB of 80, where .* keeps 60 .*; of B there are 1, too few"):
         plan(profile, {"A": 2, "B": 1})
+
+
+def test_a_refusal_offers_a_kind_that_was_not_asked_for() -> None:
+    kinds = (DeviceKind("H", 1.0, 80.0), DeviceKind("L", 1.0, 40.0))
+    profile = Profile(8, {"t": worker(50), "a": worker(10)}, (EdgeProfile("t", "a"),), kinds=kinds)
+    for asked, gib in (({"L": 3}, 50), ({"L": 1}, 60)):  # on one device both stay
+        offered = {**asked, "H": 1}
+        with pytest.raises(PlanError) as error:
+            plan(profile, asked)
+        assert str(error.value) == f"Worker 't' needs 50 GiB on 1 device, and a device has 40 GiB. Next: memory_gib={gib}, or devices={offered}."
+        assert plan(profile, offered, simulate=False).best.seconds > 0

@@ -110,7 +110,7 @@ def test_what_a_rank_is_handed_fits(devices: int) -> None:
 def test_there_is_no_plan_where_a_share_does_not_fit() -> None:
     """In chunks it would: an edge that is not whole has a plan on one device."""
     assert lab.plan(profile_of(32, tight=True, whole=False), 1, chunks=8).best.candidate.placement.seats["learner"].chunks > 1
-    with pytest.raises(PlanError, match=r"'learner' needs 126 GiB on each of 1 devices, and a device has 80 GiB.*devices=2"):
+    with pytest.raises(PlanError, match=r"'learner' needs 126 GiB on 1 device, and a device has 80 GiB.*devices=2"):
         lab.plan(profile_of(32, tight=True), 1, chunks=8)
 
 

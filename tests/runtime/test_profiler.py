@@ -132,6 +132,55 @@ def test_cells_are_measured_with_half_batches() -> None:
     assert {s.items for s in profile.workers["policy"].samples} == {4.0, 8.0} and profile.workers["sim"].calls == 6
 
 
+class Roller(lab.Worker):
+    """One token goes round, or as many as the plan says."""
+
+    def __init__(self, follows: bool = False) -> None:
+        self.follows = follows
+
+    def roll(self, acts: lab.Inbox, obs: lab.Outbox, done: lab.Outbox) -> None:
+        tokens = self.sub_batches if self.follows else 1
+        for step in range(5):
+            for token in range(tokens):
+                if step:
+                    acts.get(1)
+                obs.put(token)
+        acts.get(tokens)
+        for i in range(8):
+            done.put(i)
+
+
+class Answerer(lab.Worker):
+    def act(self, obs: lab.Inbox, acts: lab.Outbox) -> None:
+        for batch in obs:
+            for item in batch:
+                acts.put(item)
+
+
+class Reader(lab.Worker):
+    def read(self, done: lab.Inbox) -> None:
+        for _ in done:
+            pass
+
+
+@pytest.mark.parametrize("follows", [False, True])
+def test_steps_of_a_cell_without_keys_are_counted(follows: bool) -> None:
+    made = lab.Workflow("unkeyed")
+    obs, acts, done = made.channels("obs", "acts", "done")
+    roller, answerer, reader = made.worker(Roller, follows), made.worker(Answerer), made.worker(Reader)
+
+    @made.iteration
+    def iteration() -> None:
+        roller.roll(acts, obs, done)
+        answerer.act(obs, acts)
+        reader.read(done)
+
+    profile = lab.profile(made, ["cpu:0"], iterations=1, progress=False)
+    assert {w: p.calls for w, p in profile.workers.items()} == {"roller": 5, "answerer": 5, "reader": 1}
+    assert [c.sub_batches for c in profile.cells] == ([] if follows else [(1,)])  # plans may choose where they are followed
+    assert {s.items for s in profile.workers["answerer"].samples} == ({4.0, 8.0} if follows else {8.0})
+
+
 def test_a_profile_is_kept_and_flagged_when_stale(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "profile.json"
     first = lab.profile(flow(), ["cpu:0"], iterations=1, path=path, progress=False)

@@ -1,0 +1,75 @@
+"""How often the tokens of a cell go round in an iteration, where no keyed channel says so: read off the puts and gets of its head.
+
+The head begins the round: it puts before anything of the cell has come to it. What it has put and not yet got back is in flight; the most of that at a time
+are its tokens, and each goes round as often as items come back for one of them. Where more (or fewer) come back than leave, the head's rounds are counted: it
+puts some, then gets some.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+Moves = Sequence[int]
+"""Of one rank in one iteration, in order: items that it put into its cell, or, less than 0, got from it."""
+
+
+@dataclass(frozen=True)
+class Circulation:
+    """``tokens`` of each rank of the head, each of which goes round ``steps`` times in an iteration; ``waits``: for all of them before it puts the next.
+
+    ``doubt``: in words, what could not be told; empty where all could.
+    """
+
+    tokens: int
+    steps: float
+    waits: bool = True
+    doubt: str = ""
+
+    @classmethod
+    def of(cls, iterations: Sequence[Mapping[int, Moves]]) -> Circulation:
+        """From what each rank of the head moved in each iteration."""
+        every = [moves for ranks in iterations for moves in ranks.values() if moves]
+        put, got = (statistics.fmean([sum(sum(n for n in m if sign * n > 0) * sign for m in r.values()) for r in iterations] or [0.0]) for sign in (1, -1))
+        if not put or not got:
+            what = "nothing comes back to it" if put else "it puts nothing into it"
+            return cls(1, 1.0, doubt=f"{what} in an iteration, so how often the others take their turn cannot be told: all that they do counts as one step")
+        if any(map(_grows, every)):
+            steps = statistics.median(statistics.fmean([_rounds(m) for m in ranks.values() if m] or [0]) for ranks in iterations)
+            said = f"it puts {put:g} items an iteration into it and gets {got:g} back: a step is from what it puts until it has got some"
+            left_out = "where others have devices of their own they may work at the same time, which plans leave out"
+            return cls(1, max(1.0, steps), doubt=f"{said} ({steps:g} steps); {left_out}")
+        flying = {_in_flight(m) for m in every}
+        tokens = round(statistics.median(map(_in_flight, every)))
+        ranks = statistics.median(sum(bool(m) for m in r.values()) for r in iterations)
+        doubt = "" if len(flying) == 1 else f"between {min(flying)} and {max(flying)} of its items are on their way at a time: {tokens} are counted"
+        return cls(tokens, max(1.0, max(put, got) / tokens / ranks), all(_waits(m) for m in every), doubt)
+
+
+def begins(moves: Moves) -> bool:
+    """Whether a rank puts into its cell before it gets anything from it."""
+    return bool(moves) and moves[0] > 0
+
+
+def _in_flight(moves: Moves) -> int:
+    there = [0, *itertools.accumulate(moves)]
+    return max(there) - min(there)  # who is fed from outside first gets what it has not put
+
+
+def _grows(moves: Moves) -> bool:
+    """Whether ever more is in flight, or ever less: then items that come back are no answers to single ones."""
+    there = [0, *itertools.accumulate(moves)]
+    early, late = there[: (len(there) + 1) // 2], there[(len(there) + 1) // 2 :]
+    return there[-1] != 0 and (max(late, default=0) > max(early) or min(late, default=0) < min(early))
+
+
+def _rounds(moves: Moves) -> int:
+    return sum(a > 0 > b for a, b in itertools.pairwise(moves))
+
+
+def _waits(moves: Moves) -> bool:
+    """Whether all that is in flight has come back before the next is put."""
+    there = list(itertools.accumulate(moves))
+    return all(not before for before, n, last in zip(there, moves[1:], moves, strict=False) if n > 0 > last)

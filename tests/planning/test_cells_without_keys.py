@@ -1,0 +1,284 @@
+"""Cells in which no channel is keyed: how often their members take their turn is counted from what they moved, and plans take as long as the run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from rlinf_lab.planning.circulation import Circulation
+from rlinf_lab.planning.fitting import fitted, profile_from_run
+from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import planned
+from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.replan import replan
+from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+MS = 1_000_000
+DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
+STEPS = 6
+
+
+class Stage(Worker):
+    def roll(self, acts: Inbox, obs: Outbox, done: Outbox) -> None: ...
+    def see(self, obs: Inbox, feats: Outbox) -> None: ...
+    def act(self, feats: Inbox, acts: Outbox) -> None: ...
+    def fit(self, done: Inbox) -> None: ...
+
+
+class Judged(Worker):
+    def play(self, acts: Inbox, values: Inbox, obs: Outbox, seen: Outbox, done: Outbox) -> None: ...
+    def act(self, inbox: Inbox, out: Outbox) -> None: ...
+    def fit(self, done: Inbox) -> None: ...
+
+
+def ring() -> Workflow:
+    flow = Workflow("ring")
+    obs, feats, acts, done = flow.channels("obs", "feats", "acts", "done")
+    sim, critic, policy, learner = (flow.worker(Stage, name=n) for n in ("sim", "critic", "policy", "learner"))
+
+    @flow.iteration
+    def iteration() -> None:
+        sim.roll(acts, obs, done)
+        critic.see(obs, feats)
+        policy.act(feats, acts)
+        learner.fit(done)
+
+    return flow
+
+
+def one_at_a_time(turn):
+    for _ in range(STEPS):
+        yield run(4 * MS)
+        yield put("obs")
+        yield get("acts", 1)
+    yield put("done", 8)
+
+
+def all_at_once(turn):
+    """Four tokens, and it waits for all of them."""
+    for _ in range(STEPS):
+        yield run(4 * MS)
+        yield put("obs", 4)
+        yield get("acts", 4)
+    yield put("done", 8)
+
+
+def two_under_way(turn):
+    """Two tokens, each of which goes round by itself."""
+    for step in range(STEPS):
+        for _ in range(2):
+            if step:
+                yield get("acts", 1)
+            yield run(4 * MS)
+            yield put("obs")
+    yield get("acts", 1)
+    yield get("acts", 1)
+    yield put("done", 8)
+
+
+def last_unanswered(turn):
+    for step in range(STEPS):
+        if step:
+            yield get("acts", 1)
+        yield run(4 * MS)
+        yield put("obs")
+    yield put("done", 8)
+
+
+def three_for_one(turn):
+    for _ in range(STEPS):
+        for _ in range(3):
+            yield run(4 * MS)
+            yield put("obs")
+        yield get("acts", 1)
+    yield put("done", 8)
+
+
+def answers(source: str, target: str, ms: int, of: int = 1):
+    def script(turn):
+        count = 0
+        while n := (yield get(source)):
+            yield run(ms * MS)
+            for _ in range(n):
+                count += 1
+                if count % of == 0:
+                    yield put(target)
+
+    return script
+
+
+def fit(turn):
+    while n := (yield get("done")):
+        yield run(2 * n * MS)
+
+
+def ran(flow: Workflow, plan: ExecutionPlan, roll: Callable, of: int = 1) -> Timeline:
+    calls = [
+        SimCall("sim", "roll", roll, reads=("acts",), writes=("obs", "done")),
+        SimCall("critic", "see", answers("obs", "feats", 2), reads=("obs",), writes=("feats",), starts_on_device=False),
+        SimCall("policy", "act", answers("feats", "acts", 3, of), reads=("feats",), writes=("acts",), starts_on_device=False),
+        SimCall("learner", "fit", fit, reads=("done",), starts_on_device=False),
+    ]
+    return Simulator(flow.graph, plan).simulate(calls, 4)
+
+
+def together(flow: Workflow, sims: int = 1) -> ExecutionPlan:
+    return ExecutionPlan.temporal(flow, DEVICES[:sims], {"sim": sims})
+
+
+def apart(flow: Workflow) -> ExecutionPlan:
+    places = {"sim": [[0]], "critic": [[1]], "policy": [[2]], "learner": [[0]]}
+    return ExecutionPlan("apart", DEVICES, places, chunks={"obs": 1, "feats": 1, "acts": 1})
+
+
+def took(done: Timeline) -> float:
+    return float(done.iterations()["seconds"].iloc[-1])
+
+
+def busy(profile: Profile, worker: str) -> float:
+    """Of an iteration in which all tokens are one batch."""
+    own = profile.workers[worker]
+    return own.calls * next(s.seconds for s in own.samples if s.items == profile.items)
+
+
+@pytest.mark.parametrize(
+    ("roll", "of", "calls", "sub_batches"),
+    [
+        (one_at_a_time, 1, 6, (1,)), (last_unanswered, 1, 6, (1,)), (all_at_once, 1, 6, (1,)),
+        (two_under_way, 1, 6, (2,)), (three_for_one, 3, 6, (1,)),
+    ],
+)  # fmt: skip
+def test_the_steps_of_a_ring_are_counted_and_plans_take_as_long_as_the_run(roll: Callable, of: int, calls: int, sub_batches: tuple[int, ...]) -> None:
+    flow = ring()
+    plan = together(flow)
+    done = ran(flow, plan, roll, of)
+    profile = profile_from_run(flow, plan, done)
+    assert {w: profile.workers[w].calls for w in flow.graph.workers} == {"sim": calls, "critic": calls, "policy": calls, "learner": 1}
+    assert [w for w, p in profile.workers.items() if p.kind == "simulator"] == ["sim"]
+    assert profile.cells[0].sub_batches == sub_batches
+    for worker in ("sim", "critic", "policy"):
+        worked = [s.end_ns - s.start_ns for s in done.rows() if s.track.worker == worker and s.kind == SpanKind.RUN and s.iteration == 2]
+        assert busy(profile, worker) == pytest.approx(sum(worked) / 1e9), worker
+    best = planned(flow, plan, profile)
+    assert best.seconds == pytest.approx(took(done), rel=0.02)
+    found = replan(done, best)
+    assert [d.percent for d in found.drifts] == ["0 %"] * 4 and found.elapsed.measured == pytest.approx(found.elapsed.expected, rel=0.02)
+
+
+@pytest.mark.parametrize("roll", [one_at_a_time, two_under_way])
+def test_members_on_devices_of_their_own_take_as_long_as_the_run(roll: Callable) -> None:
+    """Two tokens of which each goes round by itself keep two members busy at a time, whatever the plan says of sub-batches."""
+    flow = ring()
+    done = ran(flow, apart(flow), roll)
+    seen = profile_from_run(flow, together(flow), ran(flow, together(flow), roll))
+    for profile in (seen, profile_from_run(flow, apart(flow), done)):
+        assert planned(flow, apart(flow), profile).seconds == pytest.approx(took(done), rel=0.05)
+
+
+def test_ranks_of_the_head_each_have_their_tokens() -> None:
+    flow = ring()
+    plan = ExecutionPlan("two", DEVICES, {"sim": [[0], [1]], "critic": [[2]], "policy": [[2]], "learner": [[2]]}, chunks={"obs": 2, "feats": 1, "acts": 1})
+    run_ = Observed.of(flow.graph, plan, ran(flow, plan, one_at_a_time))
+    cell = flow.graph.cells[0]
+    assert (run_.head(cell), run_.tokens(cell), run_.steps(cell)) == ("sim", 2, STEPS)
+    profile = fitted([run_])
+    assert busy(profile, "critic") == pytest.approx(0.002 * STEPS)
+    assert [(s.items, s.seconds) for s in profile.workers["policy"].samples] == [(profile.items / 2, pytest.approx(0.003))]  # it was asked one by one
+    single = ExecutionPlan("one by one", DEVICES, plan.placements, chunks={"obs": 1, "feats": 1, "acts": 1})
+    notes = profile_from_run(flow, single, ran(flow, single, one_at_a_time)).notes
+    assert any("'sim' has 2 ranks, and 'critic' took what they put into the cell sim, critic, policy in batches of 1 ('obs')" in n for n in notes)
+    assert not any("batches of" in n for n in profile.notes)
+
+
+def test_more_ranks_than_tokens_are_no_drift() -> None:
+    """Two ranks that answer one token in turn are each idle while the other one has it."""
+    flow = ring()
+    places = {"sim": [[0]], "critic": [[1]], "policy": [[2], [3]], "learner": [[0]]}
+    plan = ExecutionPlan("turns", [*DEVICES, "cpu:3"], places, chunks={"obs": 1, "feats": 1, "acts": 1})
+    simulated = ran(flow, plan, one_at_a_time)
+    done = Timeline(simulated.devices)
+    tracks = tuple(dataclasses.replace(t, host="here") for t in simulated.tracks)
+    done.extend(SpanBatch("here", "run", 0, simulated.spans.copy(), tracks, tuple(simulated.names)))
+    profile = profile_from_run(flow, plan, done)
+    best = planned(flow, plan, profile)
+    policy = replan(done, best).drifts[2]
+    assert policy.worker == "policy" and policy.measured < 0.003 * STEPS and policy.percent == "0 %"
+
+
+def test_what_cannot_be_told_is_said_by_name() -> None:
+    flow = ring()
+    plan = together(flow)
+    notes = " ".join(profile_from_run(flow, plan, ran(flow, plan, three_for_one, 3)).notes)
+    assert "'sim' begins the rounds of the cell sim, critic, policy" in notes and "puts 18 items an iteration into it and gets 6 back" in notes
+    notes = " ".join(profile_from_run(flow, plan, ran(flow, plan, all_at_once)).notes)
+    assert "'sim' puts 4 items into the cell sim, critic, policy and waits for all of them" in notes
+    for roll in (one_at_a_time, two_under_way):
+        assert "cell" not in " ".join(profile_from_run(flow, plan, ran(flow, plan, roll)).notes)
+
+
+def test_what_is_in_flight_is_counted_from_what_was_moved() -> None:
+    def of(*moves: int) -> Circulation:
+        return Circulation.of([{0: moves}, {0: moves}])
+
+    assert (of(1, -1, 1, -1).tokens, of(1, -1, 1, -1).steps) == (1, 2)
+    assert of(*[1, 1, 1, -3] * 5) == Circulation(3, 5.0)
+    assert of(1, 1, *[-1, 1] * 8, -1, -1) == Circulation(2, 5.0, waits=False)
+    assert (of(-1, *[1, -1] * 4, 1).tokens, of(-1, *[1, -1] * 4, 1).steps) == (1, 5)  # fed from outside: it answers first
+    assert of(*[1, 1, 1, -1] * 4).steps == 4 and "gets 4 back" in of(*[1, 1, 1, -1] * 4).doubt
+    assert "nothing comes back" in of(1, 1, 1).doubt and "puts nothing" in of(-1, -1).doubt and "puts nothing" in Circulation.of([]).doubt
+    varies = Circulation.of([{0: [1, -1] * 4}, {0: [1, 1, -1, -1] * 2}, {0: [1, -1] * 4}])
+    assert (varies.tokens, varies.steps) == (1, 4.0) and "between 1 and 2" in varies.doubt
+
+
+def test_two_answers_by_key_to_each_item_are_one_step() -> None:
+    """They had counted as two, so that whoever answers seemed to work twice as much."""
+    flow = Workflow("keyed")
+    obs, seen, done = flow.channels("obs", "seen", "done")
+    acts, values = flow.channel("acts", keyed=True), flow.channel("values", keyed=True)
+    sim, policy, critic, learner = (flow.worker(Judged, name=n) for n in ("sim", "policy", "critic", "learner"))
+
+    @flow.iteration
+    def iteration() -> None:
+        sim.play(acts, values, obs, seen, done)
+        policy.act(obs, acts)
+        critic.act(seen, values)
+        learner.fit(done)
+
+    def play(turn):
+        for _ in range(STEPS):
+            yield run(4 * MS)
+            yield put("obs")
+            yield put("seen")
+            yield get("acts", 1, 0)
+            yield get("values", 1, 0)
+        yield put("done", 8)
+
+    def answer(source: str, target: str, ms: int):
+        def script(turn):
+            while n := (yield get(source)):
+                yield run(ms * MS)
+                yield put(target, n, 0)
+
+        return script
+
+    plan = ExecutionPlan.temporal(flow, DEVICES[:1])
+    calls = [
+        SimCall("sim", "play", play, reads=("acts", "values"), writes=("obs", "seen", "done")),
+        SimCall("policy", "act", answer("obs", "acts", 3), reads=("obs",), writes=("acts",), starts_on_device=False),
+        SimCall("critic", "act", answer("seen", "values", 2), reads=("seen",), writes=("values",), starts_on_device=False),
+        SimCall("learner", "fit", fit, reads=("done",), starts_on_device=False),
+    ]
+    done_ = Simulator(flow.graph, plan).simulate(calls, 3)
+    profile = profile_from_run(flow, plan, done_)
+    assert [(profile.workers[w].calls, busy(profile, w)) for w in ("sim", "policy", "critic")] == [
+        (STEPS, pytest.approx(ms * STEPS / 1000)) for ms in (4, 3, 2)
+    ]  # fmt: skip
+    assert planned(flow, plan, profile).seconds == pytest.approx(took(done_), rel=0.02) and profile.cells == ()

@@ -1,0 +1,142 @@
+"""Memory of GPUs in `lab.profile`, with a stand-in for torch's: it knows of nothing until somebody uses CUDA, and raises errors as torch does."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+from test_profiler import flow
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError
+from rlinf_lab.runtime import profile_request, profiler
+from rlinf_lab.timeline.span import Span, SpanKind, Track
+
+GIB = 1 << 30
+
+
+class Cuda:
+    """Of one GPU, as torch.cuda has it. ``broken``: what looking at it raises."""
+
+    def __init__(self) -> None:
+        self.used = self.peak = 0
+        self.initialized = False
+        self.broken: Exception | None = None
+        self.asked: list[str] = []
+
+    def is_initialized(self) -> bool:
+        return self.initialized
+
+    def allocate(self, gib: float) -> None:
+        self.initialized = True
+        self.used += int(gib * GIB)
+        self.peak = max(self.peak, self.used)
+
+    def memory_allocated(self, device: str) -> int:
+        if self.broken:
+            raise self.broken
+        return self.used if self.initialized else 0
+
+    def max_memory_allocated(self, device: str) -> int:
+        return self.peak if self.initialized else 0
+
+    def reset_peak_memory_stats(self, device: str) -> None:
+        if not self.initialized:
+            raise RuntimeError("Invalid device argument 0: did you call init?")
+        self.peak = self.used
+
+    def synchronize(self, device: str) -> None: ...
+
+    def get_device_properties(self, device: str) -> SimpleNamespace:
+        self.asked.append(device)
+        return SimpleNamespace(total_memory={"cuda:0": 80, "cuda:1": 40}[device] * GIB)
+
+    def get_device_name(self, device: str) -> str:
+        self.asked.append(device)
+        return f"stand-in {device}"
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
+    made = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=made))
+    return made
+
+
+def looked(watch: profiler._MemoryWatch, times: int = 3) -> None:
+    """Until it has looked so often, from now on."""
+    before = len(watch._seen)
+    for _ in range(500):
+        if len(watch._seen) >= before + times or not watch._thread.is_alive():
+            return
+        time.sleep(0.01)
+
+
+def work(start: int, end: int) -> SimpleNamespace:
+    return SimpleNamespace(rows=lambda: [Span(Track("trainer", 0, ("cuda:0",)), SpanKind.RUN, "train", start, end)])
+
+
+def test_the_watch_begins_before_cuda_does_and_sees_the_peak(cuda: Cuda) -> None:
+    watch = profiler._MemoryWatch("cuda:0")
+    with watch:
+        looked(watch)
+        assert watch._thread.is_alive() and len(watch._seen) >= 3
+        cuda.allocate(2)
+        looked(watch)
+        start = time.monotonic_ns()
+        for _ in range(3):  # between torch's two answers one may be lost
+            cuda.allocate(0.5)
+            cuda.allocate(-0.5)  # gone before anybody looks
+            looked(watch)
+        end = time.monotonic_ns()
+    assert watch.failed == "" and watch.peaks(work(start, end)) == {"trainer": pytest.approx(0.5)}
+
+
+def test_a_watch_that_cannot_look_is_told(cuda: Cuda) -> None:
+    watch = profiler._MemoryWatch("cuda:0")
+    with watch:
+        looked(watch)
+        cuda.broken = RuntimeError("CUDA error: unspecified launch failure\nand more")
+        watch._thread.join(5)
+    assert watch.failed == "peaks of memory not measured, RuntimeError: CUDA error: unspecified launch failure"
+    assert watch.peaks(work(0, time.monotonic_ns())) == {}
+
+
+def test_a_failed_watch_is_in_the_notes_of_the_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(device: str, synchronised: bool = True) -> float:
+        if synchronised:
+            return 0.0
+        raise RuntimeError("no such counter")
+
+    monkeypatch.setattr(profiler, "_gib_used", broken)
+    notes = lab.profile(flow(), ["cpu:0"], iterations=1, progress=False).notes
+    assert "one rank: peaks of memory not measured, RuntimeError: no such counter" in notes
+
+
+def test_gpus_of_other_nodes_are_not_taken_for_those_here(cuda: Cuda) -> None:
+    assert profiler._device_memory(["cuda:0", "node1/cuda:1"]) == 80 and profiler._device_names(["cuda:0", "node1/cuda:1"]) == ["stand-in cuda:0"]
+    assert profiler._device_memory(["cpu:0", "node1/cuda:1"]) is None and profiler._device_memory(["cuda:0", "cuda:1"]) == 40
+    cuda.asked.clear()
+    assert profiler._device_names(["node1/cuda:0"]) == [] == cuda.asked
+    (note,) = profiler._not_seen_from_here(["cuda:0", "node1/cuda:1", "node1/cpu:0"], "local")
+    assert "Memory of node1/cuda:1: not known, for it is on other nodes, and taken to be no smaller than cuda:0." in note and "Next:" in note
+
+
+def test_a_gpu_of_another_node_as_the_first_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiler._Measuring, "_observe", lambda *_: pytest.fail("something was run"))
+    with pytest.raises(PlanError, match=r"'node1/cuda:0', the first one, is a GPU of another node\..* Next: lab\.profile on that node, where it is 'cuda:0'\."):
+        lab.profile(flow(), ["node1/cuda:0", "node1/cuda:1"], executor="ray", progress=False)
+    monkeypatch.setattr(profile_request, "devices_here", lambda: ["cuda:0"])
+    with pytest.raises(PlanError, match=r"Next: a GPU of this node first, devices=\['cuda:0', 'node1/cuda:0'\], or lab\.profile on that node"):
+        lab.profile(flow(), ["node1/cuda:0"], executor="ray", progress=False)
+
+
+def test_that_peaks_of_processes_are_not_measured_is_said() -> None:
+    found = lab.profile(flow(), ["cpu:0"], iterations=1, executor="processes", progress=False)
+    assert all(s.peak_gib is None for w in found.workers.values() for s in w.samples)
+    assert any("Peaks of memory: not measured, for with executor='processes'" in n and "Next:" in n for n in found.notes)
+    assert not any("Peaks of memory" in n for n in lab.profile(flow(), ["cpu:0"], iterations=1, progress=False).notes)
+    (note,) = profiler._not_seen_from_here(["node1/cpu:0"], "local")
+    assert note.startswith("node1/cpu:0 is on another node") and profiler._not_seen_from_here(["cpu:0", "cuda:0"], "local") == []
