@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,16 +11,21 @@ pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.ma
 
 CELLS = [
     "from widget_samples import pipeline\nfrom rlinf_lab.widgets import TimelineView\nTimelineView(pipeline())",
-    "from rlinf_lab.widgets import Dashboard\nboard = Dashboard('keys', iterations=4)\nboard.push({'state': 'running', 'iteration': 1}, timeline=pipeline())\nboard",
+    "from rlinf_lab.widgets import Dashboard\nboard = Dashboard('keys', iterations=4)\n"
+    "board.push({'state': 'running', 'iteration': 1}, timeline=pipeline())\nboard",
     "import rlinf_lab as lab\nexplorer = lab.PlanExplorer(lab.plan(lab.Profile.load(PROFILE), 16))\nexplorer",
 ]
+PROFILE = Path(__file__).parents[2] / "docs/profiles/grpo_7b_by_hand.json"
 LETTERS = "xbvazcymr"  # cut, add below, paste, add above, undo, copy, change the kind …
-COUNT = "() => window.jupyterapp.shell.currentWidget.content.widgets.length"
+COUNT_SAVES = """() => {
+    window.saved = 0;
+    window.jupyterapp.commands.commandExecuted.connect((_, command) => { if (command.id === "docmanager:save") window.saved += 1; });
+}"""
 TEXTS = "() => window.jupyterapp.shell.currentWidget.content.widgets.map((w) => w.model.type + w.model.sharedModel.source)"
 
 
-def test_keys_stay_in_the_widget_that_has_the_focus(jupyterlab: Any, profile_file: str) -> None:
-    cells = [cell.replace("PROFILE", repr(profile_file)) for cell in CELLS]
+def test_keys_stay_in_the_widget_that_has_the_focus(jupyterlab: Any) -> None:
+    cells = [cell.replace("PROFILE", repr(str(PROFILE))) for cell in CELLS]
     lab = jupyterlab.open_notebook(jupyterlab.write_notebook("keys", cells))
     page = lab.page
     lab.run_all()
@@ -66,16 +72,9 @@ def test_keys_stay_in_the_widget_that_has_the_focus(jupyterlab: Any, profile_fil
     page.keyboard.type("xbdd wsad")
     assert search.input_value() == "xbdd wsad"
     unharmed("typed into the search")
-    page.evaluate("() => { window.saved = 0; window.jupyterapp.commands.commandExecuted.connect((_, c) => { if (c.id === 'docmanager:save') window.saved += 1; }); }")
+    page.evaluate(COUNT_SAVES)
     for where in (search, view.locator("canvas").first):
         where.click()
         saved = page.evaluate("() => window.saved")
         page.keyboard.press("Control+s")
         page.wait_for_function("(n) => window.saved > n", arg=saved, timeout=5000)
-
-
-@pytest.fixture
-def profile_file() -> str:
-    from pathlib import Path
-
-    return str(Path(__file__).parents[2] / "docs/profiles/grpo_7b_by_hand.json")

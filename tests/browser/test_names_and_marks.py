@@ -104,7 +104,8 @@ def test_a_worker_that_sits_on_no_device_and_has_only_labels_has_a_lane(browser:
 
 
 CONTRASTS = """async () => {
-    const luminance = (r, g, b) => { const [x, y, z] = [r, g, b].map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; }); return 0.2126 * x + 0.7152 * y + 0.0722 * z; };
+    const linear = (v) => (v <= 10 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+    const luminance = (r, g, b) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
     const draw = CanvasRenderingContext2D.prototype.fillText, found = [];
     CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
         if (text.startsWith("part ")) { // the ground beside the first letter, and the ink
