@@ -52,7 +52,7 @@ def _others(host: Host, process: Process) -> dict[str, str]:
         return {}
     channel, graph = process.queue.name.channel, host.layout.graph
     names = graph.producers(channel) if process.event == Event.GET else graph.consumers(channel)
-    names = [name for name in names if not _has_done(host, name, process.queue, WRITE if process.event == Event.GET else READ)]
+    names = tuple(name for name in names if not _has_done(host, name, process.queue, WRITE if process.event == Event.GET else READ))
     return dict.fromkeys([name for name in names if name != process.worker] or names, channel)  # itself, where nobody else is left
 
 
