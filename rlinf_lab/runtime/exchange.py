@@ -18,19 +18,19 @@ _IN_A_CALL = 1 << 20  # exchanges that one call may have
 
 
 def exchange(host: Host, process: Process, value: Any) -> list[Any]:
-    """The values of all ranks, by rank. Blocks until every rank has given its own in the same call, as its exchange of the same number.
+    """The values of the ranks of this call, in their order. Blocks until each has given its own, as its exchange of the same number.
 
     The device is kept meanwhile: no plan lets two ranks of a worker share one.
     """
     if process.call is None:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
-    if process.call.ranks:
+    if process.call.began:
         raise WorkflowError(
-            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() in which ranks {list(process.call.ranks)} take part, not all: "
-            f"what ranks have set up together does not fit fewer. Next: let all of them join, or no rank of {process.worker!r} leave."
+            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {list(process.call.ranks[: process.call.began])} began "
+            f"before this one had joined: they do not wait for it. Next: call session.join({process.worker!r}, {process.rank}) between two steps."
         )
-    ranks = host.layout.ranks(process.worker)
     call, key = process.call, _key(host, process)
+    ranks = call.taken_by(host.layout.ranks(process.worker))
     within = f" in exchange() {process.exchanges} of {call.method}()"
     advice = f"have every rank of {process.worker!r} call exchange() equally often in {call.method}()"
     with host._spans.wait(process):
@@ -41,7 +41,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
                 host._wake(waiter)
         host.flush()
         return [
-            value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
+            value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in ranks
         ]
 
 

@@ -188,9 +188,9 @@ class HostContext(Context):
     def during(self, call: CallSpec) -> Iterator[None]:
         """What the worker sees while it is in a call."""
         self.iteration = self.logs_to = call.iteration
-        self.ranks = len(call.ranks) or self._all_ranks
+        self.ranks, self.members = len(call.ranks) or self._all_ranks, call.ranks
         yield
-        self.iteration, self.ranks = -1, self._all_ranks
+        self.iteration, self.ranks, self.members = -1, self._all_ranks, ()
 
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:

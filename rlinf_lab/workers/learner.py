@@ -111,6 +111,8 @@ class LearnerWorker(TorchWorker):
         """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         with self.group:
+            if self.group.formed_now:
+                self._keep(self.group.handed_over(self._kept()))
             self.group.parallel(self.policy, self.optimizer)
             with self.group.gathered(self.policy):
                 # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
@@ -127,6 +129,14 @@ class LearnerWorker(TorchWorker):
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         return Update(self._made, metrics)
+
+    def _kept(self) -> dict[str, Any]:
+        """What makes an update, besides weights and optimiser."""
+        return {"version": self.policy.version, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps}
+
+    def _keep(self, kept: dict[str, Any]) -> None:
+        self.policy.version, self.moments, self.env_steps = kept["version"], kept["moments"], kept["env_steps"]
+        self._rng.bit_generator.state = kept["rng"]
 
     def weights(self) -> Weights:
         """A copy of the current weights. With several ranks and ``parallel="fsdp"`` all must ask."""
@@ -194,7 +204,7 @@ class LearnerWorker(TorchWorker):
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
-        return [column.tensor_split(self.ranks)[self.rank] for column in columns]
+        return [column.tensor_split(self.ranks)[self.group.position] for column in columns]
 
     def _learning_rate(self) -> float:
         return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))

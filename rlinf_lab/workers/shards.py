@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workers.group import Met, RankGroup
+from rlinf_lab.workers.group import Came, Met, RankGroup
 from rlinf_lab.workflow.worker import Worker
 
 APART = (
@@ -40,8 +40,8 @@ class ShardGroup(RankGroup):
         self._mesh: Any = None
 
     # --- joining and leaving ------------------------------------------------------------------------------
-    def _refuse_to_form_again(self, wrapped: Sequence[int]) -> None:
-        if any(wrapped):
+    def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
+        if any(c.wrapped for c in came):
             raise WorkflowError(
                 f"{self._worker!r}: an update of its sharded weights has failed or ranks have changed; the shards may be of different steps. Next: go on from "
                 f"a checkpoint, LearnerWorker(state=...)."
@@ -66,7 +66,7 @@ class ShardGroup(RankGroup):
             torch.cuda.set_device(device)  # the mesh takes the current one
             backend = "cpu:gloo,cuda:nccl"
         with _speaking_at(address):
-            dist.init_process_group(backend, store=store, rank=self._worker.rank, world_size=ranks, timeout=self._timeout)
+            dist.init_process_group(backend, store=store, rank=self.position, world_size=ranks, timeout=self._timeout)
         self._mesh = init_device_mesh(device.type, (ranks,))
         return dist.group.WORLD
 
