@@ -1,7 +1,8 @@
 """Values between the ranks of one worker, in the middle of a call: the meeting that collectives of other libraries are set up with.
 
 Each rank leaves its value where the results of calls lie, and fetches those of the others: nobody central is asked, and a rank that fails
-wakes the others like any failed call does.
+wakes the others like any failed call does. What a rank that leaves has for the others (its part of weights that are shared out) lies there, too, until one
+of them collects it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.process import Process
 
 _IN_A_CALL = 1 << 20  # exchanges that one call may have
+_KEPT = 1 << 62  # in the place of an iteration: it is not over with any
 
 
 def exchange(host: Host, process: Process, value: Any) -> list[Any]:
@@ -26,8 +28,8 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
     if process.call.began:
         raise WorkflowError(
-            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {list(process.call.ranks[: process.call.began])} began "
-            f"before this one had joined: they do not wait for it. Next: call session.join({process.worker!r}, {process.rank}) between two steps."
+            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {list(process.call.ranks[: process.call.began])} "
+            f"began before this one had joined: they do not wait for it. Next: call session.join({process.worker!r}, {process.rank}) between two steps."
         )
     call, key = process.call, _key(host, process)
     ranks = call.taken_by(host.layout.ranks(process.worker))
@@ -51,4 +53,34 @@ def _key(host: Host, process: Process) -> int:
     process.exchanges += 1
     if process.exchanges >= _IN_A_CALL:
         raise WorkflowError(f"{process.label}: {process.exchanges} exchanges in one call. Next: exchange lists, not single values.")
-    return -(process.call.call_id * _IN_A_CALL + process.exchanges)
+    return -(process.call.call_id * 2 * _IN_A_CALL + process.exchanges)
+
+
+def place_of(process: Process) -> int:
+    """For what is left behind: one for each worker, call and exchange within it, the latest one here."""
+    assert process.call is not None
+    return -((process.call.call_id * 2 + 1) * _IN_A_CALL + process.exchanges)
+
+
+def leave_behind(host: Host, process: Process, place: int, value: Any) -> None:
+    """See `Context.leave_behind`."""
+    with host._mutex:
+        entry, _ = host._values.entry(place, process.rank, _KEPT)
+        entry.source = (process.worker, process.rank, "leave")
+        for waiter in host._values.set(place, process.rank, _KEPT, value, None, host.say):
+            host._wake(waiter)
+    host.flush()
+
+
+def collect(host: Host, process: Process, place: int, rank: int) -> Any:
+    """See `Context.collect`."""
+    advice = f"let {process.worker}[{rank}] form the RankGroup with the others, and leave by session.leave()"
+    with host._spans.wait(process):
+        value = host.fetch(process, place, process.worker, rank, _KEPT, within=" that it leaves behind", advice=advice)
+    home = host.place[process.worker, rank]
+    with host._mutex:
+        host._values.forget(place, rank)
+        if home != host.name:
+            host.say(home, ("collected", place, rank))
+    host.flush()
+    return value

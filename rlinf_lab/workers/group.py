@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import datetime
-import os
+import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,16 +29,15 @@ from rlinf_lab.workflow.worker import Worker
 T = TypeVar("T")
 TIMEOUT_SECONDS = 120.0
 LEAVE_SECONDS = 0.5
+_NUMBERS = itertools.count(1)  # of groups in this process
 LOOPBACK = "127.0.0.1"
 
 
 class Met(NamedTuple):
-    """What a rank says of itself when a group is formed. ``taken``: its process has a default process group of torch already."""
+    """What a rank says of itself when a group is formed."""
 
     address: str
     port: int
-    process: int
-    taken: bool
 
 
 class Came(NamedTuple):
@@ -74,6 +73,7 @@ class RankGroup:
         self._last = 0  # of the last one
         self._members: tuple[int, ...] = ()  # ranks in it
         self._worked = False
+        self._place = 0  # of what is left behind for the others; see `Context.on_leaving`
         self._source = 0  # the position of the first rank that had worked when the group was formed
         self._formed_now = False
         self._alike: list[torch.optim.Optimizer] = []  # those whose states are the same since the group was formed
@@ -92,6 +92,8 @@ class RankGroup:
                 self._disband()
             if self._worker.ranks > 1:
                 self._meet()
+            else:
+                self._refuse_to_form_again([self._came()])
         except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
             self._leave_soon()
             raise
@@ -113,7 +115,7 @@ class RankGroup:
         return self._formed_now
 
     def _meet(self) -> None:
-        came = [Came(*c) for c in self._worker.exchange(tuple(Came(self._formed, self._last, len(self._wrapped), self._worked)))]
+        came = [Came(*c) for c in self._worker.exchange(tuple(self._came()))]
         if not came[0].formed or len({c.formed for c in came}) > 1:
             self._refuse_to_form_again(came)
             self.leave()
@@ -122,12 +124,15 @@ class RankGroup:
         elif len({c.wrapped for c in came}) > 1:  # some have left their device: wrapping is a collective too, so all do it again
             self.unwrap()
 
+    def _came(self) -> Came:
+        return Came(self._formed, self._last, len(self._wrapped), self._worked)
+
     def _disband(self) -> None:
         """Others take part than before."""
         self.leave()
 
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
-        """Raise, on all ranks alike, where these ranks can form no group any more."""
+        """Raise, on all ranks alike, where these ranks cannot go on together any more; also for one alone."""
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
@@ -154,18 +159,15 @@ class RankGroup:
         position = self.position
         if position == 0:
             self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        own = Met(self._worker._context.address, self._store.port if position == 0 else 0, os.getpid(), dist.is_initialized())
+        own = Met(self._worker._context.address, self._store.port if position == 0 else 0)
         met = [Met(*m) for m in self._worker.exchange(tuple(own))]
-        self._refuse(met)
+        self._place = self._worker._context.on_leaving(self._say_farewell)
         on_one_machine = len({m.address for m in met}) == 1
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
         self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
         self._formed = self._last = number
         self._members, self._formed_now = self.members, True
         self.barrier()
-
-    def _refuse(self, met: Sequence[Met]) -> None:
-        """Raise, on all ranks alike, where these ranks can form no group."""
 
     def _joined(self, store: Any, address: str) -> Any:
         """The group, of the ranks that speak with each other at ``address`` of this machine."""
@@ -175,6 +177,10 @@ class RankGroup:
         """Close this rank's connections: collectives of the others fail instead of waiting."""
         self.unwrap()
         self._group, self._store, self._formed, self._members, self._alike = None, None, 0, (), []
+
+    def _say_farewell(self) -> None:
+        """This rank goes while the run goes on: the others go on without it."""
+        self.leave()
 
     def unwrap(self) -> None:
         """Forget the modules of `parallel` and their buffers for gradients, as before leaving a device."""
@@ -231,10 +237,8 @@ class RankGroup:
                 self._group.broadcast([tensor], options).wait()
 
     def _agree(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
-        """What makes a step is the same on all ranks, once after the group was formed. (The module itself is, whenever torch wraps it.)"""
-        if self._source:
-            with torch.no_grad():
-                self._broadcast([t.data for t in (*module.parameters(), *module.buffers())])
+        """What makes a step is the same on all ranks."""
+        self._make_alike(module)
         if optimizer is None or any(known is optimizer for known in self._alike):
             return
         numbered = optimizer.state_dict()
@@ -242,6 +246,12 @@ class RankGroup:
         if state is not numbered:
             _take_over(optimizer, state)
         self._alike.append(optimizer)
+
+    def _make_alike(self, module: nn.Module) -> None:
+        """DistributedDataParallel does that, from the first rank."""
+        if self._source:
+            with torch.no_grad():
+                self._broadcast([t.data for t in (*module.parameters(), *module.buffers())])
 
     # --- working together -----------------------------------------------------------------------------------
     def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
@@ -325,5 +335,5 @@ def _process_group(store: Any, rank: int, ranks: int, device: str, address: str,
         nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, ranks, wishes)
         group._set_default_backend(kinds.NCCL)
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-    group._set_group_name(f"rlinf_lab {id(group)}")
+    group._set_group_name(f"rlinf_lab {next(_NUMBERS)}")
     return group

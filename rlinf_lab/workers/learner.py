@@ -25,7 +25,7 @@ from rlinf_lab.records import TrainBatch, Trajectory
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workers.shards import APART, ShardGroup
+from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox
 
@@ -44,7 +44,7 @@ class LearnerWorker(TorchWorker):
     """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what one rank learns.
 
     ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the gradients. ``"fsdp"``: each keeps
-    its part of weights, gradients and Adam's moments (torch's `fully_shard`); the ranks must be processes of their own.
+    its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks may join and leave between updates.
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
     ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
     ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
@@ -87,10 +87,6 @@ class LearnerWorker(TorchWorker):
         self._rng = np.random.default_rng(stream(seed, Purpose.MINIBATCHES))
         self.env_steps = 0
         self._made: Weights | None = None  # of the latest update
-
-    def preflight(self) -> None:
-        if self.parallel == "fsdp" and self.ranks > 1 and not self._context.apart:
-            raise ConfigError(f"{self.name}: parallel='fsdp', and several of its {self.ranks} ranks live in one process. {APART}")
 
     def setup(self) -> None:
         if self.device == "cpu":

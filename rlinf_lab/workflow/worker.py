@@ -79,9 +79,9 @@ class Context:
     """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
 
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
-    ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``, ``apart`` (whether no two
-    ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one; the loopback's
-    where all ranks are on one node).
+    ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
+    ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
+    the loopback's where all ranks are on one node).
     """
 
     name: str = ""
@@ -114,6 +114,18 @@ class Context:
 
     def exchange(self, value: Any) -> list[Any]:
         return [value]
+
+    def on_leaving(self, farewell: Callable[[], None]) -> int:
+        """Have something done when this rank leaves, before its `Worker.close`. Returns a place for what it leaves behind, the same on all ranks that
+        ask after the same exchange."""
+        return 0
+
+    def leave_behind(self, place: int, value: Any) -> None:
+        """For a rank that asks for it in `collect`, perhaps in a later iteration. Values must pickle."""
+
+    def collect(self, place: int, rank: int) -> Any:
+        """What another rank has left behind, or will; nobody else can get it afterwards. Blocks."""
+        raise WorkflowError(f"rank {rank} has left nothing behind: there is no runtime. Next: run the workflow.")
 
     def cancelled(self) -> bool:
         return False

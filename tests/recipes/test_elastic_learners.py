@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 
 import rlinf_lab as lab
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.workers import RankGroup
+from rlinf_lab.workers import RankGroup, ShardGroup
 from rlinf_lab.workflow.worker import Context
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
@@ -112,12 +113,12 @@ def test_ranks_come_and_go_and_every_update_is_that_of_the_whole_batch(executor:
 SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)
 
 
-@pytest.mark.parametrize("executor", EXECUTORS[:2])
-def test_the_learner_of_the_library_goes_on_with_who_is_there(executor: str) -> None:
+@pytest.mark.parametrize(("executor", "parallel"), [("local", "ddp"), ("processes", "ddp"), ("local", "fsdp"), ("processes", "fsdp")])
+def test_the_learner_of_the_library_goes_on_with_who_is_there(executor: str, parallel: str) -> None:
     """Rank 1 joins before the third update and leaves before the fifth; version, counts, moments and minibatches are those of one rank."""
 
     def learned(ranks: int, **fields: Any) -> list[tuple[Any, dict]]:
-        flow, found = build(SMALL), []
+        flow, found = build(replace(SMALL, parallel=parallel)), []
         plan = lab.ExecutionPlan.temporal(flow, [f"cpu:{i}" for i in range(ranks)], {"learner": ranks})
         with lab.session(flow, plan, executor=executor, emulate=True, **fields) as session:
             for step in range(6):
@@ -179,3 +180,61 @@ def test_what_counts_is_known_by_the_first_that_has_worked_and_not_by_a_newcomer
     with ThreadPoolExecutor(2) as pool:
         zero, three = [task.result(timeout=60) for task in [pool.submit(work, rank) for rank in (0, 3)]]
     assert (zero[0], three[0]) == (0, 1) and zero[1:] == three[1:] and zero[1:3] == (3, [3.0, 3.0])
+
+
+class Sharded(Learner):
+    def made_group(self) -> RankGroup:
+        return ShardGroup(self, timeout=60)
+
+
+@pytest.mark.parametrize("executor", EXECUTORS)
+def test_shards_are_handed_over_when_ranks_come_and_go(executor: str) -> None:
+    elastic(Sharded, executor)
+
+
+class Quiet(Sharded):
+    """It does not leave its group by itself, and may fail when the others are through."""
+
+    def train(self, step: int, fails: bool = False) -> tuple[int, list[list[float]]]:
+        found = super().train(step)
+        with self.group:
+            if fails and self.rank == 1:
+                raise ValueError("no")
+        return found
+
+    def close(self) -> None:
+        pass
+
+
+def quiet(fails: bool) -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    flow = lab.Workflow("quiet")
+    learner = flow.worker(Quiet, name="learner")
+    flow.iteration(lambda step: learner.train(step, fails and step == 1))
+    return flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+
+
+def test_what_a_rank_leaves_behind_is_there_whatever_its_close_does_and_is_kept_no_longer_than_needed() -> None:
+    flow, plan = quiet(False)
+    with lab.session(flow, plan, emulate=True) as session:
+        session.step(0)
+        session.leave("learner", 1)
+        assert [rank for rank, _ in session.step(1)] == [0]
+        assert not any(value.iteration > 10 for value in session._loop.host._values._values.values())
+        session.join("learner", 1)
+        (_, zero), (_, one) = session.step(2)
+        assert zero == one and all(np.allclose(a, b, atol=1e-6) for a, b in zip(zero, by_hand(3)[2], strict=True))
+
+
+def test_shards_of_an_update_that_failed_are_not_gone_on_from_when_a_rank_leaves() -> None:
+    flow, plan = quiet(True)
+    with lab.session(flow, plan, emulate=True) as session:
+        session.step(0)
+        with pytest.raises(lab.WorkerError, match="rank 1 failed in train.*no"):
+            session.step(1)
+        session.leave("learner", 1)
+        with pytest.raises(lab.WorkerError, match="rank 1 has left with its part .* after an update of it had failed. Next: go on from a checkpoint"):
+            session.step(2)
+        for what in (session.join, session.leave):
+            with pytest.raises(lab.WorkerError, match="an update of its sharded weights has failed.*Next: go on from a checkpoint"):
+                session.step(3)
+            what("learner", 1)
