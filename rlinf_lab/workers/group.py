@@ -3,8 +3,10 @@
     the first rank opens a store ── exchange(address) ──> every rank joins ──> one process group: DistributedDataParallel, collectives
 
 The group is no default group of the process: several workers, and several ranks in one process, have groups side by side. A collective does not
-hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one. So it does when
-ranks have come or gone since; then all take over what the first rank that has worked before knows (`RankGroup.handed_over`).
+hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one. NCCL does not notice that
+another rank has gone: there each rank looks whether its call has been given up, and aborts its own end (the calls are tested with a stand-in; this has not
+been run on GPUs). A group is formed anew also when ranks have come or gone since; then all take over what the first rank that has worked before knows
+(`RankGroup.handed_over`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlinf_lab.errors import MissingDependencyError
+from rlinf_lab.errors import MissingDependencyError, WorkflowError
 from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.worker import Worker
 
@@ -42,12 +44,14 @@ class Met(NamedTuple):
 
 class Came(NamedTuple):
     """What a rank says of itself before the ranks work together. ``formed``: the group that it is in (0: none), ``last``: that it was in,
-    ``wrapped``: how many modules it works on together with the others, ``worked``: whether it has worked to the end of a ``with group`` before."""
+    ``wrapped``: how many modules it works on together with the others, ``worked``: whether it has worked to the end of a ``with group`` before,
+    ``broken``: whether a collective of NCCL may have been broken off since."""
 
     formed: int
     last: int
     wrapped: int
     worked: bool
+    broken: bool
 
 
 class Placeholder(NamedTuple):
@@ -72,7 +76,9 @@ class RankGroup:
         self._formed = 0  # the number of the group; 0: none now
         self._last = 0  # of the last one
         self._members: tuple[int, ...] = ()  # ranks in it
-        self._worked = False
+        self._worked = self._broken = False
+        self._over = threading.Event()  # the present `with`
+        self._watcher: threading.Thread | None = None
         self._place = 0  # of what is left behind for the others; see `Context.on_leaving`
         self._source = 0  # the position of the first rank that had worked when the group was formed
         self._formed_now = False
@@ -97,7 +103,23 @@ class RankGroup:
         except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
             self._leave_soon()
             raise
+        if self._nccl() is not None:
+            self._over = threading.Event()
+            self._watcher = threading.Thread(target=self._watch, args=(self._over,), name=f"watch of {self._worker!r}", daemon=True)
+            self._watcher.start()
         return self
+
+    def _nccl(self) -> Any:
+        """The part of the group that works on a GPU; None if there is none."""
+        return self._group._get_backend(torch.device("cuda")) if self._group is not None and self._worker.device.startswith("cuda") else None
+
+    def _watch(self, over: threading.Event) -> None:
+        """In a thread of its own: collectives of a call that is given up are broken off, for the rank that they wait for does not come."""
+        while not over.wait(LEAVE_SECONDS):
+            if self._worker.cancelled:
+                self._broken = True  # a kernel that is aborted leaves numbers behind, and no error
+                self.leave()
+                return
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -125,7 +147,7 @@ class RankGroup:
             self.unwrap()
 
     def _came(self) -> Came:
-        return Came(self._formed, self._last, len(self._wrapped), self._worked)
+        return Came(self._formed, self._last, len(self._wrapped), self._worked, self._broken)
 
     def _disband(self) -> None:
         """Others take part than before."""
@@ -133,10 +155,24 @@ class RankGroup:
 
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
         """Raise, on all ranks alike, where these ranks cannot go on together any more; also for one alone."""
+        self._refuse_broken([self.members[position] for position, c in enumerate(came) if c.broken])
+
+    def _refuse_broken(self, ranks: Sequence[int]) -> None:
+        if ranks:
+            raise WorkflowError(
+                f"{self._worker!r}: collectives of ranks {list(ranks)} on their GPUs were broken off in the middle of an update; the weights may hold what no "
+                f"step has made. Next: go on from a checkpoint, LearnerWorker(state=...), or call RankGroup.forget() after loading one."
+            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._watcher is not None:
+            self._over.set()
+            self._watcher.join()
+            self._watcher = None
         if error is not None:
             self._leave_soon()
+        elif self._broken:
+            self._refuse_broken([self._worker.rank])
         else:
             self._worked = True
 
@@ -174,7 +210,9 @@ class RankGroup:
         return _process_group(store, self.position, self._worker.ranks, self._worker.device, address, self._timeout)
 
     def leave(self) -> None:
-        """Close this rank's connections: collectives of the others fail instead of waiting."""
+        """Close this rank's connections: collectives of the others fail instead of waiting (on GPUs: see the module's docstring)."""
+        if (nccl := self._nccl()) is not None:
+            nccl.abort()  # not shutdown(), which waits for the others
         self.unwrap()
         self._group, self._store, self._formed, self._members, self._alike = None, None, 0, (), []
 
@@ -197,6 +235,7 @@ class RankGroup:
     def forget(self) -> bool:
         """Give up what `parallel` has made; whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
         self.unwrap()
+        self._broken = False
         return False
 
     # --- what newcomers take over -----------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class ShardGroup(RankGroup):
 
     # --- joining and leaving ------------------------------------------------------------------------------
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
+        super()._refuse_to_form_again(came)
         if any(c.wrapped for c in came):
             raise WorkflowError(
                 f"{self._worker!r}: an update of its sharded weights has failed; the shards may be of different steps. Next: go on from "
@@ -67,9 +68,9 @@ class ShardGroup(RankGroup):
         for module in self._wrapped:
             _let_go(module)
         self._mesh._pg_registry.clear()
-        _unregister(self._group)
-        self._mesh = None
+        group, self._mesh = self._group, None
         super().leave()
+        _unregister(group)
 
     def _disband(self) -> None:
         if self._wrapped:
@@ -106,7 +107,7 @@ class ShardGroup(RankGroup):
         """Shards stay shards, on whatever device."""
 
     def forget(self) -> bool:
-        known, self._wrapped, self._optimizers = bool(self._wrapped), [], []
+        known, self._wrapped, self._optimizers, self._broken = bool(self._wrapped), [], [], False
         return known
 
     # --- working together -----------------------------------------------------------------------------------
