@@ -82,7 +82,7 @@ class PPOConfig:
     save_to: str | None = None
     """safetensors file that the learner writes when the run ends"""
     parallel: str = "ddp"
-    """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments; processes of their own)"""
+    """how several learner ranks share the work: "ddp" (gradients) or "fsdp" (also weights and Adam's moments)"""
 
     def __post_init__(self) -> None:
         self._require("env_id", isinstance(self.env_id, str) or callable(self.env_id), "an id, 'simulator/task', or what constructs a VecEnv")

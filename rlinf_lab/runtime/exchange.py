@@ -1,7 +1,8 @@
 """Values between the ranks of one worker, in the middle of a call: the meeting that collectives of other libraries are set up with.
 
 Each rank leaves its value where the results of calls lie, and fetches those of the others: nobody central is asked, and a rank that fails
-wakes the others like any failed call does.
+wakes the others like any failed call does. What a rank that leaves has for the others (its part of weights that are shared out) lies there, too, until one
+of them collects it.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ if TYPE_CHECKING:
     from rlinf_lab.runtime.process import Process
 
 _IN_A_CALL = 1 << 20  # exchanges that one call may have
+_KEPT = 1 << 62  # in the place of an iteration: it is not over with any
 
 
 def exchange(host: Host, process: Process, value: Any) -> list[Any]:
-    """The values of all ranks, by rank. Blocks until every rank has given its own in the same call, as its exchange of the same number.
+    """The values of the ranks of this call, in their order. Blocks until each has given its own, as its exchange of the same number.
 
     The device is kept meanwhile: no plan lets two ranks of a worker share one.
     """
     if process.call is None:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
-    if process.call.ranks:
+    if process.call.began:
         raise WorkflowError(
-            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() in which ranks {list(process.call.ranks)} take part, not all: "
-            f"what ranks have set up together does not fit fewer. Next: let all of them join, or no rank of {process.worker!r} leave."
+            f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {list(process.call.ranks[: process.call.began])} "
+            f"began before this one had joined: they do not wait for it. Next: call session.join({process.worker!r}, {process.rank}) between two steps."
         )
-    ranks = host.layout.ranks(process.worker)
     call, key = process.call, _key(host, process)
+    ranks = call.taken_by(host.layout.ranks(process.worker))
     within = f" in exchange() {process.exchanges} of {call.method}()"
     advice = f"have every rank of {process.worker!r} call exchange() equally often in {call.method}()"
     with host._mutex:
@@ -43,7 +45,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
         host.meetings.meet(process, key, tuple(range(ranks)), f"the other ranks of {process.worker!r}{within}", advice)
     with host._spans.wait(process):
         return [
-            value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in range(ranks)
+            value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in ranks
         ]
 
 
@@ -53,4 +55,34 @@ def _key(host: Host, process: Process) -> int:
     process.exchanges += 1
     if process.exchanges >= _IN_A_CALL:
         raise WorkflowError(f"{process.label}: {process.exchanges} exchanges in one call. Next: exchange lists, not single values.")
-    return -(process.call.call_id * _IN_A_CALL + process.exchanges)
+    return -(process.call.call_id * 2 * _IN_A_CALL + process.exchanges)
+
+
+def place_of(process: Process) -> int:
+    """For what is left behind: one for each worker, call and exchange within it, the latest one here."""
+    assert process.call is not None
+    return -((process.call.call_id * 2 + 1) * _IN_A_CALL + process.exchanges)
+
+
+def leave_behind(host: Host, process: Process, place: int, value: Any) -> None:
+    """See `Context.leave_behind`."""
+    with host._mutex:
+        entry, _ = host._values.entry(place, process.rank, _KEPT)
+        entry.source = (process.worker, process.rank, "leave")
+        for waiter in host._values.set(place, process.rank, _KEPT, value, None, host.say):
+            host._wake(waiter)
+    host.flush()
+
+
+def collect(host: Host, process: Process, place: int, rank: int) -> Any:
+    """See `Context.collect`."""
+    advice = f"let {process.worker}[{rank}] form the RankGroup with the others, and leave by session.leave()"
+    with host._spans.wait(process):
+        value = host.fetch(process, place, process.worker, rank, _KEPT, within=" that it leaves behind", advice=advice)
+    home = host.place[process.worker, rank]
+    with host._mutex:
+        host._values.forget(place, rank)
+        if home != host.name:
+            host.say(home, ("collected", place, rank))
+    host.flush()
+    return value

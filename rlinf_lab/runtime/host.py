@@ -279,8 +279,7 @@ class Host(Scheduler):
                     self.flush()
                     return
         try:
-            if process.instance is not None:
-                process.instance.close()
+            turnover.close(process)
         except BaseException as error:  # also one that leaves: it ends this thread only, and what follows has to be said
             self.errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
         if process.leaving:

@@ -283,6 +283,7 @@ class Link:
             with self._lock:
                 self._slots.take_back()
                 self._lender.lost()
+        self._senders.receiver_died()
 
     def has_gathered(self) -> bool:
         """Whether `flush` has anything to do."""

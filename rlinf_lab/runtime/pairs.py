@@ -63,6 +63,7 @@ class Sender:
 
         self._peer, self._backend, self._address = peer, backend, address
         self.problem = ""
+        self._group: Any = None
         timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
         self._store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         self._described = pickle.dumps((backend, address, self._store.port), protocol=5)
@@ -77,13 +78,22 @@ class Sender:
 
     def _work(self) -> None:
         try:
-            group = _group(self._backend, self._store, 0, self._address)
-            while (block := self._blocks.get()) is not None:
-                _wait(group.send([block], 1, 0), block)
+            self._group = _group(self._backend, self._store, 0, self._address)
+            while (block := self._blocks.get()) is not None and not self.problem:
+                _wait(self._group.send([block], 1, 0), block)
                 del block
-        except Exception as error:  # the receiver's call fails as well and is told there
+        except Exception as error:  # the receiver's call fails as well and is told there, if it lives
+            if self.problem:
+                return
             self.problem = f"{type(error).__name__}: {said(error).splitlines()[0]}"
             _LOG.warning("%s to host %r has failed (%s); what follows takes the other way.", self._backend, self._peer, self.problem)
+
+    def receiver_died(self) -> None:
+        """Nothing more can be sent. A call of NCCL does not notice that by itself, one of Gloo does."""
+        self.problem = self.problem or "its receiver has died"
+        self._blocks.put(None)
+        if self._group is not None and self._backend == "nccl":
+            self._group.abort()
 
     def close(self) -> None:
         """What was to be sent is sent first."""
@@ -113,6 +123,10 @@ class Senders:
         import torch
 
         return self.place(torch.from_numpy(np.array(np.frombuffer(raw, np.uint8))), "gloo")
+
+    def receiver_died(self) -> None:
+        for sender in list(self._by_source.values()):
+            sender.receiver_died()
 
     def close(self) -> None:
         for sender in self._by_source.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Process as EngineProcess
+from rlinf_lab.runtime.exchange import collect, leave_behind, place_of
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.parcels import Piece
@@ -97,6 +98,7 @@ class Process:
     filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False
+    farewells: list[Callable[[], None]] = field(default_factory=list)  # what its worker wants to do before it leaves
 
     def let_go(self, held: list[Gate] | None) -> None:
         """Under the host's mutex: the thread need not wait at its gate any more. ``held``: whose gates are opened later; None: it is opened now.
@@ -188,9 +190,9 @@ class HostContext(Context):
     def during(self, call: CallSpec) -> Iterator[None]:
         """What the worker sees while it is in a call."""
         self.iteration = self.logs_to = call.iteration
-        self.ranks = len(call.ranks) or self._all_ranks
+        self.ranks, self.members = len(call.ranks) or self._all_ranks, call.ranks
         yield
-        self.iteration, self.ranks = -1, self._all_ranks
+        self.iteration, self.ranks, self.members = -1, self._all_ranks, ()
 
     @contextlib.contextmanager
     def span(self, label: str) -> Iterator[None]:
@@ -216,6 +218,17 @@ class HostContext(Context):
 
     def exchange(self, value: Any) -> list[Any]:
         return self._host.exchange(self._process, value)
+
+    def on_leaving(self, farewell: Callable[[], None]) -> int:
+        if farewell not in self._process.farewells:
+            self._process.farewells.append(farewell)
+        return place_of(self._process)
+
+    def leave_behind(self, place: int, value: Any) -> None:
+        leave_behind(self._host, self._process, place, value)
+
+    def collect(self, place: int, rank: int) -> Any:
+        return collect(self._host, self._process, place, rank)
 
     def cancelled(self) -> bool:
         return self._process.error is not None or self._host.stopping

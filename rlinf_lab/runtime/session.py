@@ -190,8 +190,9 @@ class Session:
     def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
         """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set up. From any thread.
 
-        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones. Raises the `WorkerError` of
-        its setup (nobody else suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
+        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones. (Where those meet in their calls,
+        by `Worker.exchange` or a `RankGroup`, let it join between two steps: those who began a call do not wait for it.) Raises the `WorkerError`
+        of its setup (nobody else suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
         """
         aside(lambda: self._loop.members.join(worker, rank, timeout))
 

@@ -64,6 +64,18 @@ def dismiss_reader(host: Host, name: QueueId, origin: str, there: int, asked: in
         host.far.dismiss(origin, there, asked)
 
 
+def close(process: Process) -> None:
+    """Its worker ends. What the others go on with it leaves behind first, where they do."""
+    farewells, process.farewells = process.farewells, []
+    if process.instance is None:
+        return
+    try:
+        for say in farewells if process.leaving else ():
+            say()
+    finally:
+        process.instance.close()
+
+
 def left(host: Host, process: Process) -> None:
     """In the thread of a rank that has ended all its calls and closed its worker."""
     with host._mutex:

@@ -77,6 +77,10 @@ class ValueTable:
                     wake(process)
                 entry.waiters = []
 
+    def forget(self, call_id: int, rank: int) -> None:
+        """Nobody asks for it any more."""
+        self._values.pop((call_id, rank), None)
+
     def retire(self, iteration: int) -> None:
         for key in [k for k, v in self._values.items() if v.iteration <= iteration]:
             del self._values[key]

@@ -206,6 +206,10 @@ def _on_value(host: Host, call_id: int, rank: int, iteration: int, value: Any, e
         host._wake(waiter)
 
 
+def _on_collected(host: Host, place: int, rank: int) -> None:
+    host._values.forget(place, rank)
+
+
 def _on_published(host: Host, name: str, version: int, owner: str, home: str) -> None:
     host.weights.announced(name, version, owner, home)
 
@@ -303,7 +307,7 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
-    "want": _on_want, "value": _on_value, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
+    "want": _on_want, "value": _on_value, "collected": _on_collected, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,

@@ -1,54 +1,88 @@
 """torch.distributed among the ranks of one worker, in threads of one process as well as in processes.
 
-    rank 0 opens a store ── exchange(address) ──> every rank joins ──> one process group: DistributedDataParallel, collectives
+    the first rank opens a store ── exchange(address) ──> every rank joins ──> one process group: DistributedDataParallel, collectives
 
 The group is no default group of the process: several workers, and several ranks in one process, have groups side by side. A collective does not
-hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one.
+hang: a rank that fails leaves the group, which ends the collectives of the others at once, and the next call forms a new one. NCCL does not notice that
+another rank has gone: there each rank looks whether its call has been given up, and aborts its own end (the calls are tested with a stand-in; this has not
+been run on GPUs). A group is formed anew also when ranks have come or gone since; then all take over what the first rank that has worked before knows
+(`RankGroup.handed_over`).
 """
 
 from __future__ import annotations
 
+import copy
 import datetime
-import os
+import itertools
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlinf_lab.errors import MissingDependencyError
+from rlinf_lab.errors import MissingDependencyError, WorkflowError
+from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.worker import Worker
 
+T = TypeVar("T")
 TIMEOUT_SECONDS = 120.0
 LEAVE_SECONDS = 0.5
+_NUMBERS = itertools.count(1)  # of groups in this process
 LOOPBACK = "127.0.0.1"
 
 
 class Met(NamedTuple):
-    """What a rank says of itself when a group is formed. ``taken``: its process has a default process group of torch already."""
+    """What a rank says of itself when a group is formed."""
 
     address: str
     port: int
-    process: int
-    taken: bool
+
+
+class Came(NamedTuple):
+    """What a rank says of itself before the ranks work together. ``formed``: the group that it is in (0: none), ``last``: that it was in,
+    ``wrapped``: how many modules it works on together with the others, ``worked``: whether it has worked to the end of a ``with group`` before,
+    ``broken``: whether a collective of NCCL may have been broken off since."""
+
+    formed: int
+    last: int
+    wrapped: int
+    worked: bool
+    broken: bool
+
+
+class Placeholder(NamedTuple):
+    """A tensor that comes by a collective. ``kind``: of its device."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    kind: str
 
 
 class RankGroup:
-    """The ranks of ``worker`` as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
+    """The ranks of ``worker`` that take part in a call as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
 
-    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there (all ranks must come), and
-    leaves it when the body raises. ``timeout``: seconds that a collective waits for the others.
+    ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if others take part than
+    before (all ranks of the call must come), and leaves it when the body raises. ``timeout``: seconds that a collective waits for the others.
     """
 
     def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
         if not dist.is_available():
             raise MissingDependencyError("RankGroup needs torch.distributed, which this build of torch lacks. Next: install another build of torch.")
         self._worker, self._timeout = worker, datetime.timedelta(seconds=timeout)
-        self._formed = 0  # how many groups so far; 0: none now
+        self._formed = 0  # the number of the group; 0: none now
+        self._last = 0  # of the last one
+        self._members: tuple[int, ...] = ()  # ranks in it
+        self._worked = self._broken = False
+        self._over = threading.Event()  # the present `with`
+        self._watcher: threading.Thread | None = None
+        self._place = 0  # of what is left behind for the others; see `Context.on_leaving`
+        self._source = 0  # the position of the first rank that had worked when the group was formed
+        self._formed_now = False
+        self._alike: list[torch.optim.Optimizer] = []  # those whose states are the same since the group was formed
         self._wrapped: list[nn.Module] = []  # those of `parallel`
         self._group: Any = None
         self._leaving: threading.Timer | None = None
@@ -57,30 +91,90 @@ class RankGroup:
     # --- joining and leaving ------------------------------------------------------------------------------
     def __enter__(self) -> RankGroup:
         """Raises what a rank that does not come has raised."""
-        if self._worker.ranks > 1:
-            self._left_by_now()
-            try:
+        self._left_by_now()
+        self._formed_now = False
+        try:
+            if self._formed and self._members != self.members:
+                self._disband()
+            if self._worker.ranks > 1:
                 self._meet()
-            except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
-                self._leave_soon()
-                raise
+            else:
+                self._refuse_to_form_again([self._came()])
+        except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
+            self._leave_soon()
+            raise
+        if self._nccl() is not None:
+            self._over = threading.Event()
+            self._watcher = threading.Thread(target=self._watch, args=(self._over,), name=f"watch of {self._worker!r}", daemon=True)
+            self._watcher.start()
         return self
 
+    def _nccl(self) -> Any:
+        """The part of the group that works on a GPU; None if there is none."""
+        return self._group._get_backend(torch.device("cuda")) if self._group is not None and self._worker.device.startswith("cuda") else None
+
+    def _watch(self, over: threading.Event) -> None:
+        """In a thread of its own: collectives of a call that is given up are broken off, for the rank that they wait for does not come."""
+        while not over.wait(LEAVE_SECONDS):
+            if self._worker.cancelled:
+                self._broken = True  # a kernel that is aborted leaves numbers behind, and no error
+                self.leave()
+                return
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The ranks that take part in the present call, in order."""
+        return self._worker._context.members or tuple(range(self._worker.ranks))
+
+    @property
+    def position(self) -> int:
+        """Of this rank among those that take part in the present call, from 0: its rank in the group."""
+        return self.members.index(self._worker.rank)
+
+    @property
+    def formed_now(self) -> bool:
+        """Whether the group was formed at the beginning of this ``with``: then what ranks keep may differ. The same on all ranks."""
+        return self._formed_now
+
     def _meet(self) -> None:
-        formed, wrapped = zip(*self._worker.exchange((self._formed, len(self._wrapped))), strict=True)
-        if not formed[0] or len(set(formed)) > 1:
-            self._refuse_to_form_again(wrapped)
+        came = [Came(*c) for c in self._worker.exchange(tuple(self._came()))]
+        if not came[0].formed or len({c.formed for c in came}) > 1:
+            self._refuse_to_form_again(came)
             self.leave()
-            self._form(max(formed) + 1)
-        elif len(set(wrapped)) > 1:  # some have left their device: wrapping is a collective too, so all do it again
+            self._source = next((position for position, c in enumerate(came) if c.worked), 0)
+            self._form(max(c.last for c in came) + 1)
+        elif len({c.wrapped for c in came}) > 1:  # some have left their device: wrapping is a collective too, so all do it again
             self.unwrap()
 
-    def _refuse_to_form_again(self, wrapped: Sequence[int]) -> None:
-        """``wrapped``: how many modules each rank works on together with the others."""
+    def _came(self) -> Came:
+        return Came(self._formed, self._last, len(self._wrapped), self._worked, self._broken)
+
+    def _disband(self) -> None:
+        """Others take part than before."""
+        self.leave()
+
+    def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
+        """Raise, on all ranks alike, where these ranks cannot go on together any more; also for one alone."""
+        self._refuse_broken([self.members[position] for position, c in enumerate(came) if c.broken])
+
+    def _refuse_broken(self, ranks: Sequence[int]) -> None:
+        if ranks:
+            raise WorkflowError(
+                f"{self._worker!r}: collectives of ranks {list(ranks)} on their GPUs were broken off in the middle of an update; the weights may hold what no "
+                f"step has made. Next: go on from a checkpoint, LearnerWorker(state=...), or call RankGroup.forget() after loading one."
+            )
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._watcher is not None:
+            self._over.set()
+            self._watcher.join()
+            self._watcher = None
         if error is not None:
             self._leave_soon()
+        elif self._broken:
+            self._refuse_broken([self._worker.rank])
+        else:
+            self._worked = True
 
     def _leave_soon(self) -> None:
         """Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank."""
@@ -98,29 +192,33 @@ class RankGroup:
             self.leave()
 
     def _form(self, number: int) -> None:
-        rank = self._worker.rank
-        if rank == 0:
+        position = self.position
+        if position == 0:
             self._store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False, timeout=self._timeout)
-        own = Met(self._worker._context.address, self._store.port if rank == 0 else 0, os.getpid(), dist.is_initialized())
+        own = Met(self._worker._context.address, self._store.port if position == 0 else 0)
         met = [Met(*m) for m in self._worker.exchange(tuple(own))]
-        self._refuse(met)
+        self._place = self._worker._context.on_leaving(self._say_farewell)
         on_one_machine = len({m.address for m in met}) == 1
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
-        self._group = self._joined(client, LOOPBACK if on_one_machine else met[rank].address)
-        self._formed = number
+        self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
+        self._formed = self._last = number
+        self._members, self._formed_now = self.members, True
         self.barrier()
-
-    def _refuse(self, met: Sequence[Met]) -> None:
-        """Raise, on all ranks alike, where these ranks can form no group."""
 
     def _joined(self, store: Any, address: str) -> Any:
         """The group, of the ranks that speak with each other at ``address`` of this machine."""
-        return _process_group(store, self._worker.rank, self._worker.ranks, self._worker.device, address, self._timeout)
+        return _process_group(store, self.position, self._worker.ranks, self._worker.device, address, self._timeout)
 
     def leave(self) -> None:
-        """Close this rank's connections: collectives of the others fail instead of waiting."""
+        """Close this rank's connections: collectives of the others fail instead of waiting (on GPUs: see the module's docstring)."""
+        if (nccl := self._nccl()) is not None:
+            nccl.abort()  # not shutdown(), which waits for the others
         self.unwrap()
-        self._group, self._store, self._formed = None, None, 0
+        self._group, self._store, self._formed, self._members, self._alike = None, None, 0, (), []
+
+    def _say_farewell(self) -> None:
+        """This rank goes while the run goes on: the others go on without it."""
+        self.leave()
 
     def unwrap(self) -> None:
         """Forget the modules of `parallel` and their buffers for gradients, as before leaving a device."""
@@ -137,13 +235,69 @@ class RankGroup:
     def forget(self) -> bool:
         """Give up what `parallel` has made; whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
         self.unwrap()
+        self._broken = False
         return False
+
+    # --- what newcomers take over -----------------------------------------------------------------------------
+    def handed_over(self, value: T) -> T:
+        """``value`` of the first rank that had worked when the group was formed, on all ranks: what they keep and must agree on. All must ask.
+
+        Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of the first rank.
+        """
+        if self._worker.ranks == 1:
+            return value
+        mine, tensors = self.position == self._source, list[torch.Tensor]()
+
+        def held(leaf: Any) -> Any:
+            if not isinstance(leaf, torch.Tensor):
+                return leaf
+            tensors.append(leaf.detach().contiguous())
+            return _Tensor(Placeholder(leaf.shape, leaf.dtype, leaf.device.type))
+
+        def filled(leaf: Any) -> Any:
+            if not isinstance(leaf, _Tensor):
+                return leaf
+            kind = leaf.place.kind
+            tensors.append(torch.empty(leaf.place.shape, dtype=leaf.place.dtype, device=kind if kind == "cpu" else self._worker.device))
+            return tensors[-1]
+
+        told = self._worker.exchange(copy.deepcopy(rebuilt(value, held)) if mine else None)[self._source]
+        if not mine:
+            value = rebuilt(copy.deepcopy(told), filled)
+        self._broadcast(tensors)
+        return value
+
+    def _broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
+        """In place, from the first rank that had worked."""
+        options: Any = dist.BroadcastOptions()
+        options.rootRank = self._source
+        for tensor in tensors:
+            if tensor.numel():
+                self._group.broadcast([tensor], options).wait()
+
+    def _agree(self, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
+        """What makes a step is the same on all ranks."""
+        self._make_alike(module)
+        if optimizer is None or any(known is optimizer for known in self._alike):
+            return
+        numbered = optimizer.state_dict()
+        state = self.handed_over(numbered)
+        if state is not numbered:
+            _take_over(optimizer, state)
+        self._alike.append(optimizer)
+
+    def _make_alike(self, module: nn.Module) -> None:
+        """DistributedDataParallel does that, from the first rank."""
+        if self._source:
+            with torch.no_grad():
+                self._broadcast([t.data for t in (*module.parameters(), *module.buffers())])
 
     # --- working together -----------------------------------------------------------------------------------
     def parallel(self, module: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> nn.Module:
         """``module`` with the gradients of all ranks averaged in `backward`, as torch's DistributedDataParallel does; itself on a single rank.
 
-        ``optimizer``: of its parameters.
+        ``optimizer``: of its parameters. Where the group has been formed anew, parameters and buffers, the optimiser's state and its param_groups
+        are those of the first rank that has worked before.
         """
         if self._worker.ranks == 1:
             return module
@@ -152,6 +306,7 @@ class RankGroup:
                 return wrapped
         from torch.nn.parallel import DistributedDataParallel
 
+        self._agree(module, optimizer)
         self._wrapped.append(DistributedDataParallel(module, process_group=self._group))
         return self._wrapped[-1]
 
@@ -186,6 +341,23 @@ class RankGroup:
         return f"{type(self).__name__}({self._worker!r}, rank {self._worker.rank} of {self._worker.ranks}, {now})"
 
 
+class _Tensor:
+    """Where in a value a tensor belongs. (No tuple: those are containers of values.)"""
+
+    def __init__(self, place: Placeholder) -> None:
+        self.place = place
+
+
+def _take_over(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """What `load_state_dict` does, without its conversions: a step is then the same to the last bit."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.state.clear()
+    for key, each in state["state"].items():
+        optimizer.state[parameters[key] if isinstance(key, int) else key] = each
+    for group, other in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        group.update({name: value for name, value in other.items() if name != "params"})
+
+
 def _process_group(store: Any, rank: int, ranks: int, device: str, address: str, timeout: datetime.timedelta) -> Any:
     """A group that torch's registry of groups does not know, so that threads of one process can each have their own."""
     group: Any = dist.ProcessGroup(store, rank, ranks)
@@ -202,5 +374,5 @@ def _process_group(store: Any, rank: int, ranks: int, device: str, address: str,
         nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, ranks, wishes)
         group._set_default_backend(kinds.NCCL)
         group._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-    group._set_group_name(f"rlinf_lab {id(group)}")
+    group._set_group_name(f"rlinf_lab {next(_NUMBERS)}")
     return group

@@ -25,7 +25,7 @@ from rlinf_lab.records import TrainBatch, Trajectory
 from rlinf_lab.workers.group import RankGroup
 from rlinf_lab.workers.residence import TorchWorker
 from rlinf_lab.workers.seeds import Purpose, stream
-from rlinf_lab.workers.shards import APART, ShardGroup
+from rlinf_lab.workers.shards import ShardGroup
 from rlinf_lab.workflow.weights import Weights as WeightStore
 from rlinf_lab.workflow.worker import Inbox
 
@@ -44,7 +44,7 @@ class LearnerWorker(TorchWorker):
     """Proximal policy optimisation. Several ranks share the samples of each minibatch; up to rounding they learn what one rank learns.
 
     ``parallel``: how they share the work. ``"ddp"``: each has all weights, torch's DistributedDataParallel averages the gradients. ``"fsdp"``: each keeps
-    its part of weights, gradients and Adam's moments (torch's `fully_shard`); the ranks must be processes of their own.
+    its part of weights, gradients and Adam's moments (torch's `fully_shard`). Ranks may join and leave between updates.
     ``policy`` constructs the module, as in `PolicyWorker`. ``gamma``, ``lam``: discount and GAE decay per environment step.
     ``minibatch``: samples of a gradient step at most, at least 2; a pass is divided evenly.
     ``reward_scale`` multiplies rewards before anything else. ``anneal``: share of the learning rate that has gone, linearly, after
@@ -88,10 +88,6 @@ class LearnerWorker(TorchWorker):
         self.env_steps = 0
         self._made: Weights | None = None  # of the latest update
 
-    def preflight(self) -> None:
-        if self.parallel == "fsdp" and self.ranks > 1 and not self._context.apart:
-            raise ConfigError(f"{self.name}: parallel='fsdp', and several of its {self.ranks} ranks live in one process. {APART}")
-
     def setup(self) -> None:
         if self.device == "cpu":
             torch.set_num_threads(1)  # a CPU device of a plan is one core
@@ -111,6 +107,8 @@ class LearnerWorker(TorchWorker):
         """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
         with self.group:
+            if self.group.formed_now:
+                self._keep(self.group.handed_over(self._kept()))
             self.group.parallel(self.policy, self.optimizer)
             with self.group.gathered(self.policy):
                 # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
@@ -127,6 +125,14 @@ class LearnerWorker(TorchWorker):
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         return Update(self._made, metrics)
+
+    def _kept(self) -> dict[str, Any]:
+        """What makes an update, besides weights and optimiser."""
+        return {"version": self.policy.version, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps}
+
+    def _keep(self, kept: dict[str, Any]) -> None:
+        self.policy.version, self.moments, self.env_steps = kept["version"], kept["moments"], kept["env_steps"]
+        self._rng.bit_generator.state = kept["rng"]
 
     def weights(self) -> Weights:
         """A copy of the current weights. With several ranks and ``parallel="fsdp"`` all must ask."""
@@ -194,7 +200,7 @@ class LearnerWorker(TorchWorker):
 
     def _part(self, *columns: torch.Tensor) -> list[torch.Tensor]:
         """This rank's rows of a minibatch."""
-        return [column.tensor_split(self.ranks)[self.rank] for column in columns]
+        return [column.tensor_split(self.ranks)[self.group.position] for column in columns]
 
     def _learning_rate(self) -> float:
         return self.learning_rate * (1.0 - self.anneal * min(1.0, self.policy.version / self.anneal_updates))

@@ -2,14 +2,17 @@
 
     shard i ──all-gather──> whole weights: forward, backward ──reduce-scatter──> gradient of shard i ──> optimiser of shard i
 
-A device mesh stands on torch's default process group, of which a process has one. So the ranks live in processes of their own (not in the
-threads of the local executor), and in a process one worker shards. Gloo carries the tensors of a CPU, NCCL those of a GPU.
+A device mesh usually stands on torch's default process group, of which a process has one. Here it stands on the group of these ranks (`group.py`), so
+several workers of one process shard side by side, and ranks may be threads of one process. Gloo carries the tensors of a CPU, NCCL those of a GPU.
+
+When ranks come or go the shards are put together in the host memory of the first rank that stays, and shared out anew (`parts.py`):
+
+    rank that leaves ──its parts──> first rank that stays: whole ──broadcast──> all that take part now: shards of the new group
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,57 +21,46 @@ import torch.distributed as dist
 from torch import nn
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workers.group import Met, RankGroup
+from rlinf_lab.workers.group import Came, RankGroup
+from rlinf_lab.workers.parts import Part, made_whole, parts_of
 from rlinf_lab.workflow.worker import Worker
-
-APART = (
-    "torch shards over its default process group, of which a process has one. Next: executor='processes' (or 'ray') and a device of its own for each rank, "
-    "or parallel='ddp'."
-)
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 class ShardGroup(RankGroup):
     """A `RankGroup` whose `parallel` shards the module, in place, with `torch.distributed.fsdp.fully_shard`. See the module's docstring.
 
-    A sharded module stays so until `forget`. When an update has failed, nobody knows which shards have made its last step, so the group
-    is not formed again: the worker goes on from a checkpoint.
+    A sharded module stays so until `forget`, or until others take part. When an update has failed, nobody knows which shards have made its last step,
+    so the group is not formed again: the worker goes on from a checkpoint.
     """
 
     def __init__(self, worker: Worker, timeout: float = 120.0) -> None:
         super().__init__(worker, timeout)
         self._mesh: Any = None
+        self._optimizers: list[torch.optim.Optimizer | None] = []  # of those wrapped
 
     # --- joining and leaving ------------------------------------------------------------------------------
-    def _refuse_to_form_again(self, wrapped: Sequence[int]) -> None:
-        if any(wrapped):
+    def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
+        super()._refuse_to_form_again(came)
+        if any(c.wrapped for c in came):
             raise WorkflowError(
-                f"{self._worker!r}: an update of its sharded weights has failed or ranks have changed; the shards may be of different steps. Next: go on from "
+                f"{self._worker!r}: an update of its sharded weights has failed; the shards may be of different steps. Next: go on from "
                 f"a checkpoint, LearnerWorker(state=...)."
             )
 
-    def _refuse(self, met: Sequence[Met]) -> None:
-        if len({(m.address, m.process) for m in met}) < len(met):
-            raise WorkflowError(f"{self._worker!r}: several of its {len(met)} ranks live in one process. {APART}")
-        taken = [rank for rank, m in enumerate(met) if m.taken]
-        if taken:
-            raise WorkflowError(
-                f"{self._worker!r}: in the process of rank {taken[0]} torch has a default process group already, of another worker that shards or of other "
-                f"code. Next: give the two workers devices of their own, or parallel='ddp'."
-            )
-
     def _joined(self, store: Any, address: str) -> Any:
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
 
         device, ranks = torch.device(self._worker.device), self._worker.ranks
-        backend = "gloo"
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # the mesh takes the current one
-            backend = "cpu:gloo,cuda:nccl"
-        with _speaking_at(address):
-            dist.init_process_group(backend, store=store, rank=self._worker.rank, world_size=ranks, timeout=self._timeout)
-        self._mesh = init_device_mesh(device.type, (ranks,))
-        return dist.group.WORLD
+            torch.cuda.set_device(device)  # fully_shard takes the current one
+        group = super()._joined(store, address)
+        _register(group, ranks, store)
+        # A name of its own, for torch remembers what was done on meshes that are equal; its rank is not that in a default group.
+        mesh: Any = DeviceMesh(device.type, torch.arange(ranks), mesh_dim_names=(group.group_name,), _init_backend=False, _rank=self.position)
+        mesh._dim_group_names = [group.group_name]
+        mesh._pg_registry[group.group_name] = group
+        self._mesh = mesh
+        return group
 
     def leave(self) -> None:
         if self._group is None:
@@ -76,15 +68,46 @@ class ShardGroup(RankGroup):
         for module in self._wrapped:
             _let_go(module)
         self._mesh._pg_registry.clear()
-        self._group, self._mesh, self._formed = None, None, 0
-        dist.destroy_process_group()
-        self._store = None
+        group, self._mesh = self._group, None
+        super().leave()
+        _unregister(group)
+
+    def _disband(self) -> None:
+        if self._wrapped:
+            first = next(rank for rank in self._members if rank in self.members)
+            mine = self._parts()
+            all_parts = None
+            if self._worker.rank == first:
+                all_parts = [mine if rank == first else self._left_behind_by(rank) for rank in self._members]
+            else:
+                self._worker._context.leave_behind(self._place, mine)
+            for i, (module, optimizer) in enumerate(zip(self._wrapped, self._optimizers, strict=True)):
+                made_whole(module, optimizer, None if all_parts is None else [parts[i] for parts in all_parts])
+        self.leave()
+        self._wrapped, self._optimizers = [], []
+
+    def _left_behind_by(self, rank: int) -> list[list[Part]]:
+        parts: list[list[Part]] | None = self._worker._context.collect(self._place, rank)
+        if parts is None:
+            raise WorkflowError(
+                f"{self._worker!r}: rank {rank} has left with its part of the sharded weights after an update of it had failed. Next: go on from a "
+                f"checkpoint, LearnerWorker(state=...)."
+            )
+        return parts
+
+    def _parts(self) -> list[list[Part]]:
+        return [parts_of(module, optimizer) for module, optimizer in zip(self._wrapped, self._optimizers, strict=True)]
+
+    def _say_farewell(self) -> None:
+        if self._wrapped:
+            self._worker._context.leave_behind(self._place, self._parts() if self._formed and not self._leaving else None)
+        super()._say_farewell()
 
     def unwrap(self) -> None:
         """Shards stay shards, on whatever device."""
 
     def forget(self) -> bool:
-        known, self._wrapped = bool(self._wrapped), []
+        known, self._wrapped, self._optimizers, self._broken = bool(self._wrapped), [], [], False
         return known
 
     # --- working together -----------------------------------------------------------------------------------
@@ -92,15 +115,14 @@ class ShardGroup(RankGroup):
         """``module``, sharded over the ranks in place at the first call; itself on a single rank.
 
         ``optimizer``: of its parameters; it goes on with its part of what it knows. ``units``: submodules that are gathered one at a time, such as
-        the layers of a transformer, rather than with the rest. All ranks begin with the weights of rank 0.
+        the layers of a transformer, rather than with the rest. All ranks begin with the weights, and the optimiser's state, of the first rank that
+        has worked before.
         """
         if self._worker.ranks == 1 or any(known is module for known in self._wrapped):
             return module
         from torch.distributed.fsdp import fully_shard
 
-        with torch.no_grad():
-            for tensor in module.state_dict().values():
-                dist.broadcast(tensor, 0)
+        self._agree(module, optimizer)
         before = dict(module.named_parameters())
         for part in (*units, module):
             sharded = fully_shard(part, mesh=self._mesh)
@@ -109,7 +131,13 @@ class ShardGroup(RankGroup):
         if optimizer is not None:
             _hand_over(optimizer, {old: module.get_parameter(name) for name, old in before.items()})
         self._wrapped.append(module)
+        self._optimizers.append(optimizer)
         return module
+
+    def _make_alike(self, module: nn.Module) -> None:
+        """`fully_shard` takes them as they are."""
+        with torch.no_grad():
+            self._broadcast([t.data for t in (*module.parameters(), *module.buffers())])
 
     @contextlib.contextmanager
     def gathered(self, module: nn.Module) -> Iterator[None]:
@@ -166,17 +194,21 @@ def _let_go(module: nn.Module) -> None:
                 vars(group.mesh_info).pop("shard_process_group", None)
 
 
-@contextlib.contextmanager
-def _speaking_at(address: str) -> Iterator[None]:
-    """Gloo is told the network by the name of an interface; what the user has set stays."""
-    import psutil
+def _register(group: Any, ranks: int, store: Any) -> None:
+    """By its name torch's tensors find it; its ranks are numbered by itself."""
+    from torch._C._distributed_c10d import _register_process_group
 
-    names = [name for name, found in psutil.net_if_addrs().items() if any(a.address == address for a in found)]
-    if _INTERFACE in os.environ or not names:
-        yield
-        return
-    os.environ[_INTERFACE] = names[0]
-    try:
-        yield
-    finally:
-        del os.environ[_INTERFACE]
+    world: Any = dist.distributed_c10d._world
+    _register_process_group(group.group_name, group)
+    world.pg_group_ranks[group] = {rank: rank for rank in range(ranks)}
+    world.pg_names[group] = group.group_name
+    world.pg_map[group] = ("custom", store)
+
+
+def _unregister(group: Any) -> None:
+    from torch._C._distributed_c10d import _unregister_process_group
+
+    world: Any = dist.distributed_c10d._world
+    _unregister_process_group(group.group_name)
+    for known in (world.pg_group_ranks, world.pg_names, world.pg_map):
+        known.pop(group, None)

@@ -78,15 +78,16 @@ class Outbox(Protocol[T_contra]):
 class Context:
     """What the runtime tells a worker, and what a worker can tell the runtime. Without a runtime: nothing happens.
 
-    Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``device`` (torch's name for it,
-    ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``, ``apart`` (whether no two
-    ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one; the loopback's
-    where all ranks are on one node).
+    Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
+    ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
+    ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
+    the loopback's where all ranks are on one node).
     """
 
     name: str = ""
     rank: int = 0
     ranks: int = 1
+    members: tuple[int, ...] = ()
     device: str = "cpu"
     sub_batches: int = 1
     iteration: int = 0
@@ -113,6 +114,18 @@ class Context:
 
     def exchange(self, value: Any) -> list[Any]:
         return [value]
+
+    def on_leaving(self, farewell: Callable[[], None]) -> int:
+        """Have something done when this rank leaves, before its `Worker.close`. Returns a place for what it leaves behind, the same on all ranks that
+        ask after the same exchange."""
+        return 0
+
+    def leave_behind(self, place: int, value: Any) -> None:
+        """For a rank that asks for it in `collect`, perhaps in a later iteration. Values must pickle."""
+
+    def collect(self, place: int, rank: int) -> Any:
+        """What another rank has left behind, or will; nobody else can get it afterwards. Blocks."""
+        raise WorkflowError(f"rank {rank} has left nothing behind: there is no runtime. Next: run the workflow.")
 
     def cancelled(self) -> bool:
         return False
@@ -184,12 +197,12 @@ class Worker:
 
     @_Given
     def rank(self) -> int:
-        """This copy's index, 0 ≤ rank < ranks."""
+        """This copy's index, 0 ≤ rank < ranks. While ranks come and go those of a call may have gaps: see `RankGroup.position`."""
         return self._context.rank
 
     @_Given
     def ranks(self) -> int:
-        """How many copies run in parallel."""
+        """How many copies run in parallel; within a call, how many take part in it."""
         return self._context.ranks
 
     @_Given
@@ -236,7 +249,7 @@ class Worker:
         return self._context.wants_frame()
 
     def exchange(self, value: Any) -> list[Any]:
-        """The values that all ranks of this worker give, by rank, in the middle of a call: all must ask in the same order.
+        """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must ask in the same order.
 
         Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank comes for it: give a copy of
         what you go on changing. Where another worker whose ranks meet shares the devices, it may have them until all have come. For tensors in bulk, a

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.errors import Cancelled
+from rlinf_lab.errors import Cancelled, WorkflowError
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.workers import RankGroup
 from rlinf_lab.workflow.worker import Context
@@ -151,6 +151,83 @@ def test_ranks_of_several_nodes_meet_at_the_addresses_that_their_executor_knows(
         for rank in [pool.submit(once, rank) for rank in range(2)]:
             rank.result(timeout=60)
     assert sorted(told) == ["127.0.0.2", "127.0.0.2", "127.0.0.3", "127.0.0.3"]
+
+
+class StandIn:
+    """NCCL's part of a group, on a machine without GPUs."""
+
+    def __init__(self) -> None:
+        self.aborted = threading.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+class OnAGPU(RankGroup):
+    """Its collectives go by Gloo; what is NCCL's is told to a stand-in."""
+
+    nccl = None
+
+    def _joined(self, store, address):
+        self.nccl = StandIn()
+        return super()._joined(store, address)
+
+    def _nccl(self):
+        return self.nccl if self._group is not None else None
+
+
+def on_gpus(context: Meeting) -> OnAGPU:
+    context.meetings = 10  # nobody is given up by its exchange
+    worker = lab.Worker()
+    worker._context = context
+    return OnAGPU(worker, timeout=60)
+
+
+def test_leaving_a_group_aborts_its_communicators() -> None:
+    values, barrier = [None, None], threading.Barrier(2, timeout=60)
+
+    def once(rank: int) -> tuple[bool, bool]:
+        group = on_gpus(Meeting(rank, values, barrier))
+        with group:
+            group.barrier()
+            before = group.nccl.aborted.is_set()
+        group.leave()
+        return before, group.nccl.aborted.is_set()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [rank.result(timeout=60) for rank in [pool.submit(once, rank) for rank in range(2)]] == [(False, True)] * 2
+
+
+def test_a_rank_whose_call_is_given_up_aborts_what_waits_on_its_gpu_and_does_not_go_on_from_there() -> None:
+    """NCCL would wait for the rank that has gone until its watchdog ends the process."""
+    values, barrier, gone = [None, None], threading.Barrier(2, timeout=60), threading.Event()
+
+    class GivenUp(Meeting):
+        def cancelled(self) -> bool:
+            return self.rank == 1 and gone.is_set()
+
+    def once(rank: int) -> None:
+        group = on_gpus(GivenUp(rank, values, barrier))
+        with group:
+            pass
+        if rank == 1:
+            with pytest.raises(WorkflowError, match=r"ranks \[1\] on their GPUs were broken off.*Next: go on from a checkpoint"), group:
+                gone.set()
+                assert group.nccl.aborted.wait(10)  # the collective
+            gone.clear()
+        else:
+            with group:
+                group.nccl.aborted.wait(3)
+        with pytest.raises(WorkflowError, match=r"ranks \[1\] on their GPUs were broken off"), group:
+            pass
+        group.forget()  # a checkpoint has been loaded
+        with group:
+            group.barrier()
+        group.leave()
+
+    with ThreadPoolExecutor(2) as pool:
+        for rank in [pool.submit(once, rank) for rank in range(2)]:
+            rank.result(timeout=60)
 
 
 def test_a_rank_alone_needs_no_group() -> None:

@@ -1,9 +1,10 @@
-"""Learner ranks that share weights, gradients and Adam's moments by torch's fully_shard: they learn what one rank learns, in processes."""
+"""Learner ranks that share weights, gradients and Adam's moments by torch's fully_shard: they learn what one rank learns, in processes and in threads."""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +73,7 @@ class Layers(lab.Worker):
         self.sgd = torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
         self.group = ShardGroup(self, timeout=60)
 
-    def train(self, fails: int = -1) -> tuple[int, list, list]:
+    def train(self, fails: int = -1, after: object = None) -> tuple[int, list, list]:
         with self.group:
             net = self.group.parallel(self.net, self.sgd, units=list(self.net))
             x = torch.full((2, 4), self.rank + 1.0, device=self.device)
@@ -120,15 +121,44 @@ def test_on_gpus_the_same_weights_through_nccl() -> None:
         assert np.allclose(on_cpu, on_gpu, atol=1e-5)
 
 
-def test_threads_are_refused_before_the_launch_and_in_the_call() -> None:
+def test_threads_of_one_process_share_weights_too() -> None:
+    """Also where a rank of another worker is on the devices of both, so that all live in one process."""
+    flow = build(SMALL)
+    with lab.session(flow, plan_of(flow, 1)) as session:
+        one = session.step()
+        alone = session.step("state")
     flow = build(SHARDED)
-    with pytest.raises(ConfigError, match="several of its 2 ranks live in one process.*Next: executor='processes'"):
-        lab.run(flow, plan_of(flow, 2), 1, emulate=True)
-    assert "executor='processes'" in lab.check(flow, plan_of(flow, 2), emulate=True)["workers"].mend
-    assert lab.check(flow, plan_of(flow, 2), "processes", emulate=True).ok
-    flow, plan = layers()  # a worker that does not say so itself
-    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match="several of its 2 ranks live in one process"):
-        session.step()
+    plan = lab.ExecutionPlan("p", ["cpu:0", "cpu:1"], {"simulator": [[0]], "policy": [[0, 1]], "learner": [[0], [1]]}, chunks={"obs": 1})
+    for executor in ("local", "processes"):
+        assert lab.check(flow, plan, executor, emulate=True).ok
+        with lab.session(flow, plan, executor=executor, emulate=True) as session:
+            assert session.step()["value_loss"] == pytest.approx(one["value_loss"], rel=1e-3)
+            same(alone["weights"], session.step("state")["weights"])
+
+
+def one_after_another(workers: list, fails: int = -1) -> list:
+    """At the same time each of two could have one of the two devices that both need."""
+    made = [workers[0].train(fails if len(workers) == 1 else -1)]
+    for worker in workers[1:]:
+        made.append(worker.train(fails, made[-1]))
+    return made
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_two_workers_of_the_same_processes_shard_side_by_side(executor: str) -> None:
+    """What each computes is what it computes alone; one that fails takes nothing from the other."""
+    found = []
+    for names in (["actor"], ["actor", "critic"]):
+        flow = lab.Workflow("layers")
+        workers = [flow.worker(Layers, name=name) for name in names]
+        flow.iteration(partial(one_after_another, workers))
+        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], dict.fromkeys(names, 2))
+        with lab.session(flow, plan, executor=executor, emulate=True) as session:
+            found.append([session.step() for _ in range(3)])
+            with pytest.raises(lab.WorkerError, match=f"'{names[-1]}' rank 1 failed in train.*no"):
+                session.step(1)
+    for (alone,), (actor, critic) in zip(*found, strict=True):
+        assert alone == actor == critic
 
 
 def test_only_known_ways_to_share() -> None:

@@ -11,7 +11,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -176,6 +176,44 @@ def test_a_sender_that_dies_does_not_leave_its_taker_waiting() -> None:
     assert broken.get(timeout=20) == "sender"
     child.wait(20)
     listener.close()
+
+
+class SilentNCCL:
+    """What NCCL does when the other side has died: a transfer is never over, unless it is aborted."""
+
+    made: ClassVar[list[SilentNCCL]] = []
+
+    def __init__(self, *_: Any) -> None:
+        self.asked, self.aborted = threading.Event(), threading.Event()
+        self.made.append(self)
+
+    def send(self, *_: Any) -> SilentNCCL:
+        self.asked.set()
+        return self
+
+    def wait(self) -> None:
+        assert self.aborted.wait(30)
+        raise RuntimeError("NCCL communicator was aborted")
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+
+def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    monkeypatch.setattr(pairs, "_group", SilentNCCL)
+    monkeypatch.setattr(pairs.Receivers, "_work", lambda *_: None)  # it is dead
+    ends = Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
+    assert ends.put([torch.ones(3)])[1] == "nccl"
+    sender = ends.link._senders._by_source["cpu"]
+    assert SilentNCCL.made[0].asked.wait(30)
+    with caplog.at_level(logging.WARNING, "rlinf_lab"):
+        ends.link.peer_died()
+        sender._thread.join(10)
+    assert SilentNCCL.made[0].aborted.is_set() and not sender._thread.is_alive() and not caplog.records
+    assert ends.put([torch.ones(3)])[1] == "cuda_host_copy"
+    ends.close()
 
 
 class Maker(Worker):
