@@ -22,7 +22,7 @@ _KEPT = 1 << 62  # in the place of an iteration: it is not over with any
 def exchange(host: Host, process: Process, value: Any) -> list[Any]:
     """The values of the ranks of this call, in their order. Blocks until each has given its own, as its exchange of the same number.
 
-    The device is kept meanwhile: no plan lets two ranks of a worker share one.
+    The device is kept meanwhile, for no plan lets two ranks of a worker share one; but where other workers that may meet sit on it: see `meetings`.
     """
     if process.call is None:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
@@ -42,7 +42,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
             host._wake(waiter)
     host.flush()
     if host.meetings.steps_aside(process.worker):
-        host.meetings.meet(process, key, tuple(range(ranks)), f"the other ranks of {process.worker!r}{within}", advice)
+        host.meetings.meet(process, key, ranks, f"the other ranks of {process.worker!r}{within}", advice)
     with host._spans.wait(process):
         return [
             value if r == process.rank else host.fetch(process, key, process.worker, r, call.iteration, within=within, advice=advice) for r in ranks
