@@ -148,7 +148,7 @@ class Host(Scheduler):
         worker, rank = process.worker, process.rank
         device = process.device = self._torch_device(self.layout.device_names(worker, rank))
         context = HostContext(self, process, self.layout.ranks(worker), device, self.layout.plan.tokens(worker))
-        thread = threading.Thread(target=self._main, args=(process, self._declarations[worker], context), name=process.label, daemon=True)
+        thread = threading.Thread(target=self._main, args=(process, context), name=process.label, daemon=True)
         thread.start()
         self._threads.append(thread)
 
@@ -249,15 +249,11 @@ class Host(Scheduler):
             self._values.retire(iteration)
             self._readers.retire(iteration)
 
-    def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
-        start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None
-        try:
-            process.instance = declaration.build(context)
-            process.instance.setup()
-        except BaseException as error:
-            failure = WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc())
-            if not process.joining:
-                self._fail(failure)
+    def _main(self, process: Process, context: HostContext) -> None:
+        start, process.thread = self.clock.now_ns(), threading.get_ident()
+        failure = setups.set_up(process, self.layout, self._declarations, context)
+        if failure is not None and not process.joining:
+            self._fail(failure)
         end = self.clock.now_ns()
         if end > start:
             self.recorder.add(process.track, SpanKind.SETUP, self.recorder.name("setup"), start, end)
