@@ -251,7 +251,7 @@ class Host(Scheduler):
 
     def _main(self, process: Process, context: HostContext) -> None:
         start, process.thread = self.clock.now_ns(), threading.get_ident()
-        failure = setups.set_up(process, self.layout, self._declarations, context)
+        failure = setups.set_up(process, self.layout, self._declarations, context, in_truth=self._mock is None)
         if failure is not None and not process.joining:
             self._fail(failure)
         end = self.clock.now_ns()
@@ -496,6 +496,8 @@ class Host(Scheduler):
             process.goods, large = Packed.of_items(items, queue.name.channel)
         process.queue, process.getting, process.tags = queue, False, tags
         process.machine.weights = None if tags is None else tags.weights
+        if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
+            finish_work(process.device)
         self._post(process, _PUT, queue.index, len(items), queue.room)
         process.goods = []
         if large:  # another thread may be sending it right now
@@ -506,6 +508,8 @@ class Host(Scheduler):
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
+        if process.shares_gpu:
+            finish_work(process.device)
         self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
