@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
 from numpy.typing import NDArray
 
-from rlinf_lab.errors import EnvError, MissingDependencyError
+from envs import saving
+from rlinf_lab.errors import EnvError, MissingDependencyError, said
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
+
+TRIED = 8  # steps before an environment is saved, and half of those afterwards
 
 
 def tasks() -> list[str]:
@@ -20,6 +25,11 @@ def tasks() -> list[str]:
 
 def has(task: str) -> bool:
     return task in gymnasium.registry
+
+
+def cannot_leave(task: str) -> str:
+    """Why its environments cannot leave a device; "" when they can. Tried out, once for each task."""
+    return _cannot_leave(f"gymnasium/{task}", task)
 
 
 def _can_be_made(task: str) -> bool:
@@ -37,6 +47,7 @@ class GymnasiumEnv:
     """One environment; actions in [-1, 1] are mapped linearly to its own range."""
 
     def __init__(self, id: str, task: str) -> None:
+        self._id, self._task = id, task
         try:
             self.env = gymnasium.make(task, render_mode="rgb_array")
         except (gymnasium.error.DependencyNotInstalled, ImportError) as error:
@@ -65,8 +76,56 @@ class GymnasiumEnv:
             return None
         return picture if isinstance(picture, np.ndarray) else None
 
+    def cannot_leave(self) -> str:
+        """Tried out, once for each task: whether all that an environment depends on can be copied is known to itself only."""
+        return _cannot_leave(self._id, self._task)
+
+    def save_state(self) -> dict[str, Any]:
+        """See `vecenv.Restorable`. `EnvError` when an attribute does not pickle."""
+        try:
+            return saving.save(self.env)
+        except Exception as error:
+            raise EnvError(f"{self._id} cannot be saved: {type(error).__name__}: {said(error)}. Next: leave it where it is (lab.check_env).") from error
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        saving.restore(self.env, state)
+
     def close(self) -> None:
         self.env.close()
+
+
+@functools.cache
+def _cannot_leave(id: str, task: str) -> str:
+    """Two environments are made for it: the second shall go on where the first was, through the beginning of an episode."""
+    first, second = GymnasiumEnv(id, task), GymnasiumEnv(id, task)
+    space = first.env.action_space
+    actions_TA = np.random.default_rng(0).uniform(-1, 1, (3 * TRIED, *(space.shape or ())))
+    try:
+        first.reset(0)
+        _walk(first, actions_TA[:TRIED])
+        state = first.save_state()
+        expected = _walk(first, actions_TA[TRIED:])
+        second.reset(1)
+        second.restore_state(state)
+        found = _walk(second, actions_TA[TRIED:])
+    except Exception as error:  # of the environment: what it is, only it knows
+        return said(error).partition(" Next: ")[0].rstrip(".")
+    finally:
+        first.close()
+        second.close()
+    same = all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
+    return "" if same else f"an environment that was given a copy of all that {task} holds in Python went on differently (its simulator keeps more)"
+
+
+def _walk(env: GymnasiumEnv, actions_TA: NDArray) -> list[NDArray]:
+    """What the steps give; a new episode in the middle and where one ends."""
+    seen = []
+    for t, action_A in enumerate(actions_TA):
+        outcome = env.step(action_A)
+        seen.append(np.append(outcome.obs_O, [outcome.reward, outcome.terminated, outcome.truncated, outcome.success]))
+        if outcome.terminated or outcome.truncated or t == len(actions_TA) // 2:
+            seen.append(env.reset(None))
+    return seen
 
 
 def make(task: str, num_envs: int, horizon: int | None = None) -> LoopVecEnv:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copy
 import io
 import threading
 from collections.abc import Iterator
@@ -75,7 +76,11 @@ def has(task: str) -> bool:
 
 
 class ManiSkillEnv:
-    """One stock environment (the CPU backend steps one at a time)."""
+    """One stock environment (the CPU backend steps one at a time).
+
+    What PhysX remembers of contacts cannot be read or written, so the state that is saved is how it came about: the number that the episode was begun
+    with, and its actions, which are done again. ``record`` takes those of a batch, which steps the scene itself.
+    """
 
     def __init__(self, task: str, control: str, draws: bool) -> None:
         import torch
@@ -103,6 +108,8 @@ class ManiSkillEnv:
                 ) from error
         self._draws = draws
         self._rng = np.random.default_rng()
+        self._began = -1  # with this number, once it has
+        self._actions: list[NDArray] = []  # of the episode
 
     @property
     def stock(self) -> Any:
@@ -117,12 +124,39 @@ class ManiSkillEnv:
         if seed is not None:
             self._rng = np.random.default_rng(seed)
         # Without a seed the simulator would draw from a generator that all environments of the process share.
+        return self._begin(int(self._rng.integers(2**31)))
+
+    def _begin(self, number: int) -> NDArray:
         with _ALONE:
-            observation, _ = self._env.reset(seed=int(self._rng.integers(2**31)))
+            observation, _ = self._env.reset(seed=number)
+        self._began, self._actions = number, []
         return _row(observation)
 
+    def save_state(self) -> dict[str, Any]:
+        """See `vecenv.Restorable`."""
+        return {"rng": copy.deepcopy(self._rng), "began": self._began, "actions": list(self._actions)}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Takes as long as the episode did so far."""
+        for action_A in self.begin_again(state):
+            self.step(action_A)
+
+    def begin_again(self, state: dict[str, Any]) -> list[NDArray]:
+        """At the beginning of the saved episode; the actions that are still to be done."""
+        self._rng = copy.deepcopy(state["rng"])
+        self._began, self._actions = state["began"], []
+        if self._began >= 0:
+            self._begin(self._began)
+        actions: list[NDArray] = state["actions"]
+        return actions
+
+    def record(self, action_A: NDArray) -> None:
+        self._actions.append(action_A.copy())
+
     def step(self, action_A: NDArray) -> Outcome:
-        observation, reward, _, _, info = self._env.step(action_A.astype(np.float32))
+        action_A = action_A.astype(np.float32)
+        self.record(action_A)
+        observation, reward, _, _, info = self._env.step(action_A)
         return Outcome(_row(observation), float(reward), False, False, bool(info["success"]) if "success" in info else False)
 
     def render(self) -> NDArray[np.uint8] | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from envs.maniskill.rules import Rule, State
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv import EnvSpec, checked_actions
+from rlinf_lab.vecenv import EnvSpec, checked_actions, other_environments
 
 if TYPE_CHECKING:
     from envs.maniskill import ManiSkillEnv
@@ -92,9 +92,8 @@ class BatchedVecEnv:
 
     def step(self, action_NA: NDArray) -> EnvStep:
         action_NA = checked_actions(self.spec, self.num_envs, action_NA, self._started).astype(np.float32)
-        target_NJ = self._targets(action_NA)
-        for scene, target_J in zip(self._scenes, target_NJ, strict=True):
-            scene.advance(target_J, self._substeps)
+        for i, target_J in enumerate(self._targets(self._scenes, action_NA)):
+            self._advance(i, action_NA[i], target_J)
         final_NO, reward_N, success_N = self._look()
         self._age_N += 1
         truncated_N = self._age_N >= self.spec.horizon
@@ -106,15 +105,37 @@ class BatchedVecEnv:
             self._age_N[truncated_N] = 0
         return EnvStep(obs_NO, reward_N, np.zeros(self.num_envs, bool), truncated_N, success_N, final_NO)
 
+    def save_state(self) -> dict[str, Any]:
+        """See `vecenv.Restorable` and `ManiSkillEnv`."""
+        return {"of": self._kind(), "age_N": self._age_N.copy(), "started": self._started, "envs": [env.save_state() for env in self._envs]}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """`EnvError` when the state is that of other environments."""
+        if state["of"] != self._kind():
+            raise other_environments(self._kind(), state["of"])
+        for i, (env, saved) in enumerate(zip(self._envs, state["envs"], strict=True)):
+            actions = env.begin_again(saved)
+            self._scenes[i] = Scene(env.stock, self._rule)
+            for action_A in actions:
+                self._advance(i, action_A, self._targets([self._scenes[i]], action_A[None])[0])
+        self._age_N[:], self._started = state["age_N"], state["started"]
+
+    def _kind(self) -> tuple[str, int, int]:
+        return self.spec.id, self.num_envs, self.spec.horizon
+
+    def _advance(self, i: int, action_A: NDArray, target_J: NDArray) -> None:
+        self._envs[i].record(action_A)
+        self._scenes[i].advance(target_J, self._substeps)
+
     def _begin(self, i: int, seed: int | None) -> NDArray[np.float32]:
         """A new episode in environment ``i``, as ManiSkill makes it. The handles are taken anew: it may have rebuilt the scene."""
         obs_O = self._envs[i].reset(seed)
         self._scenes[i] = Scene(self._envs[i].stock, self._rule)
         return obs_O
 
-    def _targets(self, action_NA: NDArray) -> NDArray:
+    def _targets(self, scenes: Sequence[Scene], action_NA: NDArray) -> NDArray:
         """Joint positions to drive to: the arm's from where it is, both fingers to the last number of the action."""
-        target_NJ = np.stack([scene.robot.qpos for scene in self._scenes])
+        target_NJ = np.stack([scene.robot.qpos for scene in scenes])
         target_NJ[:, :-2] += self._arm_middle + self._arm_half * action_NA[:, :-1]
         target_NJ[:, -2:] = self._grip_middle + self._grip_half * action_NA[:, -1:]
         return target_NJ

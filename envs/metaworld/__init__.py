@@ -7,6 +7,8 @@ task's own signal; an episode goes on after it, because ending on success with v
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
 from ctypes.util import find_library
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from envs import saving
 from rlinf_lab.errors import MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
 
@@ -59,7 +62,7 @@ def has(task: str) -> bool:
 class MetaWorldEnv:
     """One environment. ``shared_tasks``: the object and goal positions to draw from."""
 
-    def __init__(self, cls: Any, shared_tasks: list[Any], draws: bool) -> None:
+    def __init__(self, cls: Any, shared_tasks: tuple[Any, ...], draws: bool) -> None:
         self._env = cls(render_mode="rgb_array" if draws else None, camera_name=CAMERA if draws else None, width=320, height=240)
         if os.environ.get("MUJOCO_GL") == "osmesa":
             # In software, shadows and four samples a pixel make a picture seven times slower (118 ms against 16 ms).
@@ -84,14 +87,30 @@ class MetaWorldEnv:
     def render(self) -> NDArray[np.uint8] | None:
         return np.ascontiguousarray(self._env.render()[::-1]) if self._draws else None
 
+    def save_state(self) -> tuple[Any, dict[str, Any]]:
+        """See `vecenv.Restorable`."""
+        return copy.deepcopy(self._rng), saving.save(self._env)
+
+    def restore_state(self, state: tuple[Any, dict[str, Any]]) -> None:
+        rng, env = state
+        self._rng = copy.deepcopy(rng)
+        saving.restore(self._env, env)
+
     def close(self) -> None:
         self._env.close()
 
 
+@functools.cache
+def _positions(task: str, seed: int) -> tuple[Any, ...]:
+    """Drawn once: that takes longer than making an environment, and a simulator that returns to its device makes them anew."""
+    metaworld, _ = _simulator()
+    return tuple(metaworld.MT1(task, seed=seed).train_tasks)
+
+
 def make(task: str, num_envs: int, horizon: int | None = None, *, task_seed: int = 0) -> LoopVecEnv:
     """``num_envs`` environments of one task. ``task_seed`` fixes the 50 object and goal positions; horizon: at most 500 steps."""
-    metaworld, classes = _simulator()
-    positions = metaworld.MT1(task, seed=task_seed).train_tasks
+    _, classes = _simulator()
+    positions = _positions(task, task_seed)
     draws = choose_renderer() is not None
     envs = [MetaWorldEnv(classes[task], positions, draws) for _ in range(num_envs)]
     spec = EnvSpec(f"metaworld/{task}", OBS_SIZE, ACTION_SIZE, min(horizon or 500, 500), renders=draws)

@@ -28,6 +28,12 @@ class AtOnce:
         queue.tail = first + n
         return first
 
+    def has_room(self, channel: int, n: int) -> bool:
+        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get meanwhile."""
+        queue = self.channels[channel]
+        depth = queue.tail - queue.head
+        return not queue.putters and (not depth or depth + n <= queue.capacity)
+
     def get_at_once(self, process: int, channel: int, n: int) -> int:
         """A get whose items are there, of a process whose devices nobody else uses: the first sequence number; nothing follows from it. -1: `settle` it."""
         p, queue = self.processes[process], self.channels[channel]

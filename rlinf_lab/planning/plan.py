@@ -301,11 +301,11 @@ class ExecutionPlan:
         held = ", ".join(f"{w} {n}" + f" + {more} at work" * bool(more) for w, n, more in units if n or more)
         if self.device_memory is None:
             return f"{held}; a device has no limit: everybody stays" if held else ""
-        leaving = ", ".join(w for w in self.placements if self._may_leave(w))
+        leaving = ", ".join(w for w in self.placements if self.may_have_to_leave(w))
         turns = f"in turns {leaving}" if leaving else "everybody stays"
         return f"{held or 'nobody needs any'}; a device has {counted(self.device_memory, 'unit')}: {turns}"
 
-    def _may_leave(self, worker: str) -> bool:
+    def may_have_to_leave(self, worker: str) -> bool:
         """Whether it shares a device whose memory is not enough for all who sit there, one of the others at work."""
         if not self.memory.get(worker) or self.device_memory is None:
             return False

@@ -225,9 +225,11 @@ class DeviceHost:
     def _broken(self, peer: str) -> None:
         if peer == "driver":  # nobody is left to work for
             os._exit(1)
-        if peer in self.links:
-            self.links[peer].peer_died()
-        self.host.lost(peer)
+        try:
+            if peer in self.links:
+                self.links[peer].peer_died()
+        finally:  # whatever that raises: the others have to hear of the death
+            self.host.lost(peer)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r} on {', '.join(sorted(self._device_names())) or 'no device'})"

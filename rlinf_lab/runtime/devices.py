@@ -88,6 +88,17 @@ def torch_device(names: Sequence[str]) -> str:
     return first.local if first and first.kind == "cuda" else "cpu"
 
 
+def use_device(device: str) -> None:
+    """Of a rank's own thread: what names no GPU (``.cuda()``, NCCL, a tensor that comes in a message) goes to its own one of several."""
+    number = device.removeprefix("cuda:")
+    if number == device or number == "0":  # which is the current one of every thread
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device)
+
+
 def finish_work(device: str) -> None:
     """Wait until a GPU has done what a call has given to it: only then the call is over, and its devices may be somebody else's."""
     torch = sys.modules.get("torch")

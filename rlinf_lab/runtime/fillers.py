@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Filled, HostContext, Process
 from rlinf_lab.timeline.span import SpanKind
@@ -115,6 +116,7 @@ def _step(host: Host, process: Process, context: HostContext, method: str) -> bo
     context.logs_to = host.newest_iteration
     try:
         result = getattr(process.instance, method)()
+        finish_work(process.device)  # a launch of kernels returns at once: they would pile up in front of who wants the device
     except BaseException as error:
         if not (isinstance(error, Cancelled) and host.stopping):  # cut off at the end of the run
             failed(host, filled, method, error, traceback.format_exc())

@@ -149,7 +149,7 @@ class Host(Scheduler):
         worker, rank = process.worker, process.rank
         device = process.device = self._torch_device(self.layout.device_names(worker, rank))
         context = HostContext(self, process, self.layout.ranks(worker), device, self.layout.plan.tokens(worker))
-        thread = threading.Thread(target=self._main, args=(process, self._declarations[worker], context), name=process.label, daemon=True)
+        thread = threading.Thread(target=self._main, args=(process, context), name=process.label, daemon=True)
         thread.start()
         self._threads.append(thread)
 
@@ -248,15 +248,11 @@ class Host(Scheduler):
             for part in (self.far, self._queues, self._values, self._readers, self.meetings):
                 part.retire(iteration)
 
-    def _main(self, process: Process, declaration: Declaration, context: HostContext) -> None:
-        start, process.thread, failure = self.clock.now_ns(), threading.get_ident(), None
-        try:
-            process.instance = declaration.build(context)
-            process.instance.setup()
-        except BaseException as error:
-            failure = WorkerError.of(process.worker, process.rank, "setup", error, traceback.format_exc())
-            if not process.joining:
-                self._fail(failure)
+    def _main(self, process: Process, context: HostContext) -> None:
+        start, process.thread = self.clock.now_ns(), threading.get_ident()
+        failure = setups.set_up(process, self.layout, self._declarations, context, in_truth=self._mock is None)
+        if failure is not None and not process.joining:
+            self._fail(failure)
         end = self.clock.now_ns()
         if end > start:
             self.recorder.add(process.track, SpanKind.SETUP, self.recorder.name("setup"), start, end)
@@ -498,6 +494,8 @@ class Host(Scheduler):
             process.goods, large = Packed.of_items(items, queue.name.channel)
         process.queue, process.getting, process.tags = queue, False, tags
         process.machine.weights = None if tags is None else tags.weights
+        if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
+            finish_work(process.device)
         self._post(process, _PUT, queue.index, len(items), queue.room)
         process.goods = []
         if large:  # another thread may be sending it right now
@@ -508,6 +506,8 @@ class Host(Scheduler):
         self._refuse_out_of_turn(process, queue)
         start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
+        if process.shares_gpu:
+            finish_work(process.device)
         self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []

@@ -307,10 +307,12 @@ class HostsExecutor:
         self.driver_host.hear_news(host, quiet)
 
     def _broken(self, host: str) -> None:
-        if host in self._links:
-            self._links[host].peer_died()
-        if not self.driver_host.stopping:
-            self.driver_host.lost(host)
+        try:
+            if host in self._links:
+                self._links[host].peer_died()
+        finally:  # whatever that raises: the run has to hear of the death
+            if not self.driver_host.stopping:
+                self.driver_host.lost(host)
 
     # --- looking -----------------------------------------------------------------------------------------
     def drain(self) -> list[SpanBatch]:

@@ -14,7 +14,6 @@ tensor travels through host memory. The timeline says so for each edge, the log 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -75,6 +74,8 @@ class CudaSharing:
         return reductions.rebuild_cuda_tensor(**{**shared, "storage_device": _index_of(identity)})
 
     def release(self, shared: dict[str, Any]) -> None:
+        if shared["ref_counter_handle"] is None:  # a tensor without a byte: there is nothing to count
+            return
         shared["storage_cls"]._release_ipc_counter(shared["ref_counter_handle"], shared["ref_counter_offset"], device=shared["storage_device"])
 
     def hold(self, block: Any, owner: Any) -> Any:
@@ -166,8 +167,7 @@ class Lender:
         """The peer has died: what it had not given back is released in its place, for a process that dies does not count down."""
         while self._lent:
             _, (_, shared) = self._lent.popitem()
-            with contextlib.suppress(RuntimeError):
-                SHARING.release(shared)
+            _release(shared)
 
     def close(self) -> None:
         """The peer has hung up. What it still holds torch keeps as long as it counts it."""
@@ -223,9 +223,18 @@ class Lent:
 
 
 def _drop(shared: Any, give_back: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):
-        SHARING.release(shared)
+    _release(shared)
     give_back()
+
+
+def _release(shared: Any) -> None:
+    """A tensor that cannot be released keeps neither the others nor the news of a death."""
+    try:
+        SHARING.release(shared)
+    except RuntimeError:  # the driver has released it, with the process
+        pass
+    except Exception as error:
+        _LOG.warning("A tensor that was lent could not be released, its memory stays occupied: %s: %s.", type(error).__name__, said(error))
 
 
 def _same(block: Any) -> Any:

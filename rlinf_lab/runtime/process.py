@@ -115,6 +115,11 @@ class Process:
             self.gate.open()
 
     @property
+    def shares_gpu(self) -> bool:
+        """Whether others may get its device when it waits at a channel: what it has given to a GPU is done before that."""
+        return self.device.startswith("cuda") and not self.machine.alone
+
+    @property
     def label(self) -> str:
         return f"{self.worker}[{self.rank}]"
 

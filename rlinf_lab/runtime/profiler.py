@@ -111,6 +111,7 @@ class _Measuring:
             runs += [self._try(plan, bar) for plan in plans]
             probed = {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
+        self.notes += [f"{worker}: plans never let it leave its devices, for {p.stays}." for worker, p in probed.items() if p.stays]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()} | self._held_together(probed)
         kept = {worker: m.resident_gib + m.shared_gib for worker, m in memory.items()}
         seen = [replace(r, peaks={w: gib + kept.get(w, 0.0) for w, gib in r.peaks.items()}) for r in runs if r is not None]
@@ -119,7 +120,7 @@ class _Measuring:
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
             device_memory_gib=_device_memory(self.devices), fingerprint=self._fingerprint(), notes=self.notes, messages=messages,
         )  # fmt: skip
-        for worker in (w for w, p in probed.items() if not p.leaves):
+        for worker in (w for w, p in probed.items() if p.stays):
             found = found.with_worker(worker, offloadable=False)
         return found
 
@@ -229,12 +230,12 @@ class _Measuring:
 
 
 class Probed(NamedTuple):
-    """A worker by itself. ``leaves``: whether it can free its device at all."""
+    """A worker by itself. ``stays``: why it cannot free its device; "" when it can."""
 
     resident_gib: float
     onload_s: float
     offload_s: float
-    leaves: bool
+    stays: str
 
 
 def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
@@ -245,9 +246,12 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     resident = max(0.0, _gib_used(device) - before)
     off, on = list[float](), list[float]()
     try:
+        nothing = resident < NOTHING_GIB
         with _named(worker, "can_leave"):
-            leaves = instance.can_leave()
-        for _ in range(SWITCHES if leaves else 0):
+            stays = instance._why_it_stays()
+        if not (stays or nothing or instance._switches()):
+            stays = f"{type(instance).__name__} holds {resident:.2g} GiB, and has neither offload() nor onload()"
+        for _ in range(0 if stays else SWITCHES):
             with _named(worker, "offload"):
                 off.append(_timed(instance.offload, device))
             with _named(worker, "onload"):
@@ -255,8 +259,7 @@ def _come_and_go(flow: Workflow, worker: str, device: str) -> Probed:
     finally:
         with _named(worker, "close"):
             instance.close()
-    nothing = resident < NOTHING_GIB and not leaves  # there is nothing that would have to leave
-    return Probed(0.0 if nothing else resident, min(on, default=0.0), min(off, default=0.0), leaves or nothing)
+    return Probed(0.0 if nothing and not instance._switches() else resident, min(on, default=0.0), min(off, default=0.0), stays)
 
 
 def _set_up(flow: Workflow, worker: str, device: str) -> Worker:

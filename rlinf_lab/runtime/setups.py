@@ -11,16 +11,40 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rlinf_lab.errors import ExecutorError
+from rlinf_lab.errors import ExecutorError, WorkerError
+from rlinf_lab.planning.layout import Layout
+from rlinf_lab.runtime.devices import use_device
 from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.unfit import refuse_to_stay
+from rlinf_lab.workflow.declaration import Declaration
+from rlinf_lab.workflow.worker import Context
 
 IDLE_SECONDS = 120.0
 LOOKS = 20  # in that time
 IDLE_SHARE = 0.05  # of one core: more than a loop needs that looks for something a hundred times a second
 IDLE_BYTES = 1 << 20
+
+
+def set_up(process: Process, layout: Layout, declarations: Mapping[str, Declaration], context: Context, in_truth: bool) -> WorkerError | None:
+    """In the rank's own thread: build its worker, and ask whether it can do what the plan wants. What went wrong, by the method that did.
+
+    ``in_truth``: on the devices that are named, not in a made-up time.
+    """
+    method = "__init__"
+    try:
+        if in_truth:
+            use_device(process.device)
+        process.instance = declarations[process.worker].build(context)
+        method = "setup"
+        process.instance.setup()
+        method = "can_leave"
+        refuse_to_stay(layout, declarations, process.worker, process.instance)
+    except BaseException as error:
+        return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
+    return None
 
 
 class Work(NamedTuple):

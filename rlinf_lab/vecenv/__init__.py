@@ -1,10 +1,11 @@
 """Simulators as vectorized environments."""
 
-from rlinf_lab.vecenv.base import EnvSpec, Restorable, VecEnv
+from rlinf_lab.vecenv.base import EnvSpec, Restorable, VecEnv, cannot_leave
 from rlinf_lab.vecenv.check import check_env
-from rlinf_lab.vecenv.loop import LoopVecEnv, Outcome, SingleEnv, checked_actions
-from rlinf_lab.vecenv.registry import list_envs, make_vec, register_env
+from rlinf_lab.vecenv.loop import LoopVecEnv, Outcome, SingleEnv, checked_actions, other_environments
+from rlinf_lab.vecenv.registry import cannot_leave_by_id, list_envs, make_vec, register_env
 
 __all__ = [
-    "EnvSpec", "LoopVecEnv", "Outcome", "Restorable", "SingleEnv", "VecEnv", "check_env", "checked_actions", "list_envs", "make_vec", "register_env",
+    "EnvSpec", "LoopVecEnv", "Outcome", "Restorable", "SingleEnv", "VecEnv", "cannot_leave", "cannot_leave_by_id", "check_env", "checked_actions",
+    "list_envs", "make_vec", "other_environments", "register_env",
 ]  # fmt: skip

@@ -58,12 +58,27 @@ class VecEnv(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """A vector of environments that can leave a device: its state is saved, it is closed, made anew later and goes on from there."""
+    """A vector of environments that can leave a device: its state is saved, it is closed, made anew later and goes on from there.
+
+    The same actions then give the same numbers to the last bit, and the same new episodes. Where that depends on the task a vector also has
+    ``cannot_leave()``, which returns why not, or "".
+    """
 
     def save_state(self) -> Any:
-        """Everything that the next steps depend on, generators included, in host memory; not touched by later steps."""
+        """Everything that the next steps depend on, generators included, in host memory; it pickles, and later steps do not touch it."""
         ...
 
     def restore_state(self, state: Any) -> None:
-        """Go on where another vector of the same task, size and horizon was when ``state`` was saved."""
+        """Go on where another vector of the same task, size and horizon was when ``state`` was saved, perhaps in another process."""
         ...
+
+
+def cannot_leave(env: object) -> str:
+    """Why a vector of environments (or a single one of a `LoopVecEnv`) cannot leave its device; "" when it can (see `Restorable`).
+
+    Of a class: "" when its vectors may be able to.
+    """
+    if not (hasattr(env, "save_state") and hasattr(env, "restore_state")):
+        return f"{env.__name__ if isinstance(env, type) else type(env).__name__} has no save_state() and restore_state()"
+    asked = None if isinstance(env, type) else getattr(env, "cannot_leave", None)
+    return str(asked()) if callable(asked) else ""

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError, EnvError, shown
+from rlinf_lab.errors import ConfigError, EnvError, said, shown
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv.base import VecEnv
+from rlinf_lab.vecenv.base import Restorable, VecEnv, cannot_leave
 
 
 def check_env(make: Callable[[], VecEnv], steps: int | None = None, seed: int = 0) -> None:
     """Run two vectors from ``make()`` side by side and raise `EnvError` naming the first rule that is broken.
 
     Checked: shapes and types, finite numbers, an episode that ends at the horizon and is reset in the same step with its
-    final observation kept, the same seed giving the same episode, and different environments beginning differently.
+    final observation kept, the same seed giving the same episode, and different environments beginning differently. Of environments that can leave a
+    device (`cannot_leave` says "") also that they go on from a saved state to the last bit, in a new vector and in one that was used.
     ``steps``: how many to take (default: one horizon and two more).
     """
     if not callable(make):
@@ -23,6 +27,8 @@ def check_env(make: Callable[[], VecEnv], steps: int | None = None, seed: int = 
     first, second = make(), make()
     try:
         _check(first, second, steps or first.spec.horizon + 2, seed)
+        if not cannot_leave(first):
+            _check_leaving(first, second, make, steps or first.spec.horizon + 2, seed)
     finally:
         first.close()
         second.close()
@@ -50,6 +56,33 @@ def _check(env: VecEnv, twin: VecEnv, steps: int, seed: int) -> None:
         running = ~done
         _require(spec.id, np.array_equal(step.final_obs_NO[running], step.obs_NO[running]), f"step {t}: final_obs_NO differs without an end")
     _require(spec.id, ended or steps < spec.horizon, f"no episode ended in {steps} steps, the horizon is {spec.horizon}")
+
+
+def _check_leaving(env: VecEnv, used: VecEnv, make: Callable[[], VecEnv], steps: int, seed: int) -> None:
+    """Saved in the middle of an episode; ``used`` is in the middle of another one."""
+    id, rng = env.spec.id, np.random.default_rng(seed + 1)
+    actions_TNA = rng.uniform(-1, 1, (steps + 3, env.num_envs, env.spec.action_size)).astype(np.float32)
+    env.reset(seed=seed + 1)
+    for action_NA in actions_TNA[:3]:
+        env.step(action_NA)
+    try:
+        state = pickle.loads(pickle.dumps(cast(Restorable, env).save_state()))
+    except EnvError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{id} breaks the VecEnv contract: its state does not pickle: {type(error).__name__}: {said(error)}.") from error
+    expected = [env.step(action_NA) for action_NA in actions_TNA[3:]]
+    fresh = make()
+    try:
+        for name, other in (("new", fresh), ("used", used)):
+            cast(Restorable, other).restore_state(state)
+            for t, (action_NA, step) in enumerate(zip(actions_TNA[3:], expected, strict=True)):
+                found = other.step(action_NA)
+                for field in dataclasses.fields(step):
+                    same = np.array_equal(getattr(found, field.name), getattr(step, field.name))
+                    _require(id, same, f"restored in a {name} vector, step {t} gives another {field.name}")
+    finally:
+        fresh.close()
 
 
 def _check_step(id: str, step: EnvStep, n: int, size: int, t: int) -> None:

@@ -7,14 +7,14 @@ giving the simulator worker more ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv.base import EnvSpec
+from rlinf_lab.vecenv.base import EnvSpec, Restorable, cannot_leave
 
 
 class Outcome(NamedTuple):
@@ -28,7 +28,10 @@ class Outcome(NamedTuple):
 
 
 class SingleEnv(Protocol):
-    """One environment, as an adapter provides it. The horizon is counted by `LoopVecEnv`."""
+    """One environment, as an adapter provides it. The horizon is counted by `LoopVecEnv`.
+
+    If it also has what `base.Restorable` has, for itself, the vector can leave its device.
+    """
 
     def reset(self, seed: int | None) -> NDArray: ...
     def step(self, action_A: NDArray) -> Outcome: ...
@@ -69,6 +72,30 @@ class LoopVecEnv:
                 self._age_N[i] = 0
         return EnvStep(obs_NO, reward_N, terminated_N, truncated_N, success_N, final_NO)
 
+    def cannot_leave(self) -> str:
+        """See `base.cannot_leave`: its environments are all alike."""
+        return cannot_leave(self._envs[0])
+
+    def save_state(self) -> dict[str, Any]:
+        """See `base.Restorable`. `EnvError` when the environments cannot be saved."""
+        return {"of": self._kind(), "age_N": self._age_N.copy(), "started": self._started, "envs": [env.save_state() for env in self._restorable()]}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """`EnvError` when the environments cannot be saved, or the state is that of other ones."""
+        if state["of"] != self._kind():
+            raise other_environments(self._kind(), state["of"])
+        for env, saved in zip(self._restorable(), state["envs"], strict=True):
+            env.restore_state(saved)
+        self._age_N[:], self._started = state["age_N"], state["started"]
+
+    def _kind(self) -> tuple[str, int, int]:
+        return self.spec.id, self.num_envs, self.spec.horizon
+
+    def _restorable(self) -> list[Restorable]:
+        if why := self.cannot_leave():
+            raise EnvError(f"{self.spec.id} cannot be saved: {why}. Next: leave it where it is, or implement save_state() and restore_state().")
+        return cast("list[Restorable]", self._envs)
+
     def render(self) -> NDArray[np.uint8] | None:
         return self._envs[0].render()
 
@@ -78,6 +105,15 @@ class LoopVecEnv:
 
     def __repr__(self) -> str:
         return f"{self.spec.id} × {self.num_envs} (observation {self.spec.obs_size}, action {self.spec.action_size}, horizon {self.spec.horizon})"
+
+
+def other_environments(mine: tuple[str, int, int], saved: tuple[str, int, int]) -> EnvError:
+    """``mine``, ``saved``: id, number of environments and horizon."""
+    (id, n, horizon), (saved_id, saved_n, saved_horizon) = mine, saved
+    return EnvError(
+        f"A state of {saved_id} × {saved_n} (horizon {saved_horizon}) is not one of {id} × {n} (horizon {horizon}). "
+        f"Next: make_vec({saved_id!r}, {saved_n}, {saved_horizon}), then restore_state(...)."
+    )
 
 
 def checked_actions(spec: EnvSpec, num_envs: int, action_NA: NDArray, started: bool) -> NDArray:

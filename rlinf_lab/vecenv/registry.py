@@ -9,7 +9,7 @@ from importlib.metadata import entry_points
 from numbers import Integral
 from typing import Any, Protocol
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, MissingDependencyError, UnknownNameError, shown
 from rlinf_lab.vecenv.base import VecEnv
 
 GROUP = "rlinf_lab.envs"
@@ -20,7 +20,7 @@ class Adapter(Protocol):
 
     ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
     ``make(task, num_envs, horizon, *, options)`` builds a vector, its options by name. A missing simulator raises
-    `MissingDependencyError` in all of them.
+    `MissingDependencyError` in all of them. One that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
     """
 
     def tasks(self) -> list[str]: ...
@@ -65,6 +65,19 @@ def make_vec(id: str, num_envs: int = 1, horizon: int | None = None, **options: 
         raise UnknownNameError.of("environment", id, [f"{simulator}/{t}" for t in adapter.tasks()])
     _check_options(id, adapter.make, options)
     return adapter.make(task, num_envs, horizon, **options)
+
+
+def cannot_leave_by_id(id: str) -> str:
+    """Why vectors of this environment cannot leave a device, as far as its adapter tells without one; "" when they can, or nobody knows."""
+    simulator, _, task = id.partition("/")
+    point = None if id in _REGISTERED else next((p for p in entry_points(group=GROUP) if p.name == simulator), None)
+    if point is None:
+        return ""
+    try:
+        adapter: Any = point.load()
+        return str(adapter.cannot_leave(task)) if hasattr(adapter, "cannot_leave") and adapter.has(task) else ""
+    except MissingDependencyError:  # it is installed where the worker will live, perhaps
+        return ""
 
 
 def _is_count(value: object) -> bool:

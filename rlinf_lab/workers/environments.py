@@ -23,12 +23,15 @@ class EnvGroup:
 
     def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0) -> None:
         self.env, self.slot, self.first_env, self.seed, self.taken = env, slot, first_env, seed, taken
+        self.size = env.num_envs
         self._obs_NO: NDArray | None = None
         self._t = 0
 
-    @property
-    def size(self) -> int:
-        return self.env.num_envs
+    # --- leaving the device ---------------------------------------------------------------------------
+    def give_up_environments(self) -> None:
+        """Close them, and hold their memory no longer; `env` is not there until it is assigned anew."""
+        self.env.close()
+        del self.env
 
     # --- a trajectory ---------------------------------------------------------------------------------
     def begin(self, steps: int) -> None:

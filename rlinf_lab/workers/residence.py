@@ -4,9 +4,10 @@
 
 Tensors that share memory (tied weights, views) share it afterwards too. While it is away a tensor lies in host memory and can be read and
 written there: weights may be published by a learner that has left. On a core of the CPU host memory is memory as well; the copies are made all
-the same, so that an emulated plan pays for its switches what a profile says. A GPU's allocator keeps what is left for the next who asks; a core's blocks
-are kept here, for the system would clear every page anew, which takes three times as long as the copy. Only those that were made here, though: what a
-tensor lay on at first may be read-only (a mapped file), or somebody else's.
+the same, so that an emulated plan pays for its switches what a profile says. Of a GPU torch's allocator gives back what is left: engines and simulators with
+allocators of their own, and other processes, have nothing of memory that it keeps. A core's blocks are kept here, for the system would clear every page
+anew, which takes three times as long as the copy. Only those that were made here, though: what a tensor lay on at first may be read-only (a mapped file),
+or somebody else's.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ class Residence:
             for module in self._moved_shards:
                 _move_shards(module, "cpu")
         self.away = True
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
         return sum(moved.host.numel() for moved in self._moved) + _nbytes_besides(self._moved_whole, self._moved_shards)
 
     def come_back(self, others: Sequence[Residence] = ()) -> int:

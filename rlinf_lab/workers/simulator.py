@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from rlinf_lab.errors import ConfigError
+from rlinf_lab.errors import ConfigError, WorkflowError
 from rlinf_lab.records import Action, Observation, Trajectory
 from rlinf_lab.workers.environments import EnvGroup
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -74,29 +74,38 @@ class SimulatorWorker(Worker):
 
     # --- leaving the device ---------------------------------------------------------------------------------
     def can_leave(self) -> bool:
-        """Whether all environments are `Restorable`."""
-        return len(self._restorable()) == len(self.groups)
+        """Whether all environments are `Restorable`, and say nothing else (`vecenv.cannot_leave`)."""
+        return not self._why_it_stays()
 
-    def _restorable(self) -> list[Restorable]:
-        from rlinf_lab.vecenv import Restorable
+    def _why_it_stays(self) -> str:
+        """Before `setup` as far as the environment's class, or the adapter of its simulator, can tell."""
+        from rlinf_lab.vecenv import cannot_leave, cannot_leave_by_id
 
-        return [group.env for group in self.groups if isinstance(group.env, Restorable)]
+        if not self.groups:
+            return cannot_leave_by_id(self.env) if isinstance(self.env, str) else cannot_leave(self.env) if isinstance(self.env, type) else ""
+        if self._states:
+            return ""
+        env = self.groups[0].env
+        why = cannot_leave(env)
+        return f"{env.spec.id} cannot be saved: {why}" if why else ""
 
     def offload(self) -> None:
-        """Save the environments' states and close them, if they are `Restorable`; others stay where they are (`can_leave`)."""
-        if self.can_leave():
-            self._states = [env.save_state() for env in self._restorable()]
-            for group in self.groups:
-                group.env.close()
+        """Save the environments' states, close them and give their memory up. `WorkflowError` when they cannot be saved."""
+        if self._states:
+            return
+        if why := self._why_it_stays():
+            raise WorkflowError(f"{self.name} cannot leave its device: {why}. Next: a device of its own, or memory for all (device_memory=).")
+        self._states = [cast("Restorable", group.env).save_state() for group in self.groups]
+        for group in self.groups:
+            group.give_up_environments()
 
     def onload(self) -> None:
         """Make them anew and go on from the saved states."""
         if not self._states:
             return
-        for group in self.groups:
+        for group, state in zip(self.groups, self._states, strict=True):
             group.env = self._made(group.size)
-        for env, state in zip(self._restorable(), self._states, strict=True):
-            env.restore_state(state)
+            cast("Restorable", group.env).restore_state(state)
         self._states = []
 
     def collect(self, actions: Inbox[Action], observations: Outbox[Observation], trajectories: Outbox[Trajectory]) -> None:

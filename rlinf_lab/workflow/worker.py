@@ -16,6 +16,11 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.workflow.quantities import logged
 
+STAY = (  # of a worker that cannot leave its device
+    "Next: give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none there; a worker of your own can "
+    "implement offload() and onload()."
+)
+
 T = TypeVar("T")
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -168,8 +173,16 @@ class Worker:
     def _switch(self, order: str, present: Sequence[Worker], absent: Sequence[Worker]) -> bool:
         """Carry out "onload" or "offload"; whether anything had to move. ``present``: other workers of this process that are on their devices or about to
         come; ``absent``: the rest of them."""
+        if order == "offload" and (why := self._why_it_stays()):
+            raise WorkflowError(f"{self._who()} has to leave {self.device} for another worker and cannot: {why}. {STAY}")
         getattr(self, order)()
         return True
+
+    def _why_it_stays(self) -> str:
+        """Why it cannot leave its device; "" when it can. Asked after `setup`, and before a launch as far as that can be known then."""
+        if type(self).can_leave is Worker.can_leave:
+            return "" if self.can_leave() else f"{type(self).__name__} has a setup(), and neither offload() nor onload() that would undo and do it"
+        return "" if self.can_leave() else f"{type(self).__name__}.can_leave() says no"
 
     def _shared(self, other: Worker) -> float:
         """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
@@ -184,8 +197,14 @@ class Worker:
         knows its ranks and device and that has not been set up. Cheap: no models, no simulators."""
 
     def can_leave(self) -> bool:
-        """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload`."""
-        return type(self).offload is not Worker.offload
+        """Whether `offload` frees the device. Asked after `setup`; by default, whether the class overrides `offload` or `onload`, or no `setup`: what
+        needs the device is built there, so without one there is nothing to leave."""
+        return self._switches() or type(self).setup is Worker.setup
+
+    @classmethod
+    def _switches(cls) -> bool:
+        """Whether it does anything about leaving and returning."""
+        return cls.offload is not Worker.offload or cls.onload is not Worker.onload
 
     def close(self) -> None:
         """Release files, processes, windows. Runs once at the end, also after a failure."""

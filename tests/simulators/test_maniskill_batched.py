@@ -1,4 +1,5 @@
-"""ManiSkill stepped as a batch equals ManiSkill's own steps; building and resetting are safe in threads and never ask at the prompt.
+"""ManiSkill stepped as a batch equals ManiSkill's own steps; saved, it goes on elsewhere to the last bit; building and resetting are
+safe in threads and never ask at the prompt.
 
 Each script runs in a process of its own: the adapter may replace parts of SAPIEN, and other tests must not see that.
 """
@@ -86,6 +87,59 @@ assert all(seen[k] > 0.01 for k in needed), seen
 """
 )
 
+# The arm reaches down to the table and closes its fingers there: PhysX keeps contacts from step to step.
+LEAVES = (
+    HEAD
+    + """
+import pickle, subprocess
+from rlinf_lab.vecenv import cannot_leave, check_env
+
+N, HORIZON = 2, 25
+batched = sys.argv[2] == "batched"
+FIELDS = ("obs_NO", "final_obs_NO", "reward_N", "success_N", "truncated_N", "terminated_N")
+make = lambda: make_vec("maniskill/" + TASK, N, HORIZON, batched=batched)
+
+def walk(env, actions):
+    return b"".join(getattr(step, field).tobytes() for step in map(env.step, actions) for field in FIELDS)
+
+def actions(seed, steps):
+    rng = np.random.default_rng(seed)
+    found = rng.uniform(-1, 1, (steps, N, 8))
+    found[..., 1], found[..., 3], found[..., 7] = 0.8, 0.3, np.where(rng.random((steps, N)) < 0.8, -1, 1)
+    return found
+
+if len(sys.argv) > 3:  # the other process
+    state = pickle.load(open(sys.argv[3], "rb"))
+    env = make()
+    env.restore_state(state)
+    print("went on", __import__("hashlib").sha256(walk(env, actions(3, 40))).hexdigest())
+    sys.exit()
+
+check_env(make)
+env, used = make(), make()
+assert cannot_leave(env) == ""
+used.reset(seed=9)
+walk(used, actions(8, 30))
+for before in (0, 13, 25, 61):
+    env.reset(seed=before)
+    walk(env, actions(2, before))
+    state = pickle.loads(pickle.dumps(env.save_state()))
+    expected = walk(env, actions(3, 40))
+    env.close()
+    env = make()
+    env.restore_state(state)
+    assert walk(env, actions(3, 40)) == expected, (before, "new")
+    used.restore_state(state)
+    assert walk(used, actions(3, 40)) == expected, (before, "used")
+import tempfile, hashlib
+with tempfile.NamedTemporaryFile() as file:
+    pickle.dump(state, file)
+    file.flush()
+    done = subprocess.run([sys.executable, "-c", sys.stdin.read(), *sys.argv[1:], file.name], capture_output=True, text=True)
+assert done.stdout.split()[-1:] == [hashlib.sha256(expected).hexdigest()], done.stdout + done.stderr[-1000:]
+"""
+)
+
 THREADS = (
     HEAD
     + """
@@ -122,9 +176,9 @@ assert not asked
 )
 
 
-def run(script: str, task: str) -> str:
+def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", script, task], capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", script, *arguments], input=script, capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]
     return done.stdout
@@ -133,6 +187,11 @@ def run(script: str, task: str) -> str:
 @pytest.mark.parametrize("task", ["PushCube-v1", "PullCube-v1", "PickCube-v1"])
 def test_a_batch_equals_the_stock_environments(task: str) -> None:
     run(EQUAL, task)
+
+
+@pytest.mark.parametrize(("task", "how"), [("PickCube-v1", "batched"), ("PushCube-v1", "batched"), ("PickCube-v1", "stock")])
+def test_it_goes_on_where_it_was_saved(task: str, how: str) -> None:
+    run(LEAVES, task, how)
 
 
 def test_threads_get_the_resets_that_one_alone_gets() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import weakref
 from functools import partial
 
 import numpy as np
@@ -9,10 +12,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from line_env import LineEnv
 from torch import nn
 
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.policies import GaussianMLP
-from rlinf_lab.vecenv import Restorable, make_vec
+from rlinf_lab.records import Action
+from rlinf_lab.vecenv import Restorable, cannot_leave, make_vec
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker, TorchWorker
 from rlinf_lab.workers.residence import Residence
 from rlinf_lab.workflow.worker import Worker
@@ -218,7 +224,7 @@ def test_a_policy_answers_the_same_after_a_switch_and_follows_its_weights():
 def test_environments_come_back_where_they_were():
     rng = np.random.default_rng(0)
     stays, leaves = make_vec("numpy/ReachArm-v0", 3), make_vec("numpy/ReachArm-v0", 3)
-    assert isinstance(leaves, Restorable)
+    assert isinstance(leaves, Restorable) and not cannot_leave(leaves)
     for env in (stays, leaves):
         env.reset(seed=5)
     for step in range(130):  # two ends of episodes, whose new targets come from the generators
@@ -251,11 +257,52 @@ def test_who_cannot_leave_says_so():
     class Plain(Worker):
         pass
 
-    worker = SimulatorWorker("gymnasium/Pendulum-v1", num_envs=1, steps=3)
+    class Builds(Worker):
+        def setup(self):
+            self.weights = bytearray(100)
+
+    class Returns(Builds):
+        def onload(self):
+            self.setup()
+
+    worker = SimulatorWorker(LineEnv, num_envs=1, steps=3, horizon=4)
+    assert not worker.can_leave()  # its class tells before there is an environment
     worker.setup()
     env = worker.groups[0].env
-    assert not worker.can_leave() and not Plain().can_leave() and made().can_leave()
-    worker.offload()
+    assert not worker.can_leave() and not Builds().can_leave() and made().can_leave()
+    assert Plain().can_leave() and Returns().can_leave()  # nothing to leave, and one who makes it anew
+    with pytest.raises(WorkflowError, match=r"SimulatorWorker cannot leave its device: test/Line-v0 cannot be saved: LineEnv has no.*Next: a device"):
+        worker.offload()
+    with pytest.raises(WorkflowError, match=r"Builds has to leave cpu .*cannot: Builds has a setup\(\), and neither offload\(\) nor.*Next: give it a device"):
+        Builds()._switch("offload", [], [])
     worker.onload()
     assert worker.groups[0].env is env
-    worker.close()
+
+
+@pytest.mark.parametrize("id", ["gymnasium/Hopper-v5", "metaworld/door-lock-v3"])
+def test_what_is_collected_does_not_depend_on_leaving(id):
+    """Rollouts of which the simulator is away in between are those of one that stays; what it had held is freed."""
+    stays, goes = (SimulatorWorker(id, num_envs=2, steps=7, horizon=5, seed=3) for _ in range(2))
+    rng = np.random.default_rng(0)
+    for worker in (stays, goes):
+        worker.setup()
+    for _ in range(3):
+        for group in (stays.groups[0], goes.groups[0]):
+            group.begin(7)
+        for t in range(7):
+            size = stays.groups[0].env.spec.action_size
+            action = Action(0, rng.uniform(-1, 1, (2, size)).astype(np.float32), np.zeros(2, np.float32), 0)
+            for group in (stays.groups[0], goes.groups[0]):
+                group.record(action)
+            if t == 3:
+                gone = weakref.ref(goes.groups[0].env)
+                goes.offload()
+                gc.collect()
+                assert gone() is None, "its memory is not given up"
+                goes.offload()  # it is away
+                goes.onload()
+        one, other = stays.groups[0].finish(), goes.groups[0].finish()
+        assert len(one.end_E2) and all(np.array_equal(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
+    goes.offload()
+    goes.close()  # while it is away
+    stays.close()

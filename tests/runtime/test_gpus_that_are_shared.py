@@ -1,0 +1,241 @@
+"""What is done on GPUs around the work of ranks, with a stand-in for torch.cuda.
+
+Each thread has its device, and its work is done when somebody else's begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import rlinf_lab as lab
+from rlinf_lab.errors import WorkerError
+from rlinf_lab.runtime import lending
+from rlinf_lab.runtime.device_host import DeviceHost
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.workers.residence import Residence, _by_block
+
+SEEN: list[tuple[str, str]] = []  # (thread, what), in order
+
+
+def note(what: str) -> None:
+    SEEN.append((threading.current_thread().name, what))
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    SEEN.clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: note(f"finish {device}"))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(f"use {device}"))
+    monkeypatch.setattr("rlinf_lab.runtime.local.refuse_missing", lambda plan, emulate: None)
+    return SEEN
+
+
+@contextlib.contextmanager
+def session(executor: LocalExecutor) -> Iterator[Session]:
+    try:
+        executor.start()
+        yield Session(executor)
+    finally:
+        executor.stop()
+
+
+class Makes(lab.Worker):
+    def setup(self) -> None:
+        note("setup")
+
+    def make(self, out: lab.Outbox) -> None:
+        for i in range(4):
+            note("launch")
+            out.put(i)
+
+
+class Takes(lab.Worker):
+    def take(self, inbox: lab.Inbox) -> int:
+        return sum(map(len, inbox))
+
+
+def flow() -> lab.Workflow:
+    made = lab.Workflow("gpus")
+    items = made.channel("items", capacity=None)
+    a, b = made.worker(Makes, name="a"), made.worker(Takes, name="b")
+
+    @made.iteration
+    def iteration() -> int:
+        a.make(items)
+        return b.take(items)
+
+    return made
+
+
+def run(places: dict[str, Any], devices: tuple[str, ...], **plan: Any) -> list[tuple[str, str]]:
+    made = flow()
+    with session(LocalExecutor(made, lab.ExecutionPlan("p", devices, places, chunks={"items": 1}, **plan), emulate=True)) as s:
+        assert s.step() == 4
+    return list(SEEN)
+
+
+def test_every_thread_has_the_device_of_its_rank(cuda: list[tuple[str, str]]) -> None:
+    seen = run({"a": [[1]], "b": [[2]]}, ("cuda:0", "cuda:1", "cuda:3"))
+    assert [what for who, what in seen if who == "a[0]"][:2] == ["use cuda:1", "setup"], "before anything is built"
+    assert ("b[0]", "use cuda:3") in seen
+    SEEN.clear()
+    assert not any("use" in what for _, what in run({"a": [[0]], "b": [[1]]}, ("cuda:0", "cpu:0")))
+
+
+def test_a_device_that_cannot_be_used_is_told_with_the_worker(cuda: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(device: str) -> None:
+        raise RuntimeError("invalid device ordinal")
+
+    monkeypatch.setattr(torch.cuda, "set_device", missing)
+    with pytest.raises(WorkerError, match="Worker 'a' rank 0 failed in .*invalid device ordinal"):
+        run({"a": [[0]], "b": [[0]]}, ("cuda:1",))
+
+
+def test_in_made_up_time_nobody_looks_for_a_gpu(cuda: list[tuple[str, str]]) -> None:
+    from rlinf_lab.runtime.clocks import MockClock
+
+    made = flow()
+    plan = lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]})
+    with session(LocalExecutor(made, plan, MockClock())) as s:
+        assert s.step() == 4
+    assert not any("use" in what for _, what in SEEN)
+
+
+def test_before_a_shared_gpu_is_given_away_its_work_is_done(cuda: list[tuple[str, str]]) -> None:
+    """A get gives the device away; a put only where it waits for room."""
+    shared, alone = {"a": [[0]], "b": [[0]]}, {"a": [[0]], "b": [[1]]}
+    unbounded = [what for who, what in run(shared, ("cuda:0",)) if who == "a[0]"]
+    assert unbounded == ["setup", *["launch"] * 4, "finish cuda:0"], "at the end of its call only"
+    SEEN.clear()
+    bounded = run(shared, ("cuda:0",), capacities={"items": 1})
+    assert [what for who, what in bounded if who == "a[0]"].count("finish cuda:0") >= 3, "where the channel is full"
+    gets = [what for who, what in bounded if who == "b[0]"]
+    assert gets.count("finish cuda:0") >= 5
+    SEEN.clear()
+    seen = run(alone, ("cuda:0", "cuda:1"), capacities={"items": 1})
+    assert sorted(what for _, what in seen if "finish" in what) == ["finish cuda:0", "finish cuda:1"], "at the ends of the calls"
+    SEEN.clear()
+    assert not any("finish" in what for _, what in run(shared, ("cpu:0",), capacities={"items": 1}))
+
+
+def test_a_step_of_a_filler_is_over_when_its_device_is(cuda: list[tuple[str, str]]) -> None:
+    steps = []
+
+    class Fills(lab.Worker):
+        def step(self) -> bool:
+            note("step")
+            steps.append(1)
+            return len(steps) < 3
+
+    class Waits(Makes):
+        def make(self, out: lab.Outbox) -> None:
+            while len(steps) < 3 and not self.cancelled:
+                self.compute(0.001)
+            out.put(1)
+
+    made = lab.Workflow("filled")
+    items = made.channel("items")
+    a, b = made.worker(Waits, name="a"), made.worker(Takes, name="b")
+
+    @made.iteration
+    def iteration() -> int:
+        a.make(items)
+        return b.take(items)
+
+    plan = lab.ExecutionPlan("p", ("cpu:0", "cuda:0"), {"a": [[0]], "b": [[1]]})
+    with session(LocalExecutor(made, plan, emulate=True, fillers=[lab.Filler(Fills, on="cuda:0", name="fills")])) as s:
+        s.step()
+    assert [what for who, what in SEEN if who == "fills[0]"] == ["step", "finish cuda:0"] * 3
+
+
+class OnPaper(Residence):
+    """Of tensors in host memory that count as a GPU's."""
+
+    def _blocks(self) -> dict[int, list[torch.Tensor]]:
+        return _by_block(self._tensors_on_blocks())
+
+
+def test_who_leaves_a_gpu_gives_its_memory_back_to_everybody(cuda: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not to torch's allocator alone, when what was there is in host memory."""
+    module, empty = nn.Linear(8, 8), torch.empty
+    residence = OnPaper([module], "cuda:0")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: note(f"empty {residence.away}"))
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **rest: empty(*size, **rest))  # pinning needs a GPU
+    assert residence.leave() == 72 * 4
+    assert [what for _, what in SEEN] == ["finish cuda:0", "empty True"]
+    residence.leave()
+    assert len(SEEN) == 2, "it is away"
+    here = Residence([nn.Linear(8, 8)], "cpu")
+    here.leave()
+    assert len(SEEN) == 2
+
+
+# --- deaths -------------------------------------------------------------------------------------------------------------
+class Refuses:
+    """What cannot be released, and what can."""
+
+    def __init__(self) -> None:
+        self.released: list[Any] = []
+
+    def release(self, shared: Any) -> None:
+        if isinstance(shared, Exception):
+            raise shared
+        self.released.append(shared)
+
+
+def test_what_cannot_be_released_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    sharing, given_back = Refuses(), []
+    monkeypatch.setattr(lending, "SHARING", sharing)
+    lender = lending.Lender("other", [])
+    lender._lent = {0: (None, "one"), 1: (None, TypeError("a handle is needed, not None")), 2: (None, RuntimeError("gone")), 3: (None, "two")}
+    lender.lost()
+    assert sorted(sharing.released) == ["one", "two"] and not lender.has_lent
+    lending._drop(TypeError("a handle is needed, not None"), lambda: given_back.append(1))
+    assert given_back == [1]
+    assert caplog.text.count("could not be released") == 2 and "a handle is needed" in caplog.text
+
+
+def test_a_tensor_without_a_byte_has_nothing_to_release() -> None:
+    class Storage:
+        @staticmethod
+        def _release_ipc_counter(handle: bytes, offset: int, device: int) -> None:
+            assert handle is not None
+            note(f"released {handle!r}")
+
+    SEEN.clear()
+    for handle in (None, b"h"):
+        lending.CudaSharing().release({"storage_cls": Storage, "ref_counter_handle": handle, "ref_counter_offset": 0, "storage_device": 0})
+    assert [what for _, what in SEEN] == ["released b'h'"]
+
+
+def test_a_death_is_told_whatever_cannot_be_released() -> None:
+    from rlinf_lab.runtime.process_executor import ProcessExecutor
+
+    class Link:
+        def peer_died(self) -> None:
+            raise TypeError("a handle is needed, not None")
+
+    told: list[str] = []
+
+    class Telling:
+        stopping = False
+
+        def lost(self, host: str) -> None:
+            told.append(host)
+
+    host, driver = object.__new__(DeviceHost), object.__new__(ProcessExecutor)
+    host.links, host.host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
+    driver._links, driver.driver_host = {"other": Link()}, Telling()  # type: ignore[dict-item, assignment]
+    for end in (host, driver):
+        with pytest.raises(TypeError):
+            end._broken("other")
+    assert told == ["other", "other"]

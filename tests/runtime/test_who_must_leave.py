@@ -1,0 +1,268 @@
+"""A plan that makes somebody leave who cannot is refused by name, by the check and the launch; one in which that never happens is not."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from torch import nn
+
+import rlinf_lab as lab
+from rlinf_lab.errors import PlanError, WorkerError, WorkflowError
+from rlinf_lab.runtime.run import session
+from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register_env
+from rlinf_lab.workers import SimulatorWorker, TorchWorker
+
+
+class Plain(lab.Worker):
+    """Builds something in its setup, and does nothing about leaving."""
+
+    def setup(self) -> None:
+        self.big = bytearray(100)
+
+    def work(self) -> int:
+        return 1
+
+
+class Empty(lab.Worker):
+    def __init__(self, n: int = 0) -> None:
+        self.n = n
+
+    def work(self) -> int:
+        return 1
+
+
+class Leaves(Plain):
+    def offload(self) -> None:
+        self.big = bytearray()
+
+
+class ComesBack(Plain):
+    def onload(self) -> None:
+        self.setup()
+
+
+class SaysNo(Leaves):
+    def can_leave(self) -> bool:
+        return False
+
+
+class KnowsOnDevice(Leaves):
+    def setup(self) -> None:
+        self.stuck = True
+
+    def can_leave(self) -> bool:
+        return not hasattr(self, "stuck")
+
+
+class Torch(TorchWorker):
+    def setup(self) -> None:
+        self.module = nn.Linear(8, 1)
+
+    def work(self) -> int:
+        return 1
+
+
+class Sim(SimulatorWorker):
+    def work(self) -> int:
+        return 1
+
+
+def flow_of(*workers: tuple[type[lab.Worker], tuple[Any, ...], dict[str, Any]] | type[lab.Worker]) -> lab.Workflow:
+    made = lab.Workflow("turns")
+    given = [w if isinstance(w, tuple) else (w, (), {}) for w in workers]
+    handles = [made.worker(cls, *args, name="abcd"[i], **kwargs) for i, (cls, args, kwargs) in enumerate(given)]
+
+    @made.iteration
+    def iteration() -> list[int]:
+        return [handle.work().wait() for handle in handles]
+
+    return made
+
+
+def plan_of(flow: lab.Workflow, memory: dict[str, int], device: int | None, **changes: Any) -> lab.ExecutionPlan:
+    names = flow.graph.workers
+    return lab.ExecutionPlan(**{"name": "p", "devices": ("cpu:0", "cpu:1"), "placements": dict.fromkeys(names, ((0,),)), "memory": memory,
+                                "device_memory": device, **changes})  # fmt: skip
+
+
+def accepted(flow: lab.Workflow, plan: lab.ExecutionPlan) -> None:
+    """By the check, and by a run to its end."""
+    report = lab.check(flow, plan)
+    assert report.ok, report
+    with session(flow, plan, emulate=True) as s:
+        for _ in range(3):
+            s.step()
+
+
+@pytest.mark.parametrize("cls", [Plain, SaysNo])
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_cannot_leave_is_refused_by_name(cls: type[lab.Worker], executor: str) -> None:
+    flow = flow_of(cls, Leaves)
+    plan = plan_of(flow, {"a": 1, "b": 2}, 2)
+    report = lab.check(flow, plan, executor, emulate=True)
+    (broken,) = [c for c in report.checks if c.name == "workers"]
+    said = r"Worker 'a' would have to leave cpu:0 for others under plan 'p', for device_memory=2 is not enough for all \(memory a 1, b 2\), and it cannot: "
+    said += cls.__name__
+    assert not report.ok and re.search(said, str(broken))
+    said += r".*Next: give it a device of its own, or memory for all \(device_memory=\).*offload\(\) and onload\(\)"
+    with pytest.raises(PlanError, match=said), session(flow, plan, executor, emulate=True):
+        pytest.fail("it was launched")
+
+
+@pytest.mark.parametrize(
+    ("workers", "memory", "device", "changes"),
+    [
+        ((Plain, Leaves), {"a": 1, "b": 1}, 2, {}),  # there is room for both
+        ((Plain, Leaves), {"a": 1, "b": 1}, None, {}),  # nobody ever leaves
+        ((Plain, Leaves), {"b": 1}, 1, {}),  # no promise that it would free anything
+        ((Plain, Leaves), {"a": 1, "b": 1}, 1, {"placements": {"a": ((0,),), "b": ((1,),)}}),
+        ((Plain, Leaves, Leaves), {"b": 1, "c": 1}, 1, {"working": {"a": 1}}),  # others leave for it
+        ((Leaves, ComesBack, Empty), {"a": 1, "b": 1, "c": 1}, 1, {}),
+        ((Plain, Torch), {"a": 1, "b": 1}, 2, {}),
+    ],
+)
+def test_who_never_has_to_leave_is_not_refused(workers: Any, memory: dict[str, int], device: int | None, changes: dict[str, Any]) -> None:
+    flow = flow_of(*workers)
+    accepted(flow, plan_of(flow, memory, device, **changes))
+
+
+@pytest.mark.parametrize(
+    ("memory", "changes"),
+    [({"a": 1, "b": 1}, {"working": {"b": 1}}), ({"a": 1, "b": 2}, {}), ({"a": 1, "b": 2}, {"placements": {"a": ((1,), (0,)), "b": ((0,),)}})],
+)
+def test_who_has_to_leave_for_others_at_work_or_for_a_second_rank_is(memory: dict[str, int], changes: dict[str, Any]) -> None:
+    flow = flow_of(Plain, Leaves)
+    assert not lab.check(flow, plan_of(flow, memory, 2, **changes)).ok
+
+
+def test_what_only_the_worker_knows_is_asked_when_it_is_set_up() -> None:
+    flow = flow_of(KnowsOnDevice, Leaves)
+    plan = plan_of(flow, {"a": 1, "b": 1}, 1)
+    assert lab.check(flow, plan).ok
+    said = r"Worker 'a' rank 0 failed in can_leave\(\): PlanError: Worker 'a' would have to leave .*KnowsOnDevice.can_leave\(\) says no"
+    with pytest.raises(WorkerError, match=said), session(flow, plan):
+        pytest.fail("it was launched")
+
+
+class Shares(Torch):
+    """With another one; where that one does not share in truth, the memory of both does not fit."""
+
+    module: nn.Module
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def setup(self) -> None:
+        pass
+
+
+def test_weights_that_are_held_once_may_make_room() -> None:
+    """Two that may share all of their weights: told when it turns out that they do not, and refused where it would not help."""
+    module = nn.Linear(8, 1)
+    flow = flow_of(Plain, (Shares, (module,), {}), (Shares, (module,), {}))
+    accepted(flow, plan_of(flow, {"b": 1, "c": 1}, 1))
+    assert lab.check(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)).ok
+    assert not lab.check(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 1)).ok
+    flow = flow_of(Plain, (Shares, (nn.Linear(8, 1),), {}), (Shares, (nn.Linear(8, 1),), {}))
+    with pytest.raises(WorkerError, match=r"failed in offload\(\): WorkflowError: a\[0\] has to leave cpu for another worker and cannot: Plain has a setup"):  # noqa: SIM117
+        with session(flow, plan_of(flow, {"a": 1, "b": 1, "c": 1}, 2)) as s:
+            s.step()
+            s.step()
+
+
+class Real:
+    """An environment that nobody can copy."""
+
+    def reset(self, seed):
+        return [float(seed or 0)]
+
+    def step(self, action_A):
+        return Outcome([0.0], 0.0, False, False, False)
+
+    def render(self):
+        return None
+
+    def close(self):
+        pass
+
+
+def test_simulators_are_asked_too() -> None:
+    class Robots(LoopVecEnv):
+        def __init__(self, num_envs, horizon):
+            super().__init__([Real() for _ in range(num_envs)], EnvSpec("mine/Real-v0", 1, 1, horizon or 5, renders=False))
+
+    class Bare:
+        def __init__(self, num_envs, horizon): ...
+
+    register_env("mine/Real-v0", Robots)
+    memory = {"a": 1, "b": 1, "c": 1}
+    for env, refused_by_check, why in (
+        ("mine/Real-v0", False, r"mine/Real-v0 cannot be saved: Real has no save_state\(\) and restore_state\(\)"),
+        (Bare, True, r"Bare has no save_state\(\) and restore_state\(\)"),
+    ):
+        flow = flow_of((Sim, (env,), {"num_envs": 2, "steps": 3}), Torch, Torch)
+        assert lab.check(flow, plan_of(flow, memory, 1)).ok is not refused_by_check
+        with pytest.raises((PlanError, WorkerError), match=why), session(flow, plan_of(flow, memory, 1)):
+            pytest.fail("it was launched")
+    for env in ("gymnasium/Pendulum-v1", "gymnasium/Hopper-v5", "numpy/ReachArm-v0"):
+        flow = flow_of((Sim, (env,), {"num_envs": 2, "steps": 3}), Torch, Torch)
+        accepted(flow, plan_of(flow, memory, 1))
+    flow = flow_of((Sim, ("mine/Real-v0",), {"num_envs": 2, "steps": 3}), Torch, Torch)
+    accepted(flow, plan_of(flow, {"b": 1, "c": 1}, 1))
+
+
+def test_an_adapter_that_knows_of_its_tasks_is_asked_before_a_launch() -> None:
+    import gymnasium
+    import numpy as np
+
+    class Noisy(gymnasium.Env):
+        observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64)
+        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+        def __init__(self, render_mode=None):
+            self.render_mode = None
+
+        def reset(self, *, seed=None, options=None):
+            return np.random.normal(size=1), {}
+
+        def step(self, action):
+            return np.random.normal(size=1), 0.0, False, False, {}
+
+    gymnasium.register("elsewhere/Noisy-v0", entry_point=Noisy, max_episode_steps=5, disable_env_checker=True)
+    try:
+        flow = flow_of((Sim, ("gymnasium/elsewhere/Noisy-v0",), {"num_envs": 2, "steps": 3}), Leaves)
+        report = lab.check(flow, plan_of(flow, {"a": 1, "b": 1}, 1))
+        assert not report.ok and "its simulator keeps more" in str(report), report
+    finally:
+        gymnasium.registry.pop("elsewhere/Noisy-v0")
+
+
+def test_failures_before_the_first_call_name_the_worker() -> None:
+    class Refuses(Plain):
+        def preflight(self) -> None:
+            raise ValueError("at preflight")
+
+    class Fails(Plain):
+        def __init__(self) -> None:
+            raise ValueError("in the constructor")
+
+    class FailsEarly(Fails):
+        def preflight(self) -> None:
+            pass
+
+    for cls, method in ((Refuses, "preflight"), (Fails, "__init__"), (FailsEarly, "__init__")):
+        flow = flow_of(Leaves, cls)
+        if cls is not Fails:
+            assert f"Worker 'b' rank 0 failed in {method}(): ValueError" in str(lab.check(flow, plan_of(flow, {}, None)))
+        with pytest.raises(WorkerError, match=rf"^Worker 'b' rank 0 failed in {method}\(\): ValueError: ") as caught, session(flow, plan_of(flow, {}, None)):
+            pytest.fail("it was launched")
+        assert caught.value.method == method and isinstance(caught.value.__cause__, ValueError)
+
+    class Says(Plain):
+        def preflight(self) -> None:
+            raise WorkflowError("mine: not so. Next: so.")
+
+    with pytest.raises(WorkflowError, match="^mine: not so"), session(flow_of(Says)):  # those of ours are already complete
+        pytest.fail("it was launched")
