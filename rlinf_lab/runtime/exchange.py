@@ -29,6 +29,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
             f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() in which ranks {list(process.call.ranks)} take part, not all: "
             f"what ranks have set up together does not fit fewer. Next: let all of them join, or no rank of {process.worker!r} leave."
         )
+    host.unwanted.end_call(process)  # other ranks may have ended by it
     ranks = host.layout.ranks(process.worker)
     call, key = process.call, _key(host, process)
     within = f" in exchange() {process.exchanges} of {call.method}()"

@@ -41,8 +41,6 @@ class InboxPort:
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
             raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say.")
-        if not self._spec.is_fifo:
-            raise WorkflowError(f"{self._who()}: get_weight() needs order='fifo': what else goes first is chosen item by item. Next: get(n), or that order.")
         return self._get(self._queue(key), ALL + int(weight))
 
     def get_all(self) -> list[Any]:

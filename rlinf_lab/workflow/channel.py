@@ -34,10 +34,10 @@ class ChannelSpec:
     (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
 
     ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
-    left at the iteration's end is discarded. Without it the iteration fails and says what nobody has read.
+    left is discarded, and calls that go on putting end (`Outbox.put`). Without it the iteration fails, as soon as it is certain that nobody will read on.
 
-    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it a run warns
-    of the first time: whoever reads an empty stream to its end computes something of nothing.
+    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it the
+    iteration fails: whoever reads an empty stream to its end computes something of nothing.
     """
 
     name: str
@@ -80,6 +80,11 @@ class ChannelSpec:
     @property
     def is_fifo(self) -> bool:
         return self.order == "fifo"
+
+    @property
+    def taken_by(self) -> int:
+        """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each item."""
+        return {"fifo": 0, "lifo": 1}.get(self.order if isinstance(self.order, str) else "", 2)
 
     def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
         """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for what is no weight or no priority."""
