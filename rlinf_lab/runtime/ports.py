@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.runtime.resting import rest, wake
 from rlinf_lab.runtime.unread import Moved
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class InboxPort:
         self.moved.asked = True
         items = self._host.get(self._process, queue, wanted)
         self.moved.items += len(items)
-        return items
+        return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
 
     def take(self, *, key: int | None = None) -> Any:
         items = self._get(self._queue(key), 1)
@@ -119,7 +120,7 @@ class OutboxPort:
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
-        self._host.put(self._process, queue, items, tags)
+        self._host.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:

@@ -38,6 +38,10 @@ class ChannelSpec:
 
     ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it the
     iteration fails: whoever reads an empty stream to its end computes something of nothing.
+
+    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it takes them (the loop has none: there
+    they stay in host memory). An item with such tensors comes as a copy, also in the same process, and has to pickle. A queue of rollouts then takes
+    nothing of the GPU's memory, for two copies over the bus.
     """
 
     name: str
@@ -49,11 +53,12 @@ class ChannelSpec:
     group: int = 1
     discard_unread: bool = False
     may_be_empty: bool = False
+    cpu_offload: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
-        for option in ("keyed", "whole", "discard_unread", "may_be_empty"):
+        for option in ("keyed", "whole", "discard_unread", "may_be_empty", "cpu_offload"):
             if not isinstance(getattr(self, option), bool):
                 given = getattr(self, option)
                 raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
@@ -167,6 +172,6 @@ class Channel:
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
         notes += [f"groups of {spec.group}"] * (spec.group > 1) + ["unread items are discarded"] * spec.discard_unread
-        notes += ["may be empty"] * spec.may_be_empty
+        notes += ["may be empty"] * spec.may_be_empty + ["waits in host memory"] * spec.cpu_offload
         notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"
