@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rlinf_lab.planning.weighed import ByRank, InTurn
+
 ALL = 1 << 60
 UNBOUNDED = 1 << 60
+IN_TURN, LAST_FIRST, BY_RANK = ORDERS = range(3)  # in which the items of a queue are taken
 
 
 class Part(NamedTuple):
@@ -31,7 +33,7 @@ class Process:
     """A rank of a worker, as the engine sees it."""
 
     __slots__ = (
-        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "part", "priority",
+        "alone", "delays", "devices", "granted", "hi", "holding", "index", "iteration", "lo", "lock_key", "mates", "offloadable", "part", "priority", "ranks",
         "resident", "size", "state", "weights", "working",
     )  # fmt: skip
 
@@ -54,6 +56,7 @@ class Process:
         self.lo = self.hi = 0
         self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
+        self.ranks: Sequence[float] | None = None  # their places in the order of a channel that has one; None: as they come
 
 
 class Stream:
@@ -76,12 +79,12 @@ class Channel:
 
     ``stub``: its items live on another host. Here ``tail`` less ``head`` is what was put and not yet taken there; a get waits until
     that host has granted it items (`Engine.granted`). ``own``: only one rank reads it. What the ranks of a call share is divided when the stream has ended
-    and one of them asks for everything (`divide`): from then on each reads its own share.
+    and one of them asks for everything (`divide`): from then on each reads its own share. ``order``: see `ORDERS`.
     """
 
-    __slots__ = ("capacity", "getters", "group", "head", "own", "putters", "remote_stalled", "shares", "stream", "stub", "tail", "total", "weights")
+    __slots__ = ("capacity", "getters", "group", "head", "own", "putters", "remote_stalled", "shares", "stream", "stub", "tail", "weights")
 
-    def __init__(self, stream: Stream, stub: bool, own: bool = False) -> None:
+    def __init__(self, stream: Stream, stub: bool, own: bool = False, order: int = IN_TURN) -> None:
         self.stream = stream
         self.own = own
         self.group = -1  # whose ranks have the shares
@@ -92,28 +95,24 @@ class Channel:
         self.getters: deque[tuple[Process, int]] = deque()
         self.putters: deque[tuple[Process, int]] = deque()
         self.remote_stalled = False
-        self.weights: deque[int] | None = None  # of what is there, once an item has been weighed
-        self.total = 0  # of them
+        # Of what is there, once an item has been weighed; where the first to come is not the first to go, from the beginning: all have their places.
+        self.weights: InTurn | ByRank | None = None if order == IN_TURN or stub else ByRank(order == LAST_FIRST)
 
     @property
     def is_early(self) -> bool:
         """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before all is there."""
         return self.stream.whole and not self.stream.ended
 
-    def weigh(self, n: int, weights: Sequence[int] | None) -> None:
+    def weigh(self, n: int, weights: Sequence[int] | None, ranks: Sequence[float] | None = None) -> None:
         """``n`` items are about to enter."""
         if self.weights is None:
-            self.weights = deque([1] * (self.tail - self.head))
-            self.total = len(self.weights)
-        entering = [1] * n if weights is None else weights
-        self.weights.extend(entering)
-        self.total += sum(entering)
+            self.weights = InTurn(self.tail - self.head)
+        self.weights.add([1] * n if weights is None else weights, ranks)
 
     def unweigh(self, n: int) -> None:
         """The first ``n`` items leave."""
         assert self.weights is not None
-        for _ in range(n):
-            self.total -= self.weights.popleft()
+        self.weights.take(n)
 
     def divide(self, part: Part) -> None:
         """What is there becomes equal shares of the ranks of a call, one after another: N items of R ranks are cut at N·r // R."""
@@ -123,10 +122,10 @@ class Channel:
             share.head = share.tail = first + n * r // part.ranks
             size = first + n * (r + 1) // part.ranks - share.head
             if self.weights is not None:
-                share.weigh(size, [self.weights.popleft() for _ in range(size)])
+                share.weigh(size, self.weights.take(size))
             share.tail += size
             self.shares.append(share)
-        self.head, self.total = self.tail, 0
+        self.head = self.tail
 
     def share(self, part: Part) -> Channel | None:
         """What a rank reads since everything was divided; None: it has no share."""
@@ -140,7 +139,4 @@ class Channel:
         """How many of the first items weigh that much together; `ALL` when all that are there do not."""
         if self.weights is None:
             return weight
-        if self.total < weight:
-            return ALL
-        sums = itertools.accumulate(self.weights)
-        return next(n for n, together in enumerate(sums, 1) if together >= weight)
+        return ALL if self.weights.total < weight else self.weights.reach(weight)

@@ -22,14 +22,14 @@ Source: M2Flow (RLinf, arXiv 2509.15965, sections 3.2-3.4); relief of artificial
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
 from operator import attrgetter
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.at_once import AtOnce
 from rlinf_lab.planning.books import ALL as ALL
-from rlinf_lab.planning.books import UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.books import IN_TURN, UNBOUNDED, Channel, Stream
 from rlinf_lab.planning.books import Part as Part
 from rlinf_lab.planning.books import Process as Process
 from rlinf_lab.planning.filling import Fillers
@@ -128,10 +128,10 @@ class Engine(AtOnce, Meeting):
         self.streams[self._opened] = Stream(capacity, name, whole)
         return self._opened
 
-    def open_channel(self, stream: int, stub: bool = False, share: int | None = None, own: bool = False) -> int:
+    def open_channel(self, stream: int, stub: bool = False, share: int | None = None, own: bool = False, order: int = IN_TURN) -> int:
         """Another queue of a stream (one for each key, or one for each shard). ``share``: a stub's part of the capacity. ``own``: only one rank reads it."""
         self._opened += 1
-        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own)
+        queue = self.channels[self._opened] = Channel(self.streams[stream], stub, own, order)
         queue.capacity = queue.capacity if share is None else share
         self.streams[stream].channels.append(self._opened)
         return self._opened
@@ -204,12 +204,14 @@ class Engine(AtOnce, Meeting):
         self.streams[stream].expected = expected
         return self._closing(stream)
 
-    def remote_put(self, channel: int, n: int, weights: Sequence[int] | None = None) -> tuple[int, list[tuple[int, int, int, int]]]:
+    def remote_put(
+        self, channel: int, n: int, weights: Sequence[int] | None = None, ranks: Sequence[float] | None = None
+    ) -> tuple[int, list[tuple[int, int, int, int]]]:
         """Items arrived from another host (which had the credit for them): the first sequence number, and what follows."""
         queue = self.channels[channel]
         first = queue.tail
         if weights is not None or queue.weights is not None:
-            queue.weigh(n, weights)
+            queue.weigh(n, weights, ranks)
         queue.tail += n
         self._serve(channel)
         return first, self._flush()
@@ -263,8 +265,7 @@ class Engine(AtOnce, Meeting):
             return []
         if p.granted:
             self._release(p)
-        p.state = "run"
-        p.lo = p.hi = 0
+        p.state, p.lo, p.hi = "run", 0, 0
         self._out.append((_RESUME, p.index, 0, 0))
         return self._flush()
 
@@ -295,15 +296,15 @@ class Engine(AtOnce, Meeting):
         self.streams[stream].closed -= 1
         return True
 
-    def relieve(self, widen: bool = False) -> list[tuple[int, int, int, int]]:
+    def relieve(self, widen: bool = False, spared: Collection[int] = ()) -> list[tuple[int, int, int, int]]:
         """Nothing can move: let one putter exceed the capacity (the shallowest full channel), else serve a short get.
 
         Blocked producers on other hosts get as much room again as is filled. ``widen``: so do those here, where finding out that
-        nothing moves is expensive.
+        nothing moves is expensive. ``spared``: channels in which there shall be no more room.
         Returns no instruction when there is neither: then the workflow really waits for something that never comes.
         """
-        full = [(q.tail - q.head, q.putters[0][0].index, i) for i, q in self.channels.items() if q.putters and not q.stub]
-        full += [(q.tail - q.head, -1, i) for i, q in self.channels.items() if q.remote_stalled]
+        full = [(q.tail - q.head, q.putters[0][0].index, i) for i, q in self.channels.items() if q.putters and not q.stub and i not in spared]
+        full += [(q.tail - q.head, -1, i) for i, q in self.channels.items() if q.remote_stalled and i not in spared]
         if full:
             depth, putter, i = min(full)
             if putter < 0:
@@ -391,7 +392,7 @@ class Engine(AtOnce, Meeting):
             self._out.append((_STORE, p.index, channel, queue.tail))
             self._out.append((_RESUME, p.index, 0, 0))  # keeps its devices
             if (p.weights is not None or queue.weights is not None) and not queue.stub:
-                queue.weigh(n, p.weights)
+                queue.weigh(n, p.weights, p.ranks)
             queue.tail += n
             if queue.getters:
                 self._serve(channel)
@@ -481,7 +482,7 @@ class Engine(AtOnce, Meeting):
         queue = self.channels[channel]
         self._out.append((_STORE, p.index, channel, queue.tail))
         if (p.weights is not None or queue.weights is not None) and not queue.stub:
-            queue.weigh(n, p.weights)
+            queue.weigh(n, p.weights, p.ranks)
         queue.tail += n
 
     def _give_nothing(self, p: Process) -> None:

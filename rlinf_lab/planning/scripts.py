@@ -48,9 +48,9 @@ def put(channel: str, n: int = 1, key: int = -1) -> Op:
     return (PUT, channel, n, key)
 
 
-def weigh(weight: int | None) -> Op:
-    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept."""
-    return (WEIGH, None, -1 if weight is None else weight, -1)
+def weigh(weight: int | None, place: float | None = None) -> Op:
+    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept. ``place``: in the order of a channel that has one."""
+    return (WEIGH, place, -1 if weight is None else weight, -1)
 
 
 def get_weight(channel: str, weight: int, key: int = -1) -> Op:

@@ -97,14 +97,14 @@ class UnderWay:
             self._spans += SPAN_STRUCT.pack(now, now, 0, -1, p.track, p.method, p.channel, p.iteration, 1, int(SpanKind.PUT))
         self._flying[queue] += n
         self._last[p.index, stream] = now + flight
-        weights = p.machine.weights
-        return self._at(now + flight, lambda: self._arrive(queue, places, weights))
+        weights, ranks = p.machine.weights, p.machine.ranks
+        return self._at(now + flight, lambda: self._arrive(queue, places, weights, ranks))
 
-    def _arrive(self, queue: int, places: Sequence[int], weights: Sequence[int] | None) -> Instructions:
+    def _arrive(self, queue: int, places: Sequence[int], weights: Sequence[int] | None, ranks: Sequence[float] | None) -> Instructions:
         self._flying[queue] -= len(places)
         if queue not in self._engine.channels:  # its iteration is over: nobody has wanted it
             return []
-        first, instructions = self._engine.remote_put(queue, len(places), weights and list(weights) * len(places))
+        first, instructions = self._engine.remote_put(queue, len(places), weights and list(weights) * len(places), ranks and list(ranks) * len(places))
         for number, place in enumerate(places, first):
             self._spans[place + _FLOW : place + _FLOW + 8] = number.to_bytes(8, "little")
         return instructions

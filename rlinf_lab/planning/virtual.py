@@ -22,6 +22,7 @@ from rlinf_lab.planning.patience import Abandoned, wanted_now
 from rlinf_lab.planning.rows import Rows
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
 from rlinf_lab.planning.under_way import Flights, UnderWay
+from rlinf_lab.planning.unwanted import Unwanted
 from rlinf_lab.planning.virtual_ranks import (
     ASKING,
     AWAITING,
@@ -99,6 +100,7 @@ class VirtualHost:
         self._fillers = [p for f in fillers for p in self._of[f.spec.name]]
         self._scripts = {f.spec.name: f.script for f in fillers}
         self._filled_at = -1
+        self._unwanted = Unwanted(layout.graph, self.calls, self._engine, self._queues, self._apply)
         self._absent = set(layout.absent)
         self._turnover = sorted(turnover, key=lambda t: t.at_ns)
         self._elastic = bool(turnover or layout.absent)
@@ -242,6 +244,7 @@ class VirtualHost:
             self._engine.forget_stream(self._streams.pop(stream))
         self._values = {key: waiters for key, waiters in self._values.items() if key[0] != iteration}
         self._takers = {key: ranks for key, ranks in self._takers.items() if key[0] != iteration}
+        self._unwanted.retire(iteration)
 
     # --- channels --------------------------------------------------------------------------------------------
     def _stream(self, channel: str, iteration: int, shard: int) -> int:
@@ -257,7 +260,10 @@ class VirtualHost:
             raise WorkflowError(f"The script of {p.label}: channel {channel!r} {need}.")
         name = (channel, p.iteration, p.rank if self._shards[channel] else 0, key)
         if name not in self._queues:
-            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]), own=not self._shared[channel])
+            order = self.layout.graph.channel(channel).taken_by
+            self._queues[name] = self._engine.open_channel(self._stream(*name[:3]), own=not self._shared[channel], order=order)
+            if name[:2] in self._unwanted.discarded:
+                self._engine.abandon(self._queues[name])
         port = p.ports[channel if key < 0 else (channel, key)] = self._queues[name], self.rows.name(channel), self._chunks[channel]
         return port
 
@@ -315,11 +321,15 @@ class VirtualHost:
             unended[p.number] -= 1
             if not unended[p.number]:
                 del unended[p.number]
+                self._unwanted.look(p.iteration, self._open[p.iteration])
                 self._look(p.iteration)
             driver = self.ranks[0]
             if driver.doing == AWAITING and self._is_there():
                 driver.doing = DRIVING  # woken once
                 self._wake(driver)
+        elif (made := self._open.get(p.iteration)) is not None:  # the loop's own
+            made.all_known = True
+            self._unwanted.look(p.iteration, made)
         self._wake(p)
 
     def _wake(self, p: Rank) -> None:
@@ -343,6 +353,7 @@ class VirtualHost:
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
         flies = self._flies if self._under_way is not None else None
+        discarded, in_vain = self._unwanted.discarded, self._unwanted.ends
         wanted = wanted_now()  # `patience.check`, without its calls
         while True:
             for p in ready:  # grows meanwhile
@@ -361,6 +372,9 @@ class VirtualHost:
                     else:
                         write(pack(p.start, end, 0, p.first, p.track, p.method, p.channel, p.iteration, 1, _KIND_PUT))
                         if p.left:
+                            if discarded and in_vain(p, self._open):
+                                self._end(p)
+                                continue
                             p.left -= 1
                             p.start = p.lock_from = now
                             p.bound_ns, p.lock_waited = 0, False
@@ -380,7 +394,10 @@ class VirtualHost:
                     push(timers, ((now + n if not p.away else self._around(p, n)) << _BITS) + p.slot)
                     continue
                 if kind > PUT:
-                    self._drive_on(p, kind, n)
+                    self._drive_on(p, kind, channel, n)
+                    continue
+                if kind == PUT and discarded and in_vain(p, self._open):
+                    self._end(p)
                     continue
                 queue, p.channel, chunk = p.ports.get(channel if key < 0 else (channel, key)) or self._port(p, channel, key)
                 if p.on_device and now > p.since:
@@ -421,8 +438,8 @@ class VirtualHost:
                     raise Abandoned
                 self.now = now = timers[0] >> _BITS
                 due = now + 1 << _BITS
-            elif self._relieve and self._engine.is_waiting() and (out := self._engine.relieve()):
-                self.relieved += 1
+            elif self._relieve and self._engine.is_waiting() and ((out := self._unwanted.relieve(self.ranks[0].iteration, self._open, self._made)) or ready):
+                self.relieved += bool(out)
                 apply(out)
             else:
                 return
@@ -488,10 +505,11 @@ class VirtualHost:
             elif do <= Do.ONLOAD:
                 self._switch(p, coming=do == Do.ONLOAD)
 
-    def _drive_on(self, driver: Rank, kind: int, n: int) -> None:
+    def _drive_on(self, driver: Rank, kind: int, channel: Any, n: int) -> None:
         """The driver's own operations, and what any rank does without posting an event."""
         if kind == WEIGH:
             driver.machine.weights = None if n < 0 else (n,)
+            driver.machine.ranks = None if channel is None else (channel,)
             driver.doing = RUNNING
             self._ready.append(driver)
             return

@@ -14,14 +14,17 @@ GETTING, PUTTING, RUNNING, STARTING, VALUE, FILLING, DRIVING, AWAITING, ASKING, 
 
 
 class Iteration:
-    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it."""
+    """One that has begun and not ended. ``unended``: by position of a call, how many ranks have not done it. ``left_off``: channels of which calls that ended
+    because nobody reads what they write may have left something."""
 
-    __slots__ = ("in_body", "start", "unended")
+    __slots__ = ("all_known", "in_body", "left_off", "start", "unended")
 
     def __init__(self, start: int) -> None:
         self.start = start
         self.in_body = True  # the loop has not come to its end
+        self.all_known = False  # the same, as its end was heard
         self.unended: dict[int, int] = {}
+        self.left_off: set[str] = set()
 
 
 class Rank:

@@ -31,6 +31,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
             f"{process.label}: exchange() in a call of {process.worker}.{process.call.method}() that ranks {list(process.call.ranks[: process.call.began])} "
             f"began before this one had joined: they do not wait for it. Next: call session.join({process.worker!r}, {process.rank}) between two steps."
         )
+    host.unwanted.end_call(process)  # other ranks may have ended by it
     call, key = process.call, _key(host, process)
     ranks = call.taken_by(host.layout.ranks(process.worker))
     within = f" in exchange() {process.exchanges} of {call.method}()"

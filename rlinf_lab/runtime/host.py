@@ -37,6 +37,7 @@ from rlinf_lab.runtime.scheduler import Scheduler
 from rlinf_lab.runtime.traffic import Traffic
 from rlinf_lab.runtime.unread import Moved, moved
 from rlinf_lab.runtime.unsent import undeliverable
+from rlinf_lab.runtime.unwanted import NobodyReads, Unwanted
 from rlinf_lab.runtime.values import ValueTable
 from rlinf_lab.runtime.waits import Wait, wait_of
 from rlinf_lab.runtime.watch import Pulse
@@ -85,7 +86,7 @@ class Host(Scheduler):
         self._values = ValueTable()
         self.traffic = Traffic(name, recorder, clock)
         self._by_member: dict[tuple[str, int], Process] = {}
-        self.far, self.weights, self.meetings = FarReaders(self), WeightTable(self), Meetings(self)
+        self.far, self.weights, self.meetings, self.unwanted = FarReaders(self), WeightTable(self), Meetings(self), Unwanted(self)
         self._threads: list[threading.Thread] = []
         self._declarations: dict[str, Declaration] = {}
         self._torch_device: Callable[[tuple[str, ...]], str] = ", ".join
@@ -228,19 +229,6 @@ class Host(Scheduler):
                     stream = self._queues.stream(StreamId(channel, iteration, shard, self.name))
                     self._apply(self._engine.seal(stream, count))
 
-    def expect_readers(self, iteration: int, readers: dict[str, list[tuple[str, int]]]) -> None:
-        """``readers``: for each channel the ranks whose calls read it, each once for every call. What nobody here reads to its end is abandoned.
-
-        With one host there is nothing to do: producers that nobody reads are let go on when nothing else moves (`_quiescent`).
-        """
-        with self._mutex:
-            for channel, ranks in readers.items():
-                if self.name in self._router.homes(channel) and not self._alone:
-                    far = self._router.has_far_readers(channel)
-                    count = len(ranks) if far else sum(self.place[member] == self.name for member in ranks)
-                    if self._readers.expect(iteration, channel, count):
-                        wire.abandon(self, channel, iteration)
-
     def retire(self, iteration: int) -> None:
         """Forget the queues and values of this iteration and of those before it."""
         with self._mutex:
@@ -314,6 +302,8 @@ class Host(Scheduler):
             finish_work(process.device)
             for port in process.ports:
                 port.refuse_incomplete()
+        except NobodyReads:
+            self.unwanted.leave_off(process)
         except BaseException as raised:
             error = wire.described(process, call, raised)
         self._spans.end_run(process)
@@ -487,15 +477,15 @@ class Host(Scheduler):
 
     def put(self, process: Process, queue: Queue, items: list[Any], tags: Tags | None = None) -> None:
         self._refuse_out_of_turn(process, queue)
-        start = self._spans.end_run(process)
-        large = False
+        self.unwanted.end_call(process)
+        if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):  # it gives its device away
+            finish_work(process.device)
+        start, large = self._spans.end_run(process), False
         process.goods, process.count = items, len(items)
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
             process.goods, large = Packed.of_items(items, queue.name.channel)
         process.queue, process.getting, process.tags = queue, False, tags
-        process.machine.weights = None if tags is None else tags.weights
-        if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):
-            finish_work(process.device)
+        process.machine.weights, process.machine.ranks = (None, None) if tags is None else tags
         self._post(process, _PUT, queue.index, len(items), queue.room)
         process.goods = []
         if large:  # another thread may be sending it right now
@@ -504,10 +494,10 @@ class Host(Scheduler):
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
         self._refuse_out_of_turn(process, queue)
-        start = self._spans.end_run(process)
-        process.pieces, process.queue, process.getting = [], queue, True
         if process.shares_gpu:
             finish_work(process.device)
+        start = self._spans.end_run(process)
+        process.pieces, process.queue, process.getting = [], queue, True
         self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
@@ -526,7 +516,9 @@ class Host(Scheduler):
         queue.put += process.count
         if queue.stub:
             self.say(queue.name.home, ("put", queue.name, process.count, process.goods, self.name, process.tags))
-        elif not queue.abandoned:
+        elif queue.abandoned:
+            self.unwanted.came(queue)
+        else:
             queue.store(Parcel(process.count, self.name, process.goods), process.tags)
             self.traffic.within(queue.name.channel, process.count)
 
@@ -624,8 +616,15 @@ class Host(Scheduler):
         return self.loop is not None and self.loop.is_open() and self._running == 0 and not self.stopping and not self.dead
 
     def deadlock(self, waits: Sequence[Wait]) -> None:
-        """Under the mutex: nothing can move any more, for these reasons."""
-        wire.deadlock(self, waits)
+        """Under the mutex, at the driver's host: nothing can move any more, for these reasons."""
+        assert self.loop is not None
+        if not self.loop.end_stranded(waits):
+            wire.deadlock(self, waits)
+
+    def relieve(self, stranded: Sequence[tuple[str, int]] | None = None) -> bool:
+        """Under the mutex: let somebody exceed a capacity; whether there was anybody. Not at ``stranded`` streams (see `unwanted`), which the loop knows."""
+        known = self.loop.stranded() if stranded is None and self.loop is not None else stranded
+        return self._relieve(self.unwanted.indices(known or ()))
 
     # --- messages ----------------------------------------------------------------------------------------
     def say(self, host: str, message: tuple, urgent: bool = False) -> None:

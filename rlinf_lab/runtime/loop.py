@@ -15,8 +15,10 @@ from rlinf_lab.planning.engine import Event
 from rlinf_lab.runtime.members import Members
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.unread import Moved, Unread
+from rlinf_lab.runtime.unwanted import Ends, is_read_by_the_loop, wait_for_room
+from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.watch import Watch
-from rlinf_lab.workflow.calls import CallSpec, ChannelArg, Nested, RefArg, WeightsArg
+from rlinf_lab.workflow.calls import READ, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ class OpenIteration:
     failure: BaseException | None = None  # why it was given up
     specs: list[CallSpec] = field(default_factory=list)  # of workers with several ranks
     unread: Unread = field(default_factory=Unread)
+    ends: Ends = field(default_factory=Ends)
 
     def is_over(self) -> bool:
         return not self.in_body and not self.calls
@@ -163,7 +166,7 @@ class Loop:
             self._give_up(iteration, cause)
         self.host.flush()
 
-    def failed(self, error: Failure, iteration: int | None = None) -> None:
+    def failed(self, error: Failure | WorkflowError, iteration: int | None = None) -> None:
         """Under the mutex: this iteration, or the oldest one, cannot go on; whoever made it known flushes."""
         driver = self.host.driver
         if iteration is None and driver.waits_for == "value" and driver.call is None:  # a result of an iteration that is over will not come
@@ -185,6 +188,8 @@ class Loop:
         host, ranks = self.host, self.host.layout.ranks(call.worker)
         travelling = packed(call) if any(host.place[call.worker, r] != host.name for r in range(ranks)) else call
         with host._mutex:
+            for channel in call.channels(READ):
+                self._refuse_told(channel, call.iteration, f"{call.worker}.{call.method}()")
             call, travelling = self.members.fixed(call), self.members.fixed(travelling)
             places = {(call.call_id, r): host.place[call.worker, r] for r in call.taken_by(ranks)}
             where = sorted(set(places.values()))
@@ -192,6 +197,7 @@ class Loop:
                 raise ExecutorError(*self.lost.args)
             self._calls.update({key: (home, f"{call.worker}[{key[1]}].{call.method}", call.iteration) for key, home in places.items()})
             self._open[call.iteration].calls += len(places)
+            self._open[call.iteration].ends.begin(call, len(places))
             if ranks > 1:
                 self._open[call.iteration].specs.append(travelling)
             for name in where:
@@ -214,6 +220,7 @@ class Loop:
         """Under the mutex: one rank more may take part in a call; its iteration waits until that has ended, or is known not to be."""
         self._calls[call.call_id, rank] = self.host.place[call.worker, rank], f"{call.worker}[{rank}].{call.method}", call.iteration
         self._open[call.iteration].calls += 1
+        self._open[call.iteration].ends.begin(call, 1)
 
     def ended(self, call_id: int, rank: int, iteration: int, error: Failure | None, moved: Sequence[Moved] = ()) -> None:
         """Under the mutex: one rank has done its part of a call, in which it has put and taken so much."""
@@ -222,20 +229,68 @@ class Loop:
         if (ended := self._calls.pop((call_id, rank), None)) is not None:
             if iteration in self._open:
                 self._open[iteration].unread.count(f"{ended[1]}()", moved)
+                self._open[iteration].ends.end(call_id)
             self._count(iteration)
+        if iteration in self._open:
+            self._open[iteration].ends.all_known |= call_id < 0  # the loop itself
+            self._judge(iteration)
 
     def counted(self, iteration: int, moved: Sequence[Moved]) -> None:
         """So much the iteration function has put and taken, which has returned."""
         with self.host._mutex:
             self._open[iteration].unread.count("the loop", moved)
 
-    def refuse_unread(self, iteration: int) -> None:
-        """`WorkflowError` for items that nobody has read, when an iteration has ended well; a remark on streams that were empty."""
-        books, graph = self._open[iteration].unread, self.host.layout.graph
-        books.refuse(graph, iteration)
+    def _judge(self, iteration: int) -> None:
+        """Under the mutex: give the iteration up for a stream that has ended with items that nobody has read, or that was empty; tell all hosts of those
+        that nobody reads any more."""
+        one, graph = self._open[iteration], self.host.layout.graph
+        if one.failure is not None:
+            return
+        names = [spec.name for spec in graph.channels]
+        if (fault := one.unread.fault(graph, iteration, one.ends.complete(names))) is not None:
+            self.failed(fault, iteration)
+            return
+        for channel in one.ends.unread(names):
+            self._nobody_reads(channel, iteration)
+
+    def _nobody_reads(self, channel: str, iteration: int) -> None:
+        one = self._open[iteration]
+        one.ends.told.add(channel)
+        self._tell_all(("unwanted", iteration, channel, one.unread.discards(self.host.layout.graph.channel(channel))))
+
+    def unread(self, channel: str, iteration: int, left: int) -> None:
+        """Under the mutex: so many items of a channel that nobody reads any more lie at its home."""
+        one, graph = self._open.get(iteration), self.host.layout.graph
+        if one is not None and one.failure is None:
+            self.failed(one.unread.early(graph, iteration, channel, left), iteration)
+
+    def reads(self, iteration: int, channel: str) -> None:
+        """The loop itself reads it. `WorkflowError` when its readers had ended and it was taken for read to the end."""
         with self.host._mutex:
-            for channel, text in books.empty(graph, iteration).items():
-                self.remark(f"empty {channel}", text)
+            self._refuse_told(channel, iteration, "the loop")
+            self._open[iteration].ends.read.add(channel)
+
+    def _refuse_told(self, channel: str, iteration: int, who: str) -> None:
+        if channel in self._open[iteration].ends.told:
+            raise WorkflowError(
+                f"{who} reads channel {channel!r}, of which the rest was discarded: all that read it had ended, and its producers could not go on while the "
+                f"loop waited. Next: call every reader before the wait()."
+            )
+
+    def stranded(self) -> list[tuple[str, int]]:
+        """Under the mutex: streams whose readers have all ended while the loop waits for something else; see `unwanted`."""
+        driver = self.host.driver
+        if driver.call is None or (one := self._open.get(driver.call.iteration)) is None or one.failure is not None:
+            return []
+        return [(c, driver.call.iteration) for c in one.ends.stranded() if not is_read_by_the_loop(driver, c)]
+
+    def end_stranded(self, waits: Sequence[Wait]) -> bool:
+        """Under the mutex: nothing can move, for these reasons; whether producers of such streams are among them. Those go on, or the iteration fails."""
+        blocked = [(c, i) for c, i in self.stranded() if wait_for_room(c, waits)]
+        for channel, iteration in blocked:
+            self._nobody_reads(channel, iteration)
+        self.host.flush_soon()
+        return bool(blocked)
 
     def _count(self, iteration: int) -> None:
         """One call less."""

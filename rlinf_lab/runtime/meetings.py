@@ -14,6 +14,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.planning.engine import Do, Event
+from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
@@ -62,6 +63,8 @@ class Meetings:
                 if new and (home := host.place[process.worker, rank]) != host.name:
                     host.say(home, ("want", key, rank, place.iteration, host.name))
         process.queue, process.getting, process.advice = None, False, advice
+        if process.shares_gpu:
+            finish_work(process.device)
         start = host._spans.end_run(process)
         try:
             host._post(process, int(Event.ASIDE), -1, 0, what)

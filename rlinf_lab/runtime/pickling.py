@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import sys
+import threading
+from collections.abc import Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -15,6 +18,7 @@ from rlinf_lab.errors import WorkflowError, said, shown
 LARGE = 1 << 16  # bytes: such buffers may travel in shared memory (`slots`)
 _MOST_PARTS = 1000  # each of which may be pickled to find the one that is at fault
 LENT_DEVICES = frozenset({"cuda"})  # kinds of torch device whose tensors stay there on their way
+_COMING = threading.local()  # .device: see `coming_to`
 
 
 class OnDevice:
@@ -202,7 +206,8 @@ def _block(plain: Any, torch: Any) -> Any:
 
 
 def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    """``block``: an `OnDevice`, something lent by another process (`lending.Lent`), or bytes: these go to a GPU if this process uses one."""
+    """``block``: an `OnDevice`, something lent by another process (`lending.Lent`), or bytes: these go where `coming_to` says, or to a
+    GPU if this process uses one."""
     import torch
 
     if isinstance(block, OnDevice):
@@ -212,10 +217,22 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
     elif not isinstance(block, torch.Tensor):
         raw = memoryview(block)
         block = torch.frombuffer(bytearray(raw) if raw.readonly else raw, dtype=torch.uint8) if raw.nbytes else torch.empty(0, dtype=torch.uint8)
-        if torch.cuda.is_available():
+        if (device := getattr(_COMING, "device", "")) != "":
+            block = block.to(device)
+        elif torch.cuda.is_available():
             block = block.cuda()
     tensor: torch.Tensor = block.view(getattr(torch, dtype)).reshape(shape)
     return tensor.requires_grad_(requires_grad)
+
+
+@contextlib.contextmanager
+def coming_to(device: str) -> Iterator[None]:
+    """What this thread rebuilds meanwhile of tensors whose bytes have come from a GPU through host memory is on ``device``."""
+    _COMING.device = device
+    try:
+        yield
+    finally:
+        _COMING.device = ""
 
 
 class _Place(bytearray):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.planning.engine import ALL
+from rlinf_lab.runtime.resting import rest, wake
 from rlinf_lab.runtime.unread import Moved
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ class InboxPort:
     def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
         if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
             raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say.")
-        if not self._spec.is_fifo:
-            raise WorkflowError(f"{self._who()}: get_weight() needs order='fifo': what else goes first is chosen item by item. Next: get(n), or that order.")
         return self._get(self._queue(key), ALL + int(weight))
 
     def get_all(self) -> list[Any]:
@@ -52,7 +51,7 @@ class InboxPort:
         self.moved.asked = True
         items = self._host.get(self._process, queue, wanted)
         self.moved.items += len(items)
-        return items
+        return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
 
     def take(self, *, key: int | None = None) -> Any:
         items = self._get(self._queue(key), 1)
@@ -121,7 +120,7 @@ class OutboxPort:
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
         tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
-        self._host.put(self._process, queue, items, tags)
+        self._host.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:

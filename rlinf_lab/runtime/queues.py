@@ -98,7 +98,7 @@ class QueueTable:
             stub = name.home != self._host
             stream, spec = self.stream(StreamId(*name[:4])), self._layout.graph.channel(name.channel)
             share = self._router.share(name.channel)
-            index = self._engine.open_channel(stream, stub, share if stub else None, not self._layout.is_shared(name.channel))
+            index = self._engine.open_channel(stream, stub, share if stub else None, not self._layout.is_shared(name.channel), spec.taken_by)
             found = self._queues[name] = self._by_index[index] = Queue(name, index, stream, stub, share)
             found.numbered = spec.is_fifo and self._router.is_numbered(name.channel)
             if not stub and not spec.is_fifo:
@@ -114,11 +114,19 @@ class QueueTable:
     def abandon(self, channel: str, iteration: int) -> list[Queue]:
         """Mark the queues that live here as read to the end; those that exist already."""
         self._abandoned.add((channel, iteration))
-        found = [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
+        found = self.at_home(channel, iteration)
         for queue in found:
             queue.abandoned = True
             queue.clear()
         return found
+
+    def at_home(self, channel: str, iteration: int) -> list[Queue]:
+        """Those of a channel that live here and exist already."""
+        return [q for n, q in self._queues.items() if n.channel == channel and n.iteration == iteration and not q.stub]
+
+    def left(self, channel: str, iteration: int) -> int:
+        """How many items (or groups) were put here and not taken, those that were dropped, too."""
+        return sum(q.put - q.taken for q in self.at_home(channel, iteration))
 
     def stream(self, name: StreamId) -> int:
         if name not in self._streams:

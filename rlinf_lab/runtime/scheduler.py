@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import ALL, Do, Engine, Event
@@ -111,6 +111,9 @@ class Scheduler:
         raise NotImplementedError
 
     def deadlock(self, waits: Sequence[Wait]) -> None:
+        raise NotImplementedError
+
+    def relieve(self) -> bool:
         raise NotImplementedError
 
     def report(self, error: Failure) -> None:
@@ -453,9 +456,9 @@ class Scheduler:
         while self._timers and self._timers[0][0] <= now:
             self._wake(heapq.heappop(self._timers)[2], timer=True)
 
-    def relieve(self) -> bool:
-        """Under the mutex: let somebody exceed a capacity; whether there was anybody."""
-        instructions = self._engine.relieve(widen=not self._alone)
+    def _relieve(self, spared: Collection[int]) -> bool:
+        """Under the mutex: let somebody exceed a capacity, but not of these channels; whether there was anybody."""
+        instructions = self._engine.relieve(widen=not self._alone, spared=spared)
         self.relieved += bool(instructions)
         self._apply(instructions)
         return bool(instructions)

@@ -290,7 +290,6 @@ class Session:
     def _collect(self, one: Iteration) -> None:
         """Resolve what an iteration that has ended returned."""
         try:
-            self._loop.refuse_unread(one.number)
             one._result = self._resolved(one._returned)
         except BaseException as error:
             self._end_failed(one.number, error)
@@ -437,6 +436,7 @@ class Session:
 
     def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
         self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
+        self._loop.reads(self._now, channel.name)
         self._seal(self._above([channel.name]))
         items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
         return items

@@ -81,7 +81,7 @@ def left(host: Host, process: Process) -> None:
     with host._mutex:
         host._engine.vacate(process.index)
         process.leaving, process.instance = False, None
-        _tell(host, ("left", process.worker, process.rank))
+        tell(host, ("left", process.worker, process.rank))
         _runs_no_more(host, process)
     host.flush()
 
@@ -102,7 +102,7 @@ def set_up(host: Host, process: Process, failure: WorkerError | None) -> None:
         process.joining = False
         if failure is not None:
             process.instance = None
-        _tell(host, ("joined", process.worker, process.rank, failure))
+        tell(host, ("joined", process.worker, process.rank, failure))
         if failure is not None:
             _runs_no_more(host, process)
     host.flush()
@@ -127,7 +127,7 @@ def admit(host: Host, number: int, iteration: int, channel: str, reads: bool) ->
         ok = host._readers.admit(iteration, channel)
     elif ok:
         ok = host._engine.admit(host._queues.stream(StreamId(channel, iteration, 0, host.name)))
-    _tell(host, ("admitted", number, host.name, channel, reads, ok))
+    tell(host, ("admitted", number, host.name, channel, reads, ok))
 
 
 def give_up_place(host: Host, iteration: int, channel: str, reads: bool) -> None:
@@ -138,7 +138,7 @@ def give_up_place(host: Host, iteration: int, channel: str, reads: bool) -> None
         host._apply(host._engine.close(host._queues.stream(StreamId(channel, iteration, 0, host.name))))
 
 
-def _tell(host: Host, message: tuple) -> None:
+def tell(host: Host, message: tuple) -> None:
     """Under the mutex: to the driver's host."""
     if host.loop is not None:
         host.handle(message)

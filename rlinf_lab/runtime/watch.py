@@ -83,7 +83,8 @@ class Watch:
         if name == self._host.name:
             self.relieved(name, self._host.relieve(), self._host.waits())
         else:
-            self._host.say(name, ("relieve",))
+            assert self._host.loop is not None
+            self._host.say(name, ("relieve", self._host.loop.stranded()))
 
     def relieved(self, name: str, did: bool, waits: Sequence[Wait]) -> None:
         """A host has tried; ``waits``: who waits there for what."""

@@ -5,6 +5,7 @@
     want, value                 the result of a call, once for each host that needs it
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: which ranks' calls will read each channel
+    unwanted, unread            the driver to everyone: nobody reads a stream any more; its home to the driver: so many items of it are left
     ended, failed, broken       everyone to the driver: one rank has done one call; the iteration cannot go on; nor can the session (see `unsent`)
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
@@ -49,38 +50,42 @@ PLENTY = 1 << 50  # credit of a producer whose items are dropped
 
 
 def _on_put(host: Host, name: QueueId, count: int, items: Packed, origin: str, tags: Tags | None, transit: Transit | None = None) -> None:
-    queue = _open_queue(host, name)
+    queue = _open_queue(host, name, count)
     if queue is not None:
         queue.store(Parcel(count, origin, items), tags)
-        _stored(host, queue, origin, count, 1, None if tags is None else tags.weights, transit)
+        _stored(host, queue, origin, count, 1, tags or (None, None), transit)
 
 
 def _on_puts(host: Host, name: QueueId, counts: Sequence[int], packets: Sequence[bytes], origin: str, transit: Transit) -> None:
     """Several puts, one after another."""
     host._heard += len(counts) - 1
-    queue = _open_queue(host, name)
+    queue = _open_queue(host, name, sum(counts))
     if queue is not None:
         for count, data in zip(counts, packets, strict=True):
             queue.store(Parcel(count, origin, Packed(data)), None)
-        _stored(host, queue, origin, sum(counts), len(counts), None, transit)
+        _stored(host, queue, origin, sum(counts), len(counts), (None, None), transit)
 
 
-def _open_queue(host: Host, name: QueueId) -> Queue | None:
-    """The queue that items have come for; None when nobody wants them any more."""
+def _open_queue(host: Host, name: QueueId, count: int) -> Queue | None:
+    """The queue that so many items have come for; None when nobody wants them any more."""
     if name.iteration in host._given_up or host._queues.is_retired(name.iteration):
         return None
     queue = host._queues.queue(name)
-    return None if queue.abandoned else queue
+    if not queue.abandoned:
+        return queue
+    queue.put += count
+    host.unwanted.came(queue)
+    return None
 
 
-def _stored(host: Host, queue: Queue, origin: str, count: int, puts: int, weights: Sequence[int] | None, transit: Transit | None) -> None:
+def _stored(host: Host, queue: Queue, origin: str, count: int, puts: int, tags: Tags | tuple[None, None], transit: Transit | None) -> None:
     if transit is not None:
         host.traffic.arrived(queue.name, origin, count, transit, puts)
     queue.put += count
-    if weights is None and (waiting := host._engine.arrival_at_once(queue.index, count)) >= 0:
+    if tags[0] is None and (waiting := host._engine.arrival_at_once(queue.index, count)) >= 0:
         host._give_at_once(host._processes[waiting])
         return
-    _, instructions = host._engine.remote_put(queue.index, count, weights)
+    _, instructions = host._engine.remote_put(queue.index, count, *tags)
     host._apply(instructions)
 
 
@@ -245,7 +250,25 @@ def _on_seal(host: Host, iteration: int, expected: dict[str, int]) -> None:
 
 
 def _on_readers(host: Host, iteration: int, readers: dict[str, list[tuple[str, int]]]) -> None:
-    host.expect_readers(iteration, readers)
+    """``readers``: for each channel the ranks whose calls read it, each once for every call. What nobody here reads to its end is abandoned.
+
+    With one host there is nothing to do: all ends are its own (`unwanted`), and until then producers are let go on when nothing else moves.
+    """
+    for channel, ranks in readers.items():
+        if host.name in host._router.homes(channel) and not host._alone:
+            far = host._router.has_far_readers(channel)
+            count = len(ranks) if far else sum(host.place[member] == host.name for member in ranks)
+            if host._readers.expect(iteration, channel, count):
+                abandon(host, channel, iteration)
+
+
+def _on_unwanted(host: Host, iteration: int, channel: str, discards: bool) -> None:
+    host.unwanted.told(channel, iteration, discards)
+
+
+def _on_unread(host: Host, channel: str, iteration: int, left: int) -> None:
+    assert host.loop is not None
+    host.loop.unread(channel, iteration, left)
 
 
 def _on_cancel(host: Host, iteration: int, cause: BaseException) -> None:
@@ -284,6 +307,7 @@ def _on_admitted(host: Host, number: int, home: str, channel: str, reads: bool, 
 
 def _on_retire(host: Host, iteration: int) -> None:
     host.retire(iteration)
+    host.unwanted.retire(iteration)
 
 
 def _on_probe(host: Host, wave: int) -> None:
@@ -295,8 +319,8 @@ def _on_pulse(host: Host, name: str, wave: int, pulse: Pulse) -> None:
     host.loop.watch.answered(name, wave, pulse)
 
 
-def _on_relieve(host: Host) -> None:
-    did = host.relieve()
+def _on_relieve(host: Host, stranded: Sequence[tuple[str, int]]) -> None:
+    did = host.relieve(stranded)
     host.say(host.place[DRIVER, 0], ("relieved", host.name, did, host.waits()))
 
 
@@ -309,7 +333,7 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "collected": _on_collected, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
-    "readers": _on_readers, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
+    "readers": _on_readers, "unwanted": _on_unwanted, "unread": _on_unread, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
     "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
      "pulse?": _on_probe, "pulse": _on_pulse, "remarked": _on_remarked, "relieve": _on_relieve, "relieved": _on_relieved,

@@ -34,10 +34,14 @@ class ChannelSpec:
     (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
 
     ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
-    left at the iteration's end is discarded. Without it the iteration fails and says what nobody has read.
+    left is discarded, and calls that go on putting end (`Outbox.put`). Without it the iteration fails, as soon as it is certain that nobody will read on.
 
-    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it a run warns
-    of the first time: whoever reads an empty stream to its end computes something of nothing.
+    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it the
+    iteration fails: whoever reads an empty stream to its end computes something of nothing.
+
+    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it takes them (the loop has none: there
+    they stay in host memory). An item with such tensors comes as a copy, also in the same process, and has to pickle. A queue of rollouts then takes
+    nothing of the GPU's memory, for two copies over the bus.
     """
 
     name: str
@@ -49,11 +53,12 @@ class ChannelSpec:
     group: int = 1
     discard_unread: bool = False
     may_be_empty: bool = False
+    cpu_offload: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.isidentifier():
             raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
-        for option in ("keyed", "whole", "discard_unread", "may_be_empty"):
+        for option in ("keyed", "whole", "discard_unread", "may_be_empty", "cpu_offload"):
             if not isinstance(getattr(self, option), bool):
                 given = getattr(self, option)
                 raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
@@ -80,6 +85,11 @@ class ChannelSpec:
     @property
     def is_fifo(self) -> bool:
         return self.order == "fifo"
+
+    @property
+    def taken_by(self) -> int:
+        """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each item."""
+        return {"fifo": 0, "lifo": 1}.get(self.order if isinstance(self.order, str) else "", 2)
 
     def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
         """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for what is no weight or no priority."""
@@ -162,6 +172,6 @@ class Channel:
         notes = [f"capacity={'unbounded' if spec.capacity is None or spec.whole else spec.capacity}"]
         notes += ["keyed"] * spec.keyed + ["whole batch"] * spec.whole + ["weighed"] * (spec.weight is not None)
         notes += [f"groups of {spec.group}"] * (spec.group > 1) + ["unread items are discarded"] * spec.discard_unread
-        notes += ["may be empty"] * spec.may_be_empty
+        notes += ["may be empty"] * spec.may_be_empty + ["waits in host memory"] * spec.cpu_offload
         notes += [] if spec.is_fifo else [f"order={spec.order if isinstance(spec.order, str) else 'by a function'}"]
         return f"Channel({spec.name!r}, {', '.join(notes)})"

@@ -32,8 +32,8 @@ class Inbox(Protocol[T]):
     Iterating yields *batches* (lists); how many items a batch holds is the plan's decision. A batch is
     never empty, and the iteration ends when every producer of this iteration has finished.
 
-    What nobody has read when the iteration of the loop ends fails it, unless the channel was declared with ``discard_unread=True``.
-    Where producers were called and put nothing a run warns, unless it was declared with ``may_be_empty=True``.
+    What nobody will read fails the iteration of the loop, as soon as that is certain, unless the channel was declared with ``discard_unread=True``.
+    So does a stream into which the producers that were called have put nothing, unless it was declared with ``may_be_empty=True``.
     """
 
     def __iter__(self) -> Iterator[list[T]]: ...
@@ -43,7 +43,7 @@ class Inbox(Protocol[T]):
         ...
 
     def get_weight(self, weight: int, *, key: int | None = None) -> list[T]:
-        """Items in order until they weigh ``weight`` together (tokens, say): the last one may go beyond it, none is split.
+        """Items in the channel's order until they weigh ``weight`` together (tokens, say): the last one may go beyond it, none is split.
 
         Less only when the stream ends, ``[]`` after its end. What an item weighs, its put says, or the channel's ``weight``; else 1.
         """
@@ -72,6 +72,10 @@ class Outbox(Protocol[T_contra]):
         """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel and on one of groups, ``priority`` on one of that order.
 
         ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing.
+
+        When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put raises `Cancelled`. On a channel with
+        ``discard_unread=True`` the put ends the call instead, as a broken pipe does, if nobody reads anything else that the call writes (else it drops the
+        item): ``finally`` blocks run, ``except Exception`` does not catch it, the value of the call is None, and what it has not read is not wanted either.
         """
         ...
 

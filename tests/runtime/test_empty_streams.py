@@ -1,9 +1,9 @@
-"""Producers that were called and put nothing: a warning once for each run and channel, unless the channel says that this may be."""
+"""Producers that were called and put nothing fail their iteration by name, unless the channel says that this may be."""
 
 from __future__ import annotations
 
 import sys
-import warnings
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.errors import ConfigError, WorkerError
+from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.run import run, session
@@ -45,6 +45,10 @@ class Taker(Worker):
     def take(self, inbox: Inbox) -> int:
         return sum(len(batch) for batch in inbox)
 
+    def take_and_compute(self, inbox: Inbox) -> int:
+        self.compute(20.0)
+        return self.take(inbox)
+
     def take_later(self, inbox: Inbox) -> int:
         return 0
 
@@ -70,34 +74,36 @@ def plan_of(makers: int = 1, **fields: Any) -> ExecutionPlan:
 
 
 def told(flow: Workflow, plan: ExecutionPlan, far: bool, *steps: tuple[Any, ...]) -> list[str]:
-    """What a session warns of."""
+    """How the iterations of a session that fail do so."""
     executor = MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True)
     executor.start()
     one = Session(executor)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for step in steps:
+    found = []
+    for step in steps:
+        try:
             one.step(*step)
+        except WorkflowError as error:
+            found.append(str(error))
     assert executor.stop() == Ended()
-    return [str(w.message) for w in caught if w.category is RuntimeWarning]  # a file that an earlier test has left open is told here, too
+    return found
 
 
 both = pytest.mark.parametrize("far", [False, True])
 
 
 @both
-def test_an_empty_stream_is_told_once_with_who_put_nothing_and_who_read_it(far: bool) -> None:
-    found = told(flow_of(), plan_of(), far, (200,), (0,), (0,), (200,), (5,), (5,))
+def test_an_empty_stream_fails_its_iteration_with_who_put_nothing_and_who_read_it(far: bool) -> None:
+    found = told(flow_of(), plan_of(), far, (200,), (0,), (200, 3), (5,))
     assert found == [
         "Iteration 1 of workflow 'sifts': nothing was put into channel 'a' (maker[0].make() ended without a put), so sieve[0].above() read an empty stream. "
         "Next: put what is to be read; or, where nothing may come, say so: flow.channel('a', may_be_empty=True).",
-        "Iteration 4 of workflow 'sifts': nothing was put into channel 'b' (sieve[0].above() ended without a put), so taker[0].take() read an empty stream. "
+        "Iteration 3 of workflow 'sifts': nothing was put into channel 'b' (sieve[0].above() ended without a put), so taker[0].take() read an empty stream. "
         "Next: put what is to be read; or, where nothing may come, say so: flow.channel('b', may_be_empty=True).",
     ]
 
 
 @both
-def test_nothing_is_told_where_it_is_meant_or_nobody_was_called_or_another_rank_puts(far: bool) -> None:
+def test_nothing_fails_where_it_is_meant_or_nobody_was_called_or_another_rank_puts(far: bool) -> None:
     assert told(flow_of(may_be_empty=True), plan_of(), far, (0,), (5,)) == []
     assert told(flow_of(), plan_of(), far, (0, 0, False)) == []
     assert told(flow_of("on_rank_1"), plan_of(makers=2), far, (200,)) == []
@@ -119,24 +125,30 @@ def test_a_loop_that_reads_nothing_is_told_too() -> None:
         maker.make(0, items)
         return sum(len(batch) for batch in items)
 
-    with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)})) as s, pytest.warns(RuntimeWarning, match="so the loop read an empty stream"):
-        assert s.step() == 0
+    with session(flow, ExecutionPlan("loop", ("cpu:0",), {"maker": ((0,),)})) as s, pytest.raises(WorkflowError, match="so the loop read an empty stream"):
+        s.step()
 
 
-def test_a_run_says_it_in_its_status_as_well() -> None:
-    with pytest.warns(RuntimeWarning, match="nothing was put into channel 'a'") as caught:
-        going = run(flow_of(), plan_of(), 3, emulate=True)
-        assert going.wait(30) == [0, 0, 0]
-    assert len([w for w in caught if w.category is RuntimeWarning]) == 1
-    assert going.status().count("nothing was put into channel 'a'") == 1
+def test_it_is_told_as_soon_as_it_is_certain_and_not_when_all_else_has_ended() -> None:
+    flow = flow_of(takes="take_and_compute")
+    with session(flow, plan_of(), emulate=True) as s:
+        start = time.monotonic()
+        with pytest.raises(WorkflowError, match="nothing was put into channel 'a'"):
+            s.step(0)
+        assert time.monotonic() - start < 5
+
+
+def test_a_run_fails_by_it() -> None:
+    going = run(flow_of(), plan_of(), 3, emulate=True)
+    with pytest.raises(WorkflowError, match="nothing was put into channel 'a'"):
+        going.wait(30)
+    assert going.state == "failed"
 
 
 def test_a_failure_is_told_and_not_what_it_did_not_put() -> None:
     flow = flow_of("breaks")
-    with session(flow, plan_of(), emulate=True) as s, warnings.catch_warnings():
-        warnings.simplefilter("error", RuntimeWarning)
-        with pytest.raises(WorkerError, match="'maker' rank 0 failed in breaks"):
-            s.step()
+    with session(flow, plan_of(), emulate=True) as s, pytest.raises(WorkerError, match="'maker' rank 0 failed in breaks"):
+        s.step()
 
 
 def test_what_is_no_flag_is_refused() -> None:

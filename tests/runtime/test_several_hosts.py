@@ -179,7 +179,7 @@ def test_a_get_of_more_than_the_channel_holds(capacity: int | None, makers: int,
 
 @pytest.mark.parametrize("count", [0, 3])
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_consumer_that_stops_early_lets_its_producers_finish(count: int, waits: bool) -> None:
+def test_a_consumer_that_stops_early_lets_its_producers_end(count: int, waits: bool) -> None:
     flow = Workflow("early")
     items = flow.channel("items", capacity=2, discard_unread=True)
     maker, reader = workers(flow)
@@ -194,7 +194,7 @@ def test_a_consumer_that_stops_early_lets_its_producers_finish(count: int, waits
 
     executor, session = opened(flow)
     for _ in range(2):
-        assert step_within(session) == (count, 2_000)
+        assert step_within(session) == (count, None)  # its call has ended at a put
     assert executor.stop() == Ended()
 
 
@@ -235,7 +235,7 @@ def test_a_deadlock_between_hosts_names_who_waits_for_whom() -> None:
 
 def test_one_who_computes_long_is_no_deadlock() -> None:
     flow = Workflow("long")
-    items = flow.channel("items")
+    items = flow.channel("items", may_be_empty=True)
     maker, reader = workers(flow)
 
     @flow.iteration

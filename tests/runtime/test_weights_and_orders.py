@@ -66,7 +66,7 @@ def weight_of(item: tuple[Any, int]) -> int:
 
 def weighed(maker: str, capacity: int | None, ranks: int = 1) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("weighed")
-    items = flow.channel("items", capacity=capacity, weight=None if maker == "teller" else weight_of)
+    items = flow.channel("items", may_be_empty=True, capacity=capacity, weight=None if maker == "teller" else weight_of)
     makes, takes = flow.worker(Maker, name=maker), flow.worker(Taker, name="taker")
 
     @flow.iteration
@@ -142,7 +142,7 @@ def test_the_simulator_says_the_same(parts: Any, weight: int, capacity: int | No
 
 def ordered(order: Any, capacity: int | None = None) -> tuple[Workflow, ExecutionPlan]:
     flow = Workflow("ordered")
-    items, go = flow.channel("items", capacity=capacity, order=order), flow.channel("go")
+    items, go = flow.channel("items", capacity=capacity, order=order, may_be_empty=True), flow.channel("go", may_be_empty=True)
     teller, taker = flow.worker(Teller, name="maker"), flow.worker(Taker, name="taker")
 
     @flow.iteration
@@ -173,6 +173,109 @@ def test_items_that_are_there_are_taken_in_the_order_of_the_channel(values: list
     executor = MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock())
     sorts: dict[Any, Any] = {"fifo": lambda v: v, "lifo": lambda v: v[::-1], "priority": lambda v: sorted(v, key=lambda i: i[0])}
     assert executed(executor, values) == sorts.get(order, lambda v: sorted(v, key=negative))(values)
+
+
+class Weigher(Worker):
+    """An item is (place, weight, number)."""
+
+    def tell(self, items: list[Any], how: str, pause: float, keyed: bool, out: Outbox, go: Outbox) -> None:
+        for place, weight, number in items:
+            if pause:
+                self.compute(pause * (1 + number % 3))
+            key = {"key": number % 2} if keyed else {}
+            priority = {"priority": place} if how == "priority" else {}
+            out.put((place, weight, (self.rank, number)), weight=weight if weight != 1 else None, **key, **priority)
+
+    def by_weight(self, weight: int, keyed: bool, late: bool, inbox: Inbox, go: Inbox) -> list[list[Any]]:
+        if late:
+            go.get_all()
+        found = []
+        for key in [{"key": self.rank * self.sub_batches + k} for k in range(self.sub_batches)] if keyed else [{}]:
+            while batch := inbox.get_weight(weight, **key):
+                found.append(batch)
+                self.compute(0.002)
+        return found
+
+
+def heavy(order: Any, capacity: int | None, makers: int, takers: int, keyed: bool = False, late: bool = False) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("heavy")
+    items = flow.channel("items", capacity=capacity, order=order, keyed=keyed, may_be_empty=True)
+    go = flow.channel("go", may_be_empty=True)
+    maker, taker = flow.worker(Weigher, name="maker"), flow.worker(Weigher, name="taker")
+
+    @flow.iteration
+    def iteration(values: list[Any], weight: int, pause: float) -> Any:
+        maker.tell(values, order if isinstance(order, str) else "", pause, keyed, items, go)
+        return taker.by_weight(weight, keyed, late, items, go)
+
+    ranks = {"maker": tuple((r,) for r in range(makers)), "taker": tuple((2 + r,) for r in range(takers))}
+    return flow, ExecutionPlan("heavy", tuple(f"cpu:{i}" for i in range(4)), ranks)
+
+
+ITEMS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 6)), max_size=12).map(lambda some: [(p, w, n) for n, (p, w) in enumerate(some)])
+SORTS: dict[Any, Any] = {
+    "fifo": lambda v: v, "lifo": lambda v: v[::-1], "priority": lambda v: sorted(v, key=lambda i: i[0]), negative: lambda v: sorted(v, key=negative),
+}  # fmt: skip
+every_order = st.sampled_from(["fifo", "lifo", "priority", negative])
+
+
+def cut(items: list[Any], weight: int) -> list[list[Any]]:
+    batches: list[list[Any]] = []
+    for item in items:
+        if not batches or sum(i[1] for i in batches[-1]) >= weight:
+            batches.append([])
+        batches[-1].append(item)
+    return batches
+
+
+def numbers(batches: list[list[Any]]) -> list[list[int]]:
+    return [[item[2][1] for item in batch] for batch in batches]
+
+
+@settings(max_examples=40, deadline=None)
+@given(ITEMS, st.integers(1, 15), every_order, st.booleans(), st.booleans())
+def test_a_get_by_weight_follows_the_order_of_the_channel(values: Any, weight: int, order: Any, keyed: bool, far: bool) -> None:
+    flow, plan = heavy(order, None, 1, 2 if keyed else 1, keyed, late=True)
+    found = executed(MeshExecutor(flow, plan) if far else LocalExecutor(flow, plan, MockClock()), values, weight, 0)
+    for key, mine in enumerate(found if keyed else [found]):
+        there = [v for v in values if not keyed or v[2] % 2 == key]
+        assert numbers(mine) == [[item[2] for item in batch] for batch in cut(SORTS[order](there), weight)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(ITEMS, st.integers(1, 15), every_order, st.sampled_from([1, 3, None]), st.integers(1, 2), st.integers(1, 2), st.booleans())
+def test_every_item_comes_once_and_none_is_split(values: Any, weight: int, order: Any, capacity: Any, makers: int, takers: int, far: bool) -> None:
+    flow, plan = heavy(order, capacity, makers, takers)
+    found = executed(MeshExecutor(flow, plan, delay=0.001) if far else LocalExecutor(flow, plan, emulate=True), values, weight, 0)
+    batches = [batch for mine in (found if takers > 1 else [found]) for batch in mine]
+    assert sorted(item[2] for batch in batches for item in batch) == sorted((r, n) for r in range(makers) for _, _, n in values)
+    assert all(sum(item[1] for item in batch[:-1]) < weight for batch in batches)
+    assert sum(sum(item[1] for item in batch) < weight for batch in batches) <= 1, "only the last one may weigh less"
+
+
+@settings(max_examples=40, deadline=None)
+@given(ITEMS, st.integers(1, 15), every_order, st.sampled_from([1, 3, None]), st.integers(1, 2), st.integers(1, 2), st.booleans())
+def test_the_simulator_takes_the_same_by_weight(values: Any, weight: int, order: Any, capacity: Any, makers: int, takers: int, keyed: bool) -> None:
+    takers = 2 if keyed else takers
+    flow, plan = heavy(order, capacity, makers, takers, keyed)
+    executor = LocalExecutor(flow, plan, MockClock())
+    executed(executor, values, weight, 0.001)
+    timeline = Timeline(plan.devices)
+    for batch in executor.drain():
+        timeline.extend(batch)
+
+    def make(turn: Any) -> Any:
+        for place, w, number in values:
+            yield run(1_000_000 * (1 + number % 3))
+            yield weigh(w if w != 1 else None, {"priority": place, negative: -place}.get(order))
+            yield put("items", key=number % 2 if keyed else -1)
+
+    def take(turn: Any) -> Any:
+        while (yield get_weight("items", weight, turn.rank if keyed else -1)):
+            yield run(2_000_000)
+
+    calls = [SimCall("maker", "tell", make, (), ("items", "go")), SimCall("taker", "by_weight", take, ("items", "go"), (), starts_on_device=False)]
+    assert not timeline.diff(Simulator(flow.graph, plan).simulate(calls, 1))
 
 
 def test_what_is_no_weight_no_order_and_no_priority_is_named() -> None:

@@ -1,0 +1,331 @@
+"""Consumers that stop early: the producer hears of it at once, however long it would go on, by an error or by the end of its call."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import WorkflowError
+from rlinf_lab.planning import scripts as sim
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.simulator import SimCall, Simulator
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+ENDED: list[str] = []
+SECONDS = 20.0  # far less than the tests would last without what they look at
+
+
+class Maker(Worker):
+    def forever(self, out: Outbox) -> None:
+        try:
+            while True:
+                out.put(1)
+        finally:
+            ENDED.append(self.name)
+
+    def stubborn(self, out: Outbox) -> None:
+        while True:
+            try:
+                out.put(1)
+            except ValueError:
+                raise
+            except Exception as error:
+                if not self.cancelled:
+                    raise ValueError("it is no error") from error
+                raise
+
+    def slowly(self, out: Outbox) -> str:
+        for _ in range(1000):
+            self.compute(0.05)
+            out.put(1)
+        return "all"
+
+    def paced(self, out: Outbox) -> None:
+        for i in range(40):
+            self.compute(0.003)
+            out.put(i)
+
+    def keyed(self, out: Outbox) -> None:
+        while True:
+            for key in range(self.ranks * 2):
+                out.put(1, key=key)
+
+    def in_groups(self, out: Outbox) -> None:
+        while True:
+            for _ in range(3):
+                out.put(1, key=0)
+
+    def two(self, out: Outbox, other: Outbox) -> str:
+        for i in range(300):
+            out.put(i)
+            other.put(i)
+        return "all"
+
+    def some(self, out: Outbox) -> str:
+        out.put_all(range(300))
+        return "all"
+
+    def meets(self, out: Outbox) -> None:
+        while True:
+            out.put(1)
+            self.exchange(self.rank)
+
+
+class Relay(Worker):
+    def work(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            out.put_all(batch)
+
+
+class Taker(Worker):
+    def take(self, inbox: Inbox, n: int = 1) -> int:
+        return len(inbox.get(n)) if n else 0
+
+    def slow_take(self, inbox: Inbox, n: int) -> None:
+        inbox.get(n)
+        self.compute(0.02)
+
+    def by_key(self, inbox: Inbox) -> int:
+        return inbox.take(key=self.rank)
+
+    def both(self, inbox: Inbox, other: Inbox) -> int:
+        inbox.get(1)
+        return sum(len(batch) for batch in other)
+
+
+def executor_of(kind: str, flow: Workflow, plan: ExecutionPlan) -> Any:
+    if kind == "mesh":
+        return MeshExecutor(flow, plan, delay=0.001)
+    return LocalExecutor(flow, plan, MockClock()) if kind == "mock" else LocalExecutor(flow, plan, emulate=True)
+
+
+def in_time(act: Any) -> Any:
+    """What it returns or raises, within some seconds."""
+    found: list[Any] = []
+
+    def attempt() -> None:
+        try:
+            found.append(act())
+        except BaseException as error:
+            found.append(error)
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    assert found, "it goes on"
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]
+
+
+def plan_of(flow: Workflow, makers: int = 1, takers: int = 1) -> ExecutionPlan:
+    ranks = {"maker": tuple((r,) for r in range(makers)), "relay": ((2,),), "taker": tuple((3 + r,) for r in range(takers))}
+    return ExecutionPlan("early", tuple(f"cpu:{i}" for i in range(5)), {w: ranks[w] for w in flow.workers}, chunks=dict.fromkeys(flow.channel_specs, 1))
+
+
+def flow_of(makes: str, takes: str = "take", waits: bool = False, relay: bool = False, **channel: Any) -> Workflow:
+    flow = Workflow("early")
+    last = flow.channel("items", **{"capacity": 3, **channel})
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+    first = flow.channel("raw", capacity=3) if relay else last
+    between = flow.worker(Relay, name="relay") if relay else None
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = getattr(maker, makes)(first)
+        if between is not None:
+            between.work(first, last)
+        taken = getattr(taker, takes)(last)
+        if waits:
+            taken.wait()
+            made.wait()
+        return made, taken
+
+    return flow
+
+
+kinds = pytest.mark.parametrize("kind", ["local", "mock", "mesh"])
+CASES: list[tuple[dict[str, Any], int, int]] = [
+    ({"makes": "forever"}, 1, 1),
+    ({"makes": "forever", "waits": True}, 1, 2),
+    ({"makes": "forever", "relay": True}, 2, 2),
+    ({"makes": "slowly"}, 1, 1),
+    ({"makes": "stubborn"}, 2, 1),
+    ({"makes": "keyed", "takes": "by_key", "keyed": True}, 1, 2),
+    ({"makes": "in_groups", "group": 3}, 1, 1),
+]
+
+
+@kinds
+@pytest.mark.parametrize(("case", "makers", "takers"), CASES)
+def test_what_nobody_will_read_fails_the_iteration_at_once(kind: str, case: dict[str, Any], makers: int, takers: int) -> None:
+    flow = flow_of(**case)
+    executor = executor_of(kind, flow, plan_of(flow, makers, takers))
+    executor.start()
+    one = Session(executor)
+    for _ in range(2):
+        with pytest.raises(WorkflowError, match=r"Channel 'items': \d+ of \d+ .*items.* are left; taker\[0\].* read \d.*Next: .*discard_unread"):
+            in_time(one.step)
+    assert executor.stop() == Ended()
+
+
+@kinds
+@pytest.mark.parametrize(("case", "makers", "takers"), CASES)
+def test_where_the_rest_is_not_wanted_the_calls_of_the_producers_end(kind: str, case: dict[str, Any], makers: int, takers: int) -> None:
+    flow = flow_of(**case, discard_unread=True)
+    executor = executor_of(kind, flow, plan_of(flow, makers, takers))
+    executor.start()
+    one = Session(executor)
+    ENDED.clear()
+    for _ in range(2):
+        made, taken = in_time(one.step)
+        assert made in (None, [None] * makers) and taken in (1, [1, 1])
+    assert len(ENDED) == (2 * makers if case["makes"] == "forever" else 0)
+    assert executor.stop() == Ended()
+
+
+@kinds
+def test_a_call_that_somebody_reads_goes_on_to_its_end(kind: str) -> None:
+    flow = Workflow("two")
+    items, other = flow.channel("items", capacity=3, discard_unread=True), flow.channel("other", capacity=3)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = maker.two(items, other)
+        return made, taker.both(items, other)
+
+    executor = executor_of(kind, flow, plan_of(flow))
+    executor.start()
+    assert in_time(Session(executor).step) == ("all", 300)
+    assert executor.stop() == Ended()
+
+
+@kinds
+def test_ranks_that_meet_end_together(kind: str) -> None:
+    flow = flow_of("meets", discard_unread=True)
+    executor = executor_of(kind, flow, plan_of(flow, makers=2))
+    executor.start()
+    one = Session(executor)
+    for _ in range(3):
+        assert in_time(one.step) == ([None, None], 1)
+    assert executor.stop() == Ended()
+
+
+def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
+    flow = Workflow("late")
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration(again: bool) -> Any:
+        made = maker.forever(items)
+        first = taker.take(items)
+        made.wait()
+        return first, taker.take(items) if again else 0
+
+    with session(flow, plan_of(flow), emulate=True) as s:
+        assert in_time(lambda: s.step(False)) == (1, 0)
+        with pytest.raises(WorkflowError, match=r"taker.take\(\) reads channel 'items', of which the rest was discarded.*Next: call every reader before"):
+            in_time(lambda: s.step(True))
+        assert in_time(lambda: s.step(False)) == (1, 0)
+
+
+def test_a_loop_that_waits_for_all_that_is_made_before_it_calls_a_reader_may_do_so() -> None:
+    flow = Workflow("phases")
+    items = flow.channel("items", capacity=3)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = maker.some(items).wait()
+        return made, taker.take(items, 300)
+
+    for kind in ("local", "mesh"):
+        executor = executor_of(kind, flow, plan_of(flow))
+        executor.start()
+        assert in_time(Session(executor).step) == ("all", 300)
+        assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("discards", [False, True])
+def test_between_processes(discards: bool) -> None:
+    flow = flow_of("forever", relay=True, discard_unread=discards)
+    plan = plan_of(flow, makers=2, takers=2)
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        start = time.monotonic()
+        for _ in range(2):
+            if discards:
+                assert s.step() == ([None, None], [1, 1])
+            else:
+                with pytest.raises(WorkflowError, match=r"Channel 'items': .* are left; taker\[0\].take\(\) read 1, taker\[1\].take\(\) read 1"):
+                    s.step()
+        assert time.monotonic() - start < SECONDS
+
+
+def calls_of(relay: bool, n: int) -> list[SimCall]:
+    """What `paced` does, as scripts."""
+
+    def make(turn: Any) -> Any:
+        for _ in range(40):
+            yield sim.run(3_000_000)
+            yield sim.put("raw" if relay else "items")
+
+    def work(turn: Any) -> Any:
+        while got := (yield sim.get("raw")):
+            yield sim.put("items", got)
+
+    def take(turn: Any) -> Any:
+        yield sim.get("items", n)
+        yield sim.run(20_000_000)
+
+    first = "raw" if relay else "items"
+    between = [SimCall("relay", "work", work, (first,), ("items",), starts_on_device=False)] if relay else []
+    return [SimCall("maker", "paced", make, (), (first,)), *between, SimCall("taker", "slow_take", take, ("items",), starts_on_device=False)]
+
+
+@pytest.mark.parametrize("relay", [False, True])
+@pytest.mark.parametrize(("n", "makers", "takers", "staleness"), [(1, 1, 1, 0), (4, 2, 2, 1), (9, 1, 2, 0)])
+def test_the_simulator_ends_calls_where_an_executor_does(relay: bool, n: int, makers: int, takers: int, staleness: int) -> None:
+    flow = Workflow("early")
+    last = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+    first = flow.channel("raw", capacity=3) if relay else last
+    between = flow.worker(Relay, name="relay") if relay else None
+
+    @flow.iteration
+    def iteration() -> None:
+        maker.paced(first)
+        if between is not None:
+            between.work(first, last)
+        taker.slow_take(last, n)
+
+    plan = dataclasses.replace(plan_of(flow, makers, takers), staleness=staleness)
+    executor = LocalExecutor(flow, plan, MockClock())
+    executor.start()
+    one = Session(executor)
+    for _ in range(3):
+        one.submit()
+    one.finish()
+    timeline = Timeline(plan.devices)
+    for batch in executor.drain():
+        timeline.extend(batch)
+    assert executor.stop() == Ended()
+    simulated = Simulator(flow.graph, plan).simulate(calls_of(relay, n), 3)
+    assert not timeline.diff(simulated)
+    assert simulated.elapsed_ns < 3 * 40 * 3_000_000  # nobody has made all
