@@ -73,9 +73,8 @@ class MeshExecutor:
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
-        for name, host in self.hosts.items():
-            here = {w: d for w, d in self._declarations.items() if name in {h for (x, _), h in host.place.items() if x == w}}
-            host.start(here, torch_device)
+        for host in self.hosts.values():
+            host.start(self._declarations, torch_device)  # each knows them all, as under the executors
 
     def stop(self) -> Ended:
         ended = Ended()
