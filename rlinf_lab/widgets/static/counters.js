@@ -2,7 +2,7 @@
 import { FONT, duration, figures, rgb } from "./base.js";
 import { RULER } from "./rows.js";
 
-const DENSE = 0.25, LINE = 1.25, AREA = 36, DOT = 2.25, APART_DOTS = 8; // samples a column of pixels; px; alpha of 255; px; px
+const DENSE = 0.125, LINE = 1.25, AREA = 36, DOT = 2.25, APART_DOTS = 8; // samples a column of pixels, each two corners of a path; px; alpha of 255; px; px
 
 /** `columns` of pixels for the plot: a curve with many samples in each is drawn by them, any other as a path. */
 export function paintCounters(view, g, columns) {
