@@ -54,7 +54,7 @@ class Timeline(SpanStore):
         return tables.to_pandas(self.snapshot())
 
     def sql(self, query: str) -> pd.DataFrame:
-        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations`` and ``counters``.
+        """A DuckDB query over the tables ``spans`` (as `to_pandas`), ``bubbles`` (every single one), ``iterations``, ``counters`` and ``depths``.
 
         ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises `TimelineError` for a query
         that DuckDB refuses, `MissingDependencyError` without DuckDB.
@@ -65,15 +65,25 @@ class Timeline(SpanStore):
         now = self.snapshot()
         frames = {
             "spans": now.to_pandas, "bubbles": lambda: bubbles.bubbles(now, now.accounting(), None), "iterations": now.iterations,
-            "counters": lambda: tables.counters(now),
+            "counters": lambda: tables.counters(now), "depths": now.depths,
         }  # fmt: skip
         return queries.sql(frames, query)
 
     def counters(self) -> pd.DataFrame:
-        """One row per counter sample: name, time_ns, value."""
+        """One row per counter sample: name, time_ns, value. "<channel> items" is a sample of two a second; `depths` has every change."""
         from rlinf_lab.timeline import tables
 
         return tables.counters(self.snapshot())
+
+    def depths(self) -> pd.DataFrame:
+        """How many items wait in each channel: one row whenever that changes, with channel, time_ns, seconds (since the start) and depth (items).
+
+        Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a little); what an iteration leaves goes
+        with its end. A depth holds until the channel's next row. Where spans were dropped (``dropped``), those items are missing until the iteration ends.
+        """
+        from rlinf_lab.timeline import depths
+
+        return depths.depths(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
         """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -63,11 +64,26 @@ def test_a_single_sample_is_a_dot(page: Any) -> None:
 
 
 def test_what_is_no_number_interrupts_the_curve_and_is_marked(page: Any) -> None:
-    found = draw(page, [math.nan, 1, 2, math.nan, 3, math.inf, 4, 5, math.nan])
+    found = draw(page, [math.nan, 1, 2, math.nan, 3, math.inf, 4, 5, math.nan], every=5)
     assert (found["lines"], found["dots"]) == (2, 1)
     assert found["corners"] == [[x, pytest.approx(y)] for x, y in found["corners"]], "no corner is without a place"
-    assert {x for x, _ in found["corners"]} == {10, 20, 60, 70} and found["holes"] == [0, 30, 50, 80]
+    assert {x for x, _ in found["corners"]} == {5, 10, 30, 35} and found["holes"] == [0, 15, 25, 40]
     assert found["latest"] == "NaN" and draw(page, [1, -math.inf])["latest"] == "−∞"
+
+
+@pytest.mark.parametrize(("every", "dots"), [(100, 5), (9, 5), (7, 0)])
+def test_a_sample_holds_until_the_next_one_and_is_a_dot_where_it_is_alone(page: Any, every: float, dots: int) -> None:
+    """A straight line from 5 to 1 would say that there were 3 in between, which nobody has seen."""
+    found = draw(page, [0, 5, 1, 1, 4], every=every)
+    assert found["dots"] == dots and found["lines"] == 1 and not found["dense"]
+    line = found["corners"][:-2]  # then the area below it is closed
+    assert all(x == other or y == pytest.approx(next_y) for (x, y), (other, next_y) in itertools.pairwise(line)), "level, or straight up or down"
+    assert [x for x, _ in line] == [pytest.approx(every * i) for i in (0, 1, 1, 2, 2, 4, 4)], "and the last one holds no longer than it was seen"
+
+
+def test_a_dense_curve_ends_with_its_last_sample(page: Any) -> None:
+    found = draw(page, [float(i % 7) for i in range(400)], every=0.25)
+    assert found["dense"] and [x for x, drawn in enumerate(found["columns"]) if drawn] == list(range(100))
 
 
 def test_a_dense_curve_is_interrupted_too(page: Any) -> None:

@@ -1,18 +1,18 @@
-// Quantities over time as curves below the lanes.
+// Quantities over time as steps below the lanes: each number holds until the next one, for nobody knows what was between two samples.
 import { FONT, duration, figures, rgb } from "./base.js";
 import { RULER } from "./rows.js";
 
-const DENSE = 0.25, LINE = 1.25, AREA = 36, DOT = 2.25; // samples a column of pixels; px; alpha of 255; px
+const DENSE = 0.125, LINE = 1.25, AREA = 36, DOT = 2.25, APART_DOTS = 8; // samples a column of pixels, each two corners of a path; px; alpha of 255; px; px
 
 /** `columns` of pixels for the plot: a curve with many samples in each is drawn by them, any other as a path. */
 export function paintCounters(view, g, columns) {
   const curves = [];
   for (const row of view.rows) {
     if (row.kind !== "counter" || row.y > view.height || row.y + row.h < RULER) continue;
-    const { series } = row, shift = view.shift(row.layer), first = Math.max(0, series.upto(view.from - shift) - 1), last = Math.min(series.times.length, series.upto(view.to - shift) + 1);
+    const { series } = row, shift = view.shift(row.layer), first = Math.max(0, series.upto(view.from - shift) - 1), last = series.upto(view.to - shift);
     const [low, high, odd] = series.extent(first, last), height = row.h - 3, part = Number.isFinite(high - low) ? 1 : 0.5; // of numbers whose distance is none
     curves.push({
-      row, series, shift, first, last, low, high, odd, colour: row.layer ? view.colours.muted : view.colours.accent,
+      row, series, shift, first, last, low, high, odd, until: heldUntil(series, last, view.stores[row.layer].end), colour: row.layer ? view.colours.muted : view.colours.accent,
       level: (v) => 1.5 + height - ((v * part - low * part) / (high * part - low * part)) * height,
     });
   }
@@ -22,14 +22,20 @@ export function paintCounters(view, g, columns) {
     if (curve.first >= curve.last) continue;
     const { row } = curve;
     g.save();
-    g.beginPath(); g.rect(view.gutter, row.y, view.plot, row.h); g.clip();
+    g.beginPath(); g.rect(view.gutter, row.y - 1, view.plot, row.h + 2); g.clip(); // dots are whole
     if (curve.last - curve.first <= DENSE * columns) paintPath(view, g, curve);
     if (curve.odd) paintHoles(view, g, curve);
-    const [low, high] = endsText(curve.low, curve.high);
+    const [low, high] = curve.series.steps ? [curve.low, curve.high].map(countText) : endsText(curve.low, curve.high);
     paintEnd(view, g, high, row.y + 1);
     if (curve.low) paintEnd(view, g, low, row.y + row.h - 12); // else it begins at 0, as one takes for granted
     g.restore();
   }
+}
+
+/** Until when the number before number `last` holds: until the next one; what spans say, until the end of what they say, what a sample says, not beyond it. */
+function heldUntil(series, last, end) {
+  if (last < series.count) return Number.isFinite(series.value(last)) ? series.times[last] : series.times[last - 1];
+  return series.steps ? Math.max(end, series.times[last - 1]) : series.times[last - 1];
 }
 
 /** The ends of a scale in three figures, or in as many as tell them apart. */
@@ -48,24 +54,44 @@ function paintEnd(view, g, text, y) {
   g.fillText(text, view.gutter + 3, y);
 }
 
-/** The curve goes from number to number; where there is none it is interrupted, and a number between two of those is a dot. */
-function paintPath(view, g, { row, series, shift, first, last, colour, level }) {
-  const x = (i) => view.x(series.times[i] + shift), y = (i) => row.y + level(series.values[i]), bottom = row.y + row.h;
+/** Steps from number to number; where there is none they are interrupted, and a number between two of those is a dot. */
+function paintPath(view, g, { row, series, shift, first, last, until, colour, level }) {
+  const { times } = series, near = view.gutter - 9, far = view.gutter + view.plot + 9; // beyond them nothing is seen
+  const x = (time) => Math.min(far, Math.max(near, view.x(time + shift))), y = (i) => row.y + level(series.value(i)), bottom = row.y + row.h;
   g.strokeStyle = g.fillStyle = colour;
   g.lineWidth = LINE;
   g.lineJoin = "round";
   for (let from = first; from < last; from++) {
-    if (!Number.isFinite(series.values[from])) continue;
+    if (!Number.isFinite(series.value(from))) continue;
     let to = from;
-    while (to + 1 < last && Number.isFinite(series.values[to + 1])) to++;
-    g.beginPath();
-    if (to === from) { g.arc(x(from), y(from), DOT, 0, 7); g.fill(); continue; }
-    g.moveTo(x(from), y(from));
-    for (let i = from + 1; i <= to; i++) g.lineTo(x(i), y(i));
-    g.stroke();
-    g.lineTo(x(to), bottom); g.lineTo(x(from), bottom); g.closePath();
-    g.globalAlpha = AREA / 255; g.fill(); g.globalAlpha = 1;
+    while (to + 1 < last && Number.isFinite(series.value(to + 1))) to++;
+    const end = x(to + 1 === last ? until : times[to]);
+    if (!series.steps) paintDots(view, g, x, y, series, from, to);
+    if (to > from || end > x(times[from])) {
+      g.beginPath();
+      g.moveTo(x(times[from]), y(from));
+      for (let i = from + 1, level = y(from); i <= to; i++) {
+        const next = y(i);
+        if (next === level && i < to) continue;
+        g.lineTo(x(times[i]), level);
+        if (next !== level) g.lineTo(x(times[i]), next);
+        level = next;
+      }
+      if (end > x(times[to])) g.lineTo(end, y(to));
+      g.stroke();
+      g.lineTo(end, bottom); g.lineTo(x(times[from]), bottom); g.closePath();
+      g.globalAlpha = AREA / 255; g.fill(); g.globalAlpha = 1;
+    }
     from = to;
+  }
+}
+
+/** Where it was looked at, of samples [from, to] that have nobody near. */
+function paintDots(view, g, x, y, { times, count }, from, to) {
+  const apart = (APART_DOTS * (view.to - view.from)) / view.plot, far = (i, j) => j < 0 || j >= count || Math.abs(times[i] - times[j]) > apart;
+  for (let i = from; i <= to; i++) {
+    if (from < to && !(far(i, i - 1) && far(i, i + 1))) continue;
+    g.beginPath(); g.arc(x(times[i]), y(i), DOT, 0, 7); g.fill();
   }
 }
 
@@ -74,7 +100,7 @@ function paintHoles(view, g, { row, series, shift, first, last }) {
   g.fillStyle = view.colours.bad;
   let drawn = -Infinity;
   for (let i = first; i < last; i++) {
-    if (Number.isFinite(series.values[i])) continue;
+    if (Number.isFinite(series.value(i))) continue;
     const x = Math.round(view.x(series.times[i] + shift));
     if (x - drawn < 2) continue;
     g.fillRect(x - 1, row.y + row.h - 4, 2, 4);
@@ -112,24 +138,38 @@ function fillBars(curve, view, columns, ratio, height, pixels, at) {
   }
 }
 
-/** From where to where the curve goes in each column, px from the top of its row; top > bottom where there is none. */
-function reach({ series, shift, first, last, level }, view, columns) {
-  const top = new Float64Array(columns).fill(Infinity), bottom = new Float64Array(columns).fill(-Infinity), { times, values } = series;
-  const scale = columns / (view.to - view.from), origin = view.from - shift;
-  const see = (c, y) => { if (c >= 0 && c < columns) { if (y < top[c]) top[c] = y; if (y > bottom[c]) bottom[c] = y; } };
-  let x0 = NaN, y0 = NaN;
-  for (let i = first; i < last; i++) {
-    if (!Number.isFinite(values[i])) { x0 = NaN; continue; }
-    const x = (times[i] - origin) * scale, y = level(values[i]), c = Math.floor(x);
-    for (let edge = Math.max(0, Math.floor(x0) + 1); edge <= Math.min(c, columns); edge++) { // where it goes from one column to the next
-      const between = y0 + ((y - y0) * (edge - x0)) / (x - x0);
-      see(edge - 1, between); see(edge, between);
+/** From where to where the steps go in each column, px from the top of its row; top > bottom where there are none. */
+function reach({ series, shift, first, last, until, level }, view, columns) {
+  const top = new Float64Array(columns).fill(Infinity), bottom = new Float64Array(columns).fill(-Infinity), { times } = series;
+  const width = (view.to - view.from) / columns, origin = view.from - shift;
+  let i = first;
+  for (let c = 0; c < columns; c++) {
+    const from = origin + c * width, before = i;
+    i = firstFrom(times, i, last, from + width);
+    let [low, high] = series.bounds(before, i);
+    if (before > first && from < (before < last ? times[before] : until)) { // what was before it holds, to a number or to the end
+      const held = series.value(before - 1);
+      if (Number.isFinite(held) && (before === last || Number.isFinite(series.value(before)))) { low = Math.min(low, held); high = Math.max(high, held); }
     }
-    see(c, y);
-    x0 = x; y0 = y;
+    if (low <= high) { top[c] = level(high); bottom[c] = level(low); }
   }
   return { top, bottom };
 }
+
+/** The first of times [i, last) that is not before `time`: found in steps that double, for it is near. */
+function firstFrom(times, i, last, time) {
+  let low = i - 1, high = i, step = 1;
+  while (high < last && times[high] < time) { low = high; high += step; step *= 2; }
+  high = Math.min(high, last);
+  while (high - low > 1) {
+    const mid = (low + high) >> 1;
+    if (times[mid] < time) low = mid; else high = mid;
+  }
+  return high;
+}
+
+/** So many items: a whole number. */
+function countText(value) { return value < 1e4 ? String(value) : figures(value); }
 
 /** A sample in words. */
 function sampleText(value) { return Number.isNaN(value) ? "NaN" : figures(value); }
@@ -137,11 +177,12 @@ function sampleText(value) { return Number.isNaN(value) ? "NaN" : figures(value)
 /** Lines of the tooltip of a counter at a time. */
 export function describeSample({ series, time }) {
   const found = series.at(time);
-  return found ? [`${series.name}: ${sampleText(found[1])}`, `at ${duration(found[0])}`] : [series.name, "no sample before this"];
+  if (series.steps) return found ? [`${series.name}: ${found[1].toLocaleString("en")}`, `since ${duration(found[0])}`] : [series.name, "nothing was put before this"];
+  return found ? [`${series.name}: ${sampleText(found[1])}`, `sampled at ${duration(found[0])}`] : [series.name, "no sample before this"];
 }
 
 /** What the gutter says: the value at the right edge. At the end of a timeline it is the last one: what an iteration brought is known a little after its last span. */
 export function latest(view, row) {
   const time = view.to - view.shift(row.layer), found = row.series.at(time >= view.stores[row.layer].end ? Infinity : time);
-  return found ? sampleText(found[1]) : "";
+  return found ? (row.series.steps ? countText : sampleText)(found[1]) : "";
 }

@@ -1,10 +1,14 @@
-// Quantities over time: samples of load, memory, depths of channels, metrics.
+// Quantities over time: samples of load, memory, metrics; and depths of channels where no spans tell them (depths.js).
 
 export const SAMPLE_BYTES = 24;
 
 /** Samples of one counter, by time: ns after the origin. */
 export class Series {
-  constructor(name) { this.name = name; this.times = []; this.values = []; }
+  constructor(name) { this.name = name; this.times = []; this.values = []; this.steps = false; }
+
+  get count() { return this.times.length; }
+
+  value(i) { return this.values[i]; }
 
   add(time, value) {
     let i = this.times.length;
@@ -22,13 +26,22 @@ export class Series {
   /** [time, value] of the last sample at `time` or before, or null. */
   at(time) { const i = this.upto(time) - 1; return i < 0 ? null : [this.times[i], this.values[i]]; }
 
+  /** [lowest, highest] of samples [first, last), but those that are no number. */
+  bounds(first, last) {
+    const { values } = this;
+    let low = Infinity, high = -Infinity;
+    for (let i = first; i < last; i++) { const v = values[i]; if (!Number.isFinite(v)) continue; if (v < low) low = v; if (v > high) high = v; }
+    return [low, high];
+  }
+
   /**
    * [lowest, highest] of a scale for these numbers, and whether one of them is none (NaN, infinite). A share reaches from 0 to 100, or as far as it
    * goes beyond; what is never negative begins at 0, if that leaves something to be seen.
    */
   extent(first, last) {
-    let low = Infinity, high = -Infinity, odd = false;
-    for (let i = first; i < last; i++) { const v = this.values[i]; if (!Number.isFinite(v)) { odd = true; continue; } if (v < low) low = v; if (v > high) high = v; }
+    const [low, high] = this.bounds(first, last);
+    let odd = false;
+    for (let i = first; i < last && !odd; i++) odd = !Number.isFinite(this.values[i]);
     if (this.name.endsWith("%")) return [Math.min(0, low), Math.max(100, high), odd];
     if (!(low <= high) || (low === 0 && high === 0)) return [0, 1, odd];
     if (low === high) return [Math.min(0, low), Math.max(0, high), odd];

@@ -1,10 +1,12 @@
 // What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
 import { KINDS, LABEL, MARK } from "./base.js";
+import { Depths } from "./depths.js";
 import { InstantLane } from "./instants.js";
 import { Lane } from "./lane.js";
 import { addSamples } from "./series.js";
 
 export const IDLE_BYTES = 24;
+const TAKEN = 1, GIVEN = 2; // kinds: a get, a put
 const COLUMN_TYPES = { "<f8": Float64Array, "<f4": Float32Array, "<i4": Int32Array, "<u4": Uint32Array, "<u2": Uint16Array, u1: Uint8Array };
 const SPAN_COLUMNS = { name: Uint32Array, iteration: Int32Array, items: Int32Array, channel: Int32Array, flow: Int32Array };
 const IDLE_COLUMNS = { waitKind: Uint8Array, track: Int32Array, channel: Int32Array };
@@ -98,7 +100,7 @@ function packedColumns({ count: n, columns }, buffer) {
   const c = {}, channel = new Int32Array(n);
   for (const [name, type, offset] of columns) c[name] = new COLUMN_TYPES[type](buffer, offset, n);
   for (let i = 0; i < n; i++) channel[i] = c.channel[i] - 1;
-  return { ...c, dur: c.duration, channel };
+  return { ...c, dur: c.duration, channel, length: (i) => c.duration[i] + (c.rest ? c.rest[i] : 0) };
 }
 
 /** Of rows as they are in the kernel's memory (SPAN_DTYPE, 56 bytes), in order of arrival: a live delta. */
@@ -111,6 +113,7 @@ function columnsOfRows({ count: n, origin }, buffer) {
     start: column(Float64Array, (i) => starts[i]), dur: column(Float32Array, (i) => Number(long[7 * i + 1] - long[7 * i])),
     flow: column(Int32Array, (i) => Math.min(Number(long[7 * i + 3]), 2 ** 31 - 1)), kind: column(Uint8Array, (i) => byte[56 * i + 52]),
     track: number(Int32Array, 8), name: number(Uint32Array, 9), channel: number(Int32Array, 10), iteration: number(Int32Array, 11), items: number(Int32Array, 12),
+    length: (k) => Number(long[7 * order[k] + 1] - long[7 * order[k]]),
   };
 }
 
@@ -125,6 +128,7 @@ function columnsOfNarrowRows({ count: n, origin }, buffer) {
     start: column(Float64Array, (i) => starts[i]), dur: column(Float32Array, (i) => unsigned[8 * i + 2]), flow: column(Int32Array, (i) => int[8 * i + 3]),
     kind: column(Uint8Array, (i) => int[8 * i + 4] & 15), iteration: column(Int32Array, (i) => int[8 * i + 4] >> 4), track: column(Int32Array, track),
     name: column(Uint32Array, (i) => short[16 * i + 13]), channel: column(Int32Array, (i) => short[16 * i + 14]), items: column(Int32Array, (i) => half[16 * i + 15]),
+    length: (k) => unsigned[8 * order[k] + 2],
   };
 }
 
@@ -137,7 +141,9 @@ export class Store {
     this.tracks = []; // {worker, rank, devices, host, spans: Stack, labels: Stack, points: Stack of what took no time}
     this.workers = []; // in order of appearance: the order of colours
     this.idle = new Map(); // device -> Lane of causes
-    this.counters = new Map(); // name -> Series
+    this.sampled = new Map(); // name -> Series
+    this.depths = new Depths();
+    this.counters = new Map(); // name -> Series, or Depth: what is shown
     this.marks = []; // {start, end, iteration}
     this.end = 0;
     this.count = 0;
@@ -150,7 +156,18 @@ export class Store {
     if (tables) this.setTables(tables);
     if (spans) this.addSpans(layout, spans);
     if (idle) this.addIdle(idle, idle_from);
-    if (samples) { addSamples(this.counters, aligned(samples), (i) => this.name(i)); this.version++; }
+    if (samples) { addSamples(this.sampled, aligned(samples), (i) => this.name(i)); this.version++; }
+    if (tables || spans || samples) this.listCounters();
+  }
+
+  /** A channel's depth is what the spans say, and what samples say only where spans of it are missing. */
+  listCounters() {
+    for (const [name, series] of this.sampled) if (!this.counters.has(name)) this.counters.set(name, series);
+    for (const [channel, depth] of this.depths.of) {
+      depth.name = `${this.name(channel)} items`;
+      const series = this.tables.dropped ? this.sampled.get(depth.name) : null;
+      if (depth.fed) this.counters.set(depth.name, series || depth);
+    }
   }
 
   setTables(tables) {
@@ -178,11 +195,14 @@ export class Store {
   }
 
   addTrack(track, columns, first, last, shift) {
-    const { start, dur, kind, iteration } = columns, rows = { spans: [], labels: [], points: [] };
+    const { start, dur, kind, iteration, channel, items, length } = columns, rows = { spans: [], labels: [], points: [] };
     for (let i = first; i < last; i++) {
       const end = start[i] + shift + dur[i];
       if (end > this.end) this.end = end;
-      if (kind[i] === MARK) this.mark(start[i] + shift, dur[i], iteration[i]);
+      if ((kind[i] === GIVEN || kind[i] === TAKEN) && channel[i] >= 0 && items[i] > 0) {
+        this.depths.add(channel[i], start[i] + shift + length(i), kind[i] === GIVEN ? items[i] : -items[i], iteration[i]);
+      }
+      if (kind[i] === MARK) { this.mark(start[i] + shift, dur[i], iteration[i]); this.depths.over(iteration[i], start[i] + shift + length(i)); }
       else if (kind[i] === LABEL) rows.labels.push(i);
       else if (dur[i] > 0) rows.spans.push(i);
       else rows.points.push(i);

@@ -1,0 +1,141 @@
+"""Depths of channels: against items counted one by one, against the engine's own queues, and a run with a mock clock."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf_lab.planning.simulator import Simulator
+from rlinf_lab.planning.virtual import VirtualHost
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "planning"))
+from random_flows import Scenario, scenario
+
+K = SpanKind
+Steps = dict[str, list[tuple[int, int]]]
+
+
+def told(timeline: Timeline) -> Steps:
+    """(time, depth) of every row, by channel."""
+    found: Steps = defaultdict(list)
+    for row in timeline.depths().itertuples():
+        found[row.channel].append((row.time_ns, row.depth))
+    return found
+
+
+def counted(timeline: Timeline) -> Steps:
+    """The same, one instant after the other: all that was put until then less all that was taken, and what iterations left that are over."""
+    rows, found = [r for r in timeline.rows() if r.kind in (K.PUT, K.GET) and r.channel], {}
+    ends = {r.iteration: r.end_ns for r in sorted(timeline.rows(), key=lambda r: r.end_ns) if r.kind is K.MARK}
+    for channel in {r.channel for r in rows if r.kind is K.PUT and r.items}:
+        own = [(r.end_ns, r.items if r.kind is K.PUT else -r.items, r.iteration) for r in rows if r.channel == channel and r.items]
+        for iteration, end in ends.items():
+            own.append((end, -sum(n for _, n, of in own if of == iteration), -2))
+        times = sorted({at for at, n, _ in own if n})
+        depths = [(at, max(0, sum(n for when, n, _ in own if when <= at))) for at in times]
+        found[channel] = [step for i, step in enumerate(depths) if not i or step[1] != depths[i - 1][1]]
+    return found
+
+
+def randomly(seed: int) -> Timeline:
+    """Puts and gets of three channels by several ranks, at few instants; some items are never taken, some are taken before they are put."""
+    rng, recorder, timeline = random.Random(seed), Recorder(), Timeline(["cpu:0"])
+    tracks = [recorder.track("w", r, ("cpu:0",)) for r in range(4)]
+    step, channels = recorder.name("step"), [recorder.channel(c) for c in ("a", "b", "only_read")]
+    for _ in range(rng.choice((0, 1, 99, 150))):
+        start, kind, channel = rng.randrange(200), rng.choice((K.PUT, K.PUT, K.GET, K.RUN)), rng.choice((*channels, -1))
+        if channel == channels[2]:
+            kind = K.GET
+        recorder.add(rng.choice(tracks), kind, step, start, start + rng.choice((0, 3, 40)), rng.randrange(-1, 4), rng.choice((0, 1, 5)), 0, channel)
+    for iteration in range(rng.randrange(4)):  # some have not ended
+        recorder.add(tracks[0], K.MARK, recorder.name("iteration"), 60 * iteration, 60 * iteration + rng.randrange(90), iteration)
+    timeline.extend(recorder.drain())
+    return timeline
+
+
+def test_every_change_of_random_timelines() -> None:
+    seen = 0
+    for seed in range(60):
+        timeline = randomly(seed)
+        assert told(timeline) == counted(timeline), seed
+        seen += len(timeline.depths())
+    assert seen > 500
+
+
+def test_the_frame_says_units_and_comes_by_time() -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, step = recorder.track("w", 0, ("cpu:0",)), recorder.name("step")
+    for kind, start, end, items, channel in (
+        (K.PUT, 10**9, 2 * 10**9, 3, "b"), (K.PUT, 10**9, 10**9, 1, "a"), (K.GET, 10**9, 3 * 10**9, 2, "b"),
+        (K.PUT, 4 * 10**9, 5 * 10**9, 4, "a"), (K.GET, 10**9, 5 * 10**9, 4, "a"),
+    ):  # fmt: skip
+        recorder.add(track, kind, step, start, end, 0, items, 0, recorder.channel(channel))
+    timeline.extend(recorder.drain())
+    frame = timeline.depths()
+    assert frame.columns.tolist() == ["channel", "time_ns", "seconds", "depth"]
+    assert frame.astype({"channel": str}).values.tolist() == [["a", 10**9, 0.0, 1], ["b", 2 * 10**9, 1.0, 3], ["b", 3 * 10**9, 2.0, 1]]
+    assert Timeline(["cpu:0"]).depths().empty
+
+
+@pytest.fixture
+def queues(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, dict[int, int]]]:
+    """Of a simulation: how many items the engine's queues of each channel hold when all that happens at a time has happened."""
+    seen: dict[str, dict[int, int]] = defaultdict(dict)
+
+    def looking(original: Any) -> Any:
+        def look(host: VirtualHost, *args: Any) -> Any:
+            answer, now = original(host, *args), defaultdict(int)
+            for (channel, *_), number in host._queues.items():
+                now[channel] += host._engine.depth(number)
+            for channel in host.layout.graph_channels():
+                seen[channel][host.now] = now[channel]
+            return answer
+
+        return look
+
+    for method in ("_apply", "_retire"):
+        monkeypatch.setattr(VirtualHost, method, looking(getattr(VirtualHost, method)))
+    yield seen
+
+
+def simulated(made: Scenario) -> Timeline:
+    return Simulator(made.flow.graph, made.plan, made.switch).simulate(made.sim_calls(), 3)
+
+
+def test_the_depths_are_those_of_the_engines_queues(queues: dict[str, dict[int, int]]) -> None:
+    compared = 0
+    for seed in range(25):
+        queues.clear()
+        made = scenario(seed, [])
+        for channel, steps in told(simulated(made)).items():
+            held = sorted(queues[channel].items())
+            changes = [step for i, step in enumerate(held) if step[1] != (held[i - 1][1] if i else 0)]
+            assert [s for i, s in enumerate(steps) if i or s[1]] == changes, (seed, channel)
+            compared += len(steps)
+    assert compared > 500
+
+
+def test_a_run_with_a_mock_clock_has_the_depths_of_its_simulation() -> None:
+    for seed in (9, 16):
+        made = scenario(seed, [])
+        executor = LocalExecutor(made.flow, made.plan, MockClock())
+        executor.start()
+        session = Session(executor)
+        for _ in range(3):
+            session.submit()
+        session.finish()
+        executor.stop()
+        timeline = Timeline(made.plan.devices)
+        for batch in executor.drain():
+            timeline.extend(batch)
+        assert told(timeline) == told(simulated(made)) == counted(timeline) and len(timeline.depths()) > 20
