@@ -58,7 +58,7 @@ def refuse_to_stay(layout: Layout, declarations: Mapping[str, Declaration], name
     there = ", ".join(f"{w} {n}" for w in _workers_on(layout, device) if (n := plan.memory.get(w, 0)))
     raise PlanError(
         f"Worker {name!r} would have to leave {device} for others under plan {plan.name!r}, for device_memory={plan.device_memory} is not enough for all "
-        f"(memory {there}), and it cannot: {why}. {STAY}"
+        f"(memory {there}), and it cannot: {why}. Next: {STAY}"
     )
 
 

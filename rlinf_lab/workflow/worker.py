@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
 from rlinf_lab.workflow.quantities import logged
 
-STAY = (  # of a worker that cannot leave its device
-    "Next: give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none there; a worker of your own can "
+STAY = (  # what to do next about a worker that cannot leave its device
+    "give it a device of its own, or memory for all (device_memory=), or leave it out of memory= if it holds none there; a worker of your own can "
     "implement offload() and onload()."
 )
 
@@ -178,7 +178,7 @@ class Worker:
         """Carry out "onload" or "offload"; whether anything had to move. ``present``: other workers of this process that are on their devices or about to
         come; ``absent``: the rest of them."""
         if order == "offload" and (why := self._why_it_stays()):
-            raise WorkflowError(f"{self._who()} has to leave {self.device} for another worker and cannot: {why}. {STAY}")
+            raise WorkflowError(f"{self._who()} has to leave {self.device} for another worker and cannot: {why}. Next: {STAY}")
         getattr(self, order)()
         return True
 
