@@ -16,6 +16,7 @@ from rlinf_lab.planning.profile import Profile
 from rlinf_lab.runtime.cluster import wait_for_nodes
 from rlinf_lab.runtime.devices import devices_here, refuse_missing
 from rlinf_lab.runtime.fillers import declarations_of
+from rlinf_lab.runtime.importing import facts_of_a_child
 from rlinf_lab.runtime.nodes import NodeFacts, facts_here, facts_of, reach
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.ray_start import check_address, ensure_ray
@@ -100,8 +101,22 @@ class _Looking:
             return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
 
         facts = {0: facts_here()}
-        travelling = [] if self.executor == "local" else [self._pickling()[0], self._ports({}, facts)]
+        travelling: list[Check] = []
+        if self.executor != "local":
+            pickling, packed = self._pickling()
+            travelling = [pickling, _tried("imports", lambda: self._imports(packed)), self._ports({}, facts)]
         return [_tried("devices", look), *travelling, *self._memory(facts)]
+
+    def _imports(self, packed: dict[str, Packed]) -> str:
+        """Every worker can be unpickled in a process of its own."""
+        problems = facts_of_a_child(packed).problems
+        if problems:
+            worker, problem = next(iter(problems.items()))
+            raise PlanError(
+                f"worker {worker!r} cannot be made in another process: {problem}. Next: put its class into a module on sys.path whose import succeeds in a "
+                f"Python of its own, or define it in a notebook cell or the script itself (it then travels by value)."
+            )
+        return f"{counted(len(packed), 'worker')} can be made in another process"
 
     # --- several processes ----------------------------------------------------------------------------------------
     def cluster(self, address: str | None) -> list[Check]:

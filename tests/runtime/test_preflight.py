@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -241,6 +242,22 @@ def test_a_filler_that_cannot_travel_is_named() -> None:
     assert "filler 'evaluates' cannot travel" in report["pickling"].found
     travels = lab.check(flow, plan, "processes", emulate=True, fillers=[lab.Filler(Evaluates, on="cpu:0")])
     assert travels["pickling"].found.startswith("2 workers and 1 filler, ")
+
+
+def test_a_worker_whose_module_another_process_cannot_import_is_found_before_the_launch() -> None:
+    module = types.ModuleType("only_in_this_process")
+    exec("import rlinf_lab as lab\nclass Here(lab.Worker):\n    def go(self): return 7\n", module.__dict__)
+    sys.modules[module.__name__] = module
+    try:
+        flow = lab.Workflow("imports")
+        here = flow.worker(module.Here, name="here")
+        flow.iteration(lambda: here.go())
+        plan = lab.ExecutionPlan.temporal(flow, ["cpu:0"])
+        assert lab.check(flow, plan).ok  # threads import nothing
+        report = lab.check(flow, plan, "processes")
+        assert not report.ok and "worker 'here' cannot be made in another process: ModuleNotFoundError: No module named 'only_in" in report["imports"].found
+    finally:
+        del sys.modules[module.__name__]
 
 
 def test_fillers_that_are_none_are_an_error_of_the_question() -> None:

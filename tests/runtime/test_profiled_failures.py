@@ -47,7 +47,7 @@ class Learner(lab.Worker):
 
 def flow_of(**source: Any) -> lab.Workflow:
     flow = lab.Workflow("two stages")
-    items = flow.channel("items")
+    items = flow.channel("items", may_be_empty=True)
     first, second = flow.worker(Source, name="source", **source), flow.worker(Learner, name="learner")
 
     @flow.iteration
