@@ -305,7 +305,7 @@ class MeetsAfterwards(Tells):
 def test_who_has_come_in_the_middle_of_a_call_meets_nobody_in_it() -> None:
     """Those who began it do not wait for it: which is said, with what to do."""
     flow, reached = Workflow("steps"), Reached()
-    numbers, doubled = flow.channel("numbers", capacity=1), flow.channel("doubled", capacity=None)
+    numbers, doubled = flow.channel("numbers", capacity=1, may_be_empty=True), flow.channel("doubled", capacity=None, may_be_empty=True)
     source, doubles, sink = flow.worker(Paced, reached, name="source"), flow.worker(MeetsAfterwards, reached, name="doubles"), flow.worker(Sink, name="sink")
 
     @flow.iteration
