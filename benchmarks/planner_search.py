@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +28,18 @@ def chain(devices: int, granularities: int = 7) -> Problem:
     return Problem(("a", "b", "c"), edges, (devices,), granularities, lambda leaf, _: tables[leaf], (5.0,) * 3, (5.0,) * 3)
 
 
-def milliseconds(devices: int) -> float:
-    problem = chain(devices)
+def with_fixed_costs(devices: int, granularities: int = 7) -> Problem:
+    """Three leaves whose calls cost something however small they are, and who switch in different times: chunks of many sizes are worth looking at."""
+    n = np.arange(devices + 1, dtype=float)
+    leaves = ((700, 0.62, 0.05), (90, 0.9, 0.02), (400, 0.83, 0.1))  # seconds on one device, exponent, seconds of a call
+    with np.errstate(divide="ignore"):
+        tables = [np.array([w * n**-p / 2**g + fixed for g in range(granularities)]) for w, p, fixed in leaves]
+    edges = {(0, 1): granularities - 1, (1, 2): granularities - 1}
+    return Problem(("a", "b", "c"), edges, (devices,), granularities, lambda leaf, _: tables[leaf], (4.0, 2.0, 6.0), (2.0, 1.0, 5.0))
+
+
+def milliseconds(devices: int, made: Callable[[int], Problem] = chain) -> float:
+    problem = made(devices)
     start = time.process_time()
     solve(problem)
     return 1e3 * (time.process_time() - start)
@@ -50,6 +61,11 @@ def cases(smoke: bool) -> list[Case]:
                  runs=3 if smoke else 15, curve=(lambda: [[k, milliseconds(k)] for k in SIZES]) if n == 64 and not smoke else None,
                  note=f"chain of three on {n} devices; {note}")
             for n, most in ((64, 10), (1024, 100), (4096, 1000))
+        ],
+        *[
+            Case(f"planner_search_fixed_{n}", "ms", lambda n=n: milliseconds(n, with_fixed_costs), target=f"<= {most}", target_of="value", runs=3 if smoke else 7,
+                 note=f"the same with a fixed cost for each call, {n} devices; {note}")
+            for n, most in ((1024, 100), (4096, 1000))[: 1 if smoke else 2]
         ],
         *[
             Case("plan_whole_time" if n == 64 else f"plan_whole_time_{n}", "s", lambda n=n: whole(n), target=target, target_of="value", runs=3,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated
+from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated, within
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
@@ -51,11 +51,13 @@ class Found:
 
 @dataclass(frozen=True)
 class Only:
-    """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any, and plans ``unlike`` an outline."""
+    """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any, plans ``unlike`` an outline, and plans of
+    compositions ``among`` some (of `trees.compositions`)."""
 
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
     unlike: Outline | None = None
+    among: frozenset[tuple[str, int, int]] | None = None
 
 
 _Key = tuple[int, int, bool]  # of a front: leaves, those that stay on the same devices, whether of plans unlike the outline only
@@ -189,6 +191,7 @@ class _Solver:
     def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0, few: bool = False) -> None:
         """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points of each number of devices are kept."""
         self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
+        self._among = only.among
         self._aside = 0 if only != Only() else aside
         self.cuts = Cuts(problem)
         self._kept = SOME if few else MANY if self.cuts.is_grouped else None
@@ -200,6 +203,8 @@ class _Solver:
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
+        self._neighbours: dict[int, list[int]] = {}
+        self._least_of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
@@ -270,6 +275,8 @@ class _Solver:
                 for kind in self.kinds:
                     aside = kind == TEMPORAL and (self._is_aside(cut) or not self.problem.may_take_turns(cut))
                     again = kind == SPATIAL and not cut.linked and cut.before > cut.after and leaves != self.problem.everyone  # the other way round
+                    if self._among is not None:
+                        again = (kind, cut.before, cut.after) not in self._among
                     if not aside and not again:
                         like = unlike and self.unlike is not None and self.unlike.has(kind, cut)
                         found += [_Way(kind, cut, parts) for parts in (((True, False), (False, True)) if like else ((False, False),))]
@@ -401,7 +408,59 @@ class _Solver:
         devices = np.where(devices <= limit, devices, problem.totals[-1])
         good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
         good &= problem.at_least(g, fill, period) <= self.ceiling
-        return np.asarray(good.nonzero()[0])
+        found = np.asarray(good.nonzero()[0])
+        for v in self._linked(leaves):
+            if not len(found):
+                break
+            found = found[self._least_with(v, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+        return found
+
+    def _linked(self, leaves: int) -> list[int]:
+        """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
+        way, so wherever the two ends are cut apart an edge is, too."""
+        if leaves not in self._neighbours:
+            reached = 0
+            for pairs in (self.problem.edges, [edge[::-1] for edge in self.problem.edges]):
+                there, found = 0, leaves
+                while there != found:
+                    there = found
+                    found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
+                reached |= found
+            self._neighbours[leaves] = members(reached & ~leaves)
+        return self._neighbours[leaves]
+
+    def _least_with(self, leaf: int, code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+        """Seconds between iterations of any plan with a part of these numbers and a leaf that is linked to it.
+
+        Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
+        not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
+        """
+        problem = self.problem
+        if leaf not in self._least_of:
+            self._least_of[leaf] = self._least_numbers(leaf)
+        fills, periods = self._least_of[leaf]
+        least, beside = np.minimum(fill, period), problem.most - code % problem.codes
+        found = fill + (self._scale[g] - 1) * least + periods[0, -1]
+        for h in range(problem.granularities):
+            times = self._scale[np.maximum(g - h, 0)]
+            together = fill + (times - 1) * least + fills[h, beside]
+            if h:  # no chunks of inf seconds times zero
+                together += (self._scale[h] - 1) * np.maximum(times * least, periods[h, beside])
+            np.minimum(found, together, out=found, where=g >= h)
+        return found / (1 + problem.staleness)
+
+    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:
+        """(fill, period) than which a leaf has none shorter on at most so many devices, of shape (granularities, codes), in its own chunks or in finer ones."""
+        fill, period = self._numbers(leaf, 0)
+        least = np.minimum(fill, period)
+        fills, periods = np.full(fill.shape[1:], np.inf), np.full(fill.shape[1:], np.inf)
+        for g in range(len(fills)):
+            for finer in range(g, len(fills)):
+                chunks = self._scale[finer - g]
+                with np.errstate(invalid="ignore"):
+                    fills[g] = np.fmin(fills[g], np.min(fill[:, finer] + (chunks - 1) * least[:, finer], axis=0))
+                periods[g] = np.minimum(periods[g], chunks * np.min(least[:, finer], axis=0))
+        return within(fills, self.problem.shape), within(periods, self.problem.shape)
 
     def _others(self, leaves: int) -> tuple[int, float]:
         """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
