@@ -63,8 +63,8 @@ def cases(smoke: bool) -> list[Case]:
             for n, most in ((64, 10), (1024, 100), (4096, 1000))
         ],
         *[
-            Case(f"planner_search_fixed_{n}", "ms", lambda n=n: milliseconds(n, with_fixed_costs), target=f"<= {most}", target_of="value", runs=3 if smoke else 7,
-                 note=f"the same with a fixed cost for each call, {n} devices; {note}")
+            Case(f"planner_search_fixed_{n}", "ms", lambda n=n: milliseconds(n, with_fixed_costs), target=f"<= {most}", target_of="value",
+                 runs=3 if smoke else 7, note=f"the same with a fixed cost for each call, {n} devices; {note}")
             for n, most in ((1024, 100), (4096, 1000))[: 1 if smoke else 2]
         ],
         *[

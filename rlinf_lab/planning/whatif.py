@@ -129,7 +129,7 @@ class Question:
         while wanted is not None and wanted > before:
             profile, count = asked(wanted)
             try:
-                Setting.of(profile, self.devices if count is None else {kind: count for kind in self.devices}, self.chunks, self.rule, self.staleness)
+                Setting.of(profile, self.devices if count is None else dict.fromkeys(self.devices, count), self.chunks, self.rule, self.staleness)
             except Unplaceable as error:
                 before, wanted = wanted, of(error.refusal)
             else:
