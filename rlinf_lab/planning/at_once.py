@@ -29,8 +29,10 @@ class AtOnce:
         return first
 
     def has_room(self, channel: int, n: int) -> bool:
-        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get meanwhile."""
-        queue = self.channels[channel]
+        """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get, and queues are forgotten meanwhile."""
+        queue = self.channels.get(channel)
+        if queue is None:
+            return True
         depth = queue.tail - queue.head
         return not queue.putters and (not depth or depth + n <= queue.capacity)
 

@@ -3,7 +3,8 @@
     rank: exchange() ── ASIDE ──> its host's engine gives the device to others; "came" ──> driver: all there? ── "met" ──> hosts: back, before those with items
 
 The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see `planning.meeting` for why that is enough. Only
-where two workers that may meet share a device: others keep theirs and need nobody's word.
+where two workers that may meet share a device: others keep theirs and need nobody's word. Whoever puts or gets between a meeting and a collective of torch
+gives its device away once more, and comes back like anybody else: two workers that do so can wait for each other in torch, until its time-out.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Place(NamedTuple):
 
 
 class Meetings:
-    """Of one host; every method but `meet` runs under its mutex."""
+    """Of one host; every method but `meet` and `steps_aside` runs under its mutex."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

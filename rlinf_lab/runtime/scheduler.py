@@ -36,7 +36,7 @@ from rlinf_lab.timeline.span import SpanKind
 
 # Looking a member of an enumeration up costs as much as half of what is done about it.
 _EXTEND, _DIVIDE, _RESUME, _STORE, _BOUND = map(int, (Do.EXTEND, Do.DIVIDE, Do.RESUME, Do.STORE, Do.BOUND))
-_PUT, _GET, _START = map(int, (Event.PUT, Event.GET, Event.START))
+_PUT, _GET, _START, _ASIDE = map(int, (Event.PUT, Event.GET, Event.START, Event.ASIDE))
 
 TOGETHER = 64  # puts one after another, at most
 
@@ -475,7 +475,7 @@ class Scheduler:
             self._wake(process)
         elif waits_for == "engine":
             # The end of a call and of a switch are facts, which the engine has still to hear.
-            kept = [e for e in self._pending if e[0] != process.index or e[1] not in (_PUT, _GET, _START)]
+            kept = [e for e in self._pending if e[0] != process.index or e[1] not in (_PUT, _GET, _START, _ASIDE)]
             if len(kept) < len(self._pending):
                 self._pending = kept
                 self._wake(process)

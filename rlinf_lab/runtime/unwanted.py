@@ -89,7 +89,7 @@ class Unwanted:
             wire.abandon(host, channel, iteration)
         if discards:
             for process in host.ranks:
-                if process.waits_for == "value" and process.exchanges and self._is_in_vain(process):  # for what another rank, which ends, does not give
+                if process.meets_others and self._is_in_vain(process):  # for what another rank, which ends, does not give
                     host._interrupt(process, NobodyReads())
 
     def came(self, queue: Queue) -> None:

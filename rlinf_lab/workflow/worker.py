@@ -275,8 +275,8 @@ class Worker:
         """The values that the ranks of this call give, in the order of the ranks, in the middle of it: all of them must ask in the same order.
 
         Values must pickle; a rank in the same process gets the very object, one in another what it is when that rank comes for it: give a copy of
-        what you go on changing. Where another worker whose ranks meet shares the devices, it may have them until all have come. For tensors in bulk, a
-        collective is faster: see `workers.RankGroup`.
+        what you go on changing. Where another worker whose ranks meet shares the devices, it may have them until all have come; a put or get after that gives
+        them away again, so take what a step needs before its meeting. For tensors in bulk, a collective is faster: see `workers.RankGroup`.
         """
         return self._context.exchange(value)
 

@@ -153,6 +153,73 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
     assert long == [SpanKind.WAIT]
 
 
+class Reader(lab.Worker):
+    def read(self, inbox: lab.Inbox) -> None:
+        inbox.take()
+
+
+class PutsOn(lab.Worker):
+    """Rank 0 is in the meeting already when rank 1 is ended, for nobody reads what it puts."""
+
+    def train(self, out: lab.Outbox) -> None:
+        out.put(self.rank)
+        if self.rank == 1:
+            self.compute(0.3)
+            for _ in range(50):
+                out.put(1)
+                self.compute(0.01)
+        self.exchange(0)
+
+
+class MeetsAtOnce(lab.Worker):
+    def go(self) -> None:
+        self.exchange(1)
+        if self.rank == 0:
+            self.exchange(2)
+        else:
+            self.compute(1.0)
+
+
+def test_who_stands_aside_goes_when_the_other_rank_is_ended() -> None:
+    flow = lab.Workflow("discarded")
+    items = flow.channel("items", discard_unread=True)
+    puts, meets, reader = flow.worker(PutsOn, name="puts"), flow.worker(MeetsAtOnce, name="meets"), flow.worker(Reader, name="reader")
+
+    @flow.iteration
+    def iteration() -> None:
+        puts.train(items)
+        reader.read(items)
+
+    both = [[0], [1]]
+    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"puts": both, "meets": both, "reader": [[2]]}, chunks={"items": 1})
+    assert lab.run(flow, plan, 1, dashboard=False, emulate=True).wait(30) == [None]
+
+
+def test_a_loop_that_fails_takes_away_who_came_to_a_meeting_in_this_very_instant() -> None:
+    """Under a mock clock its coming has not been settled yet."""
+    flow = lab.Workflow("failing")
+    m, o, quick = flow.worker(MeetsAtOnce, name="m"), flow.worker(MeetsAtOnce, name="o"), flow.worker(Reader, name="quick")
+    items, fails = flow.channel("items"), []
+
+    @flow.iteration
+    def iteration() -> None:
+        m.go()
+        items.put(1)
+        quick.read(items).wait()
+        if fails:
+            time.sleep(0.3)  # others block meanwhile, and time cannot go on
+            raise ValueError("as it was asked to")
+        o.go()
+
+    both = [[0], [1]]
+    plan = lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], {"m": both, "o": both, "quick": [[2]]})
+    with lab.session(flow, plan, emulate=True, clock=MockClock()) as session:
+        fails.append(True)
+        with pytest.raises(ValueError, match="as it was asked to"):
+            session.step()
+    assert not isinstance(session._loop.host.failure, DeadlockError)
+
+
 class Learns(lab.Worker):
     """Data-parallel by torch: its collectives hold the device."""
 

@@ -102,7 +102,7 @@ export function keepKeys(root, act = () => {}) {
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab") return;
     e.stopPropagation();
-    if (e.target.tagName !== "INPUT") act(e);
+    if (!e.target.matches("input, select, textarea, [contenteditable]")) act(e);
   });
 }
 

@@ -5,7 +5,7 @@ import { NOTCH, sparse } from "./instants.js";
 import { moves } from "./paint.js";
 import { RULER } from "./rows.js";
 
-const SEARCH_MS = 120;
+const SEARCH_MS = 120, SCROLLS = /^(Arrow(Up|Down)|Page(Up|Down)|Home|End)$/;
 
 /** Connect the view's elements to what they do. */
 export function listen(view) {
@@ -132,7 +132,7 @@ function onKey(view, e) {
     Escape: () => { view.selection = null; view.picked = null; view.details.hide(); view.redraw(); },
   };
   const action = actions[e.key.length === 1 ? e.key.toLowerCase() : e.key];
-  if (!action) return;
+  if (!action || (SCROLLS.test(e.key) && e.target.closest(".rl-details"))) return; // a panel that has the focus scrolls by itself
   e.preventDefault();
   unhover(view);
   action();
