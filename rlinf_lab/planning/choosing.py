@@ -45,7 +45,10 @@ def ranking(found: Sequence[Candidate], devices: Sequence[str], simulate: bool =
     """The best plan of each shape, fastest first; see `order` for those that take as long."""
     if not simulate:
         return order([Shown(c, c.seconds) for c in found])
-    trials = _Trials(tuple(devices), OVERLAPPING if found[0].placement.setting.overlap else 0)
+    setting = found[0].placement.setting
+    trials = _Trials(tuple(devices), OVERLAPPING if setting.overlap else 0)
+    if setting.rule != "fitted":  # by a rule of its own the search chooses: what is simulated follows the fitted models
+        return trials.ranked(sorted({c.placement.shape: c for c in sorted(found, key=lambda c: -c.searched)}.values(), key=lambda c: c.seconds))
     trials.look(found)
     return trials.ranked(found)
 

@@ -100,7 +100,7 @@ def test_sliders_selection_and_refusals(jupyterlab: Any) -> None:
     assert "% slower" in lab.page.locator(f"{ROOT} .rl-why").inner_text()
     # What does not fit.
     step(lab, "memory", "Home")
-    settled(lab, "GiB on each of")
+    settled(lab, "GiB on 1 device")
     lab.screenshot("explorer-refused")
     assert data(lab, ROOT, "stale") == "true" and lab.page.locator(f"{ROOT} .rl-chip").inner_text() == "no plan"
     lab.page.get_by_role("button", name="Reset").click()
