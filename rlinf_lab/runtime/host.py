@@ -421,6 +421,8 @@ class Host(Scheduler):
         home = self.place[producer, rank]
         with self._mutex:
             self._raise_if_interrupted(process)
+            if call_id < 0:  # of another rank in the middle of its call, which may have ended because nobody reads what it writes
+                self.unwanted.end_call(process)
             value, new = self._values.entry(call_id, rank, iteration)
             blocked = not value.ready
             if blocked and home in self.dead:

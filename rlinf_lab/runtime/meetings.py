@@ -79,6 +79,10 @@ class Meetings:
             host._spans.add(process, SpanKind.WAIT, start, end)
         host._spans.resumed(process)
 
+    def begin(self, process: Process) -> None:
+        """It is about to wait. Raises `NobodyReads` where the others may have ended by it."""
+        self._host.unwanted.end_call(process)
+
     def came(self, process: Process) -> None:
         """The engine has let it step aside."""
         host, place = self._host, next(places[process] for places in self._waiting.values() if process in places)

@@ -193,6 +193,7 @@ class HostContext(Context):
         self.ranks = self._all_ranks = ranks
         self.iteration = -1  # in no call
         self.device, self.address = device, host.address
+        self.steps_aside = ranks > 1 and host.meetings.steps_aside(process.worker)
         self.sub_batches = sub_batches
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()

@@ -81,7 +81,7 @@ class RankGroup:
         self._watcher: threading.Thread | None = None
         self._place = 0  # of what is left behind for the others; see `Context.on_leaving`
         self._source = 0  # the position of the first rank that had worked when the group was formed
-        self._formed_now = False
+        self._formed_now = self._handed_over = False
         self._alike: list[torch.optim.Optimizer] = []  # those whose states are the same since the group was formed
         self._wrapped: list[nn.Module] = []  # those of `parallel`
         self._group: Any = None
@@ -92,7 +92,7 @@ class RankGroup:
     def __enter__(self) -> RankGroup:
         """Raises what a rank that does not come has raised."""
         self._left_by_now()
-        self._formed_now = False
+        self._formed_now = self._formed_now and not self._handed_over
         try:
             if self._formed and self._members != self.members:
                 self._disband()
@@ -133,7 +133,8 @@ class RankGroup:
 
     @property
     def formed_now(self) -> bool:
-        """Whether the group was formed at the beginning of this ``with``: then what ranks keep may differ. The same on all ranks."""
+        """Whether what ranks keep may differ: the group was formed at the beginning of this ``with``, or before and nothing has been handed over since. The
+        same on all ranks."""
         return self._formed_now
 
     def _meet(self) -> None:
@@ -143,8 +144,8 @@ class RankGroup:
             self.leave()
             self._source = next((position for position, c in enumerate(came) if c.worked), 0)
             self._form(max(c.last for c in came) + 1)
-        elif len({c.wrapped for c in came}) > 1:  # some have left their device: wrapping is a collective too, so all do it again
-            self.unwrap()
+        elif len({c.wrapped for c in came}) > 1 or self._worker._context.steps_aside:
+            self.unwrap()  # some have left their device, or may have while they waited here: wrapping is a collective too, so all do it again
 
     def _came(self) -> Came:
         return Came(self._formed, self._last, len(self._wrapped), self._worked, self._broken)
@@ -202,7 +203,7 @@ class RankGroup:
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
         self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
         self._formed = self._last = number
-        self._members, self._formed_now = self.members, True
+        self._members, self._formed_now, self._handed_over = self.members, True, False
         self.barrier()
 
     def _joined(self, store: Any, address: str) -> Any:
@@ -244,6 +245,7 @@ class RankGroup:
 
         Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of the first rank.
         """
+        self._handed_over = True
         if self._worker.ranks == 1:
             return value
         mine, tensors = self.position == self._source, list[torch.Tensor]()

@@ -90,7 +90,7 @@ class Context:
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
     ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
     ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
-    the loopback's where all ranks are on one node).
+    the loopback's where all ranks are on one node), ``steps_aside`` (whether others may get the device while ranks of this worker meet).
     """
 
     name: str = ""
@@ -102,6 +102,7 @@ class Context:
     iteration: int = 0
     apart: bool = True
     address: str = "127.0.0.1"
+    steps_aside: bool = False
 
     def span(self, label: str) -> AbstractContextManager[Any]:
         return nullcontext()

@@ -238,3 +238,20 @@ def test_shards_of_an_update_that_failed_are_not_gone_on_from_when_a_rank_leaves
             with pytest.raises(lab.WorkerError, match="an update of its sharded weights has failed.*Next: go on from a checkpoint"):
                 session.step(3)
             what("learner", 1)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_newcomer_knows_the_same_also_when_a_checkpoint_is_made_first(parallel: str) -> None:
+    flow = build(replace(SMALL, parallel=parallel))
+    plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"learner": 2})
+    with lab.session(flow, plan, emulate=True, absent={"learner": [1]}) as session:
+        for _ in range(2):
+            session.step()
+        session.join("learner", 1)
+        session.step("state")
+        for _ in range(2):
+            session.step()
+        ranks = [p.instance for p in session._loop.host.ranks if p.worker == "learner"]
+        assert len(ranks) == 2
+        known = [(w.policy.version, w.env_steps, str(w._rng.bit_generator.state), w.moments.mean.tolist()) for w in ranks]
+    assert known[0] == known[1] and known[0][0] == 4

@@ -258,6 +258,65 @@ def test_two_data_parallel_learners_on_the_same_devices() -> None:
         assert of_rank == pytest.approx([factor * 4 * sum(range(1, 11)) / 2] * 2)  # the mean of both, whoever took which item
 
 
+class LearnsAlone(lab.TorchWorker):
+    """It is moved off its device while it waits for the other rank, and what it had wrapped goes."""
+
+    def setup(self) -> None:
+        torch.set_num_threads(1)
+        self.net = nn.Linear(4, 1)
+        self.group = RankGroup(self, timeout=20)
+
+    def offload(self) -> None:
+        self.group.offload()
+        super().offload()
+
+    def train(self, steps: int) -> int:
+        for _ in range(steps):
+            time.sleep(0.05 * self.rank)
+            with self.group:
+                self.group.parallel(self.net)(torch.ones(2, 4)).mean().backward()
+        return steps
+
+
+class OneHasWork(lab.TorchWorker):
+    def setup(self) -> None:
+        self.net = nn.Linear(4, 1)
+
+    def take(self, inbox: lab.Inbox) -> int:
+        taken = 0
+        for items in inbox if self.rank == 0 else ():
+            time.sleep(0.02)
+            taken += len(items)
+        self.exchange(0)
+        return taken
+
+
+class Feeds(lab.Worker):
+    def go(self, n: int, out: lab.Outbox) -> None:
+        for i in range(n):
+            out.put(i)
+            time.sleep(0.03)
+
+
+def test_a_learner_that_leaves_its_device_while_it_waits_for_the_others_wraps_anew_with_them() -> None:
+    flow = lab.Workflow("moved")
+    items = flow.channel("items")
+    feeds, learns, other = flow.worker(Feeds, name="feeds"), flow.worker(LearnsAlone, name="learns"), flow.worker(OneHasWork, name="other")
+
+    @flow.iteration
+    def iteration() -> tuple:
+        feeds.go(20, items)
+        learnt, taken = learns.train(12), other.take(items)
+        return learnt.wait(), taken.wait()
+
+    both = [[0], [1]]
+    places, memory = {"feeds": [[2]], "learns": both, "other": both}, {"learns": 1, "other": 1}
+    plan = lab.ExecutionPlan("tight", ["cpu:0", "cpu:1", "cpu:2"], places, chunks={"items": 1}, memory=memory, device_memory=1)
+    run = lab.run(flow, plan, 2, dashboard=False, emulate=True)
+    assert run.wait(60) == [([12, 12], [20, 0])] * 2
+    assert "offload" in {s.name for s in run.timeline.rows() if s.track.worker == "learns"}
+
+
 def test_who_may_meet_is_read_from_the_code() -> None:
     assert may_meet(LearnerWorker) and may_meet(Learns) and may_meet(MeetsOnce)
     assert not may_meet(Source) and not may_meet(SimulatorWorker) and not may_meet(PolicyWorker)

@@ -234,7 +234,7 @@ def test_a_rank_of_another_call_finds_nothing_where_all_was_divided() -> None:
     queue.weigh(3, (5, 6, 7))
     queue.tail = 3
     queue.divide(Part(1, 0, 2))
-    assert [(s.head, s.tail, s.total) for s in queue.shares] == [(0, 1, 5), (1, 3, 13)] and queue.depth == 3 and queue.total == 0
+    assert [(s.head, s.tail, s.weights.total) for s in queue.shares] == [(0, 1, 5), (1, 3, 13)] and queue.depth == 3 and queue.weights.total == 0
     assert queue.share(Part(1, 1, 2)) is queue.shares[1] and queue.share(Part(2, 0, 2)) is None and queue.share(Part(1, 2, 2)) is None
 
 
