@@ -19,9 +19,9 @@ from rlinf_lab.workers import RankGroup
 from rlinf_lab.workflow.worker import Context
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from line_env import LineEnv
+from line_env import SavedLineEnv
 
-SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+SMALL = PPOConfig(SavedLineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
 EXECUTORS = ["local", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])]
 
 

@@ -18,9 +18,9 @@ from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.workers import LearnerWorker, ShardGroup
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
-from line_env import LineEnv
+from line_env import SavedLineEnv
 
-SMALL = PPOConfig(LineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
+SMALL = PPOConfig(SavedLineEnv, 2, 1, horizon=5, num_envs=4, steps=10, iterations=10, minibatch=7, epochs=2)  # minibatches of uneven parts
 SHARDED = replace(SMALL, parallel="fsdp")
 
 

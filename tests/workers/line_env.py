@@ -35,12 +35,6 @@ class LineEnv:
         self.x[ended], self.t[ended] = self.start[ended] + 0.25, 0
         return EnvStep(self._obs(), reward, terminated, truncated, success, final)
 
-    def save_state(self):
-        return self.start.copy(), self.x.copy(), self.t.copy()
-
-    def restore_state(self, state):
-        self.start, self.x, self.t = (part.copy() for part in state)
-
     def render(self):
         return np.zeros((4, 4, 3), np.uint8)
 
@@ -49,3 +43,13 @@ class LineEnv:
 
     def _obs(self):
         return np.stack([self.x, self.t], 1)
+
+
+class SavedLineEnv(LineEnv):
+    """One that can leave its device."""
+
+    def save_state(self):
+        return self.start.copy(), self.x.copy(), self.t.copy()
+
+    def restore_state(self, state):
+        self.start, self.x, self.t = (part.copy() for part in state)
