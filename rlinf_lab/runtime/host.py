@@ -423,6 +423,8 @@ class Host(Scheduler):
             self._raise_if_interrupted(process)
             value, new = self._values.entry(call_id, rank, iteration)
             blocked = not value.ready
+            if blocked and process.exchanges:  # here, for `unwanted` interrupts only who waits already
+                self.unwanted.end_call(process)
             if blocked and home in self.dead:
                 raise wire.death(self, home)
             if new and home != self.name:
