@@ -24,6 +24,7 @@ class Unwanted:
     ) -> None:  # fmt: skip
         self._graph, self._calls, self._engine, self._queues, self._apply = graph, calls, engine, queues, apply
         self.discarded: set[tuple[str, int]] = set()
+        self._wanted = {i for call in calls for i in call.after}
 
     def look(self, iteration: int, made: Iteration) -> None:
         """A call has ended, or the loop: where no reader is left, though somebody may still put, what is blocked goes on."""
@@ -44,8 +45,9 @@ class Unwanted:
         return found
 
     def ends(self, p: Rank, open_: Mapping[int, Iteration]) -> bool:
-        """Whether a call that is about to put ends, for nobody reads anything that it writes; what it has not read is then not wanted, either."""
-        if p.call is None or not all((c, p.iteration) in self.discarded for c in p.call.writes):
+        """Whether a call that is about to put ends, for nobody reads anything that it writes, and no other call takes its value; what it has not read is
+        then not wanted, either."""
+        if p.call is None or p.number in self._wanted or not all((c, p.iteration) in self.discarded for c in p.call.writes):
             return False
         open_[p.iteration].left_off.update(p.call.reads)
         return True

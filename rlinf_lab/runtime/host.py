@@ -421,10 +421,10 @@ class Host(Scheduler):
         home = self.place[producer, rank]
         with self._mutex:
             self._raise_if_interrupted(process)
-            if call_id < 0:  # of another rank in the middle of its call, which may have ended because nobody reads what it writes
-                self.unwanted.end_call(process)
             value, new = self._values.entry(call_id, rank, iteration)
             blocked = not value.ready
+            if blocked and process.exchanges:  # here, for `unwanted` interrupts only who waits already
+                self.unwanted.end_call(process)
             if blocked and home in self.dead:
                 raise wire.death(self, home)
             if new and home != self.name:

@@ -58,6 +58,7 @@ class Meetings:
         assert process.call is not None
         host, place = self._host, _Place(process.worker, ranks, key, process.call.iteration)
         with host._mutex:
+            host.unwanted.end_call(process)  # from here on `unwanted` finds it
             self._waiting[key][process] = place
             for rank in ranks:
                 _, new = host._values.entry(key, rank, place.iteration)
@@ -79,9 +80,9 @@ class Meetings:
             host._spans.add(process, SpanKind.WAIT, start, end)
         host._spans.resumed(process)
 
-    def begin(self, process: Process) -> None:
-        """It is about to wait. Raises `NobodyReads` where the others may have ended by it."""
-        self._host.unwanted.end_call(process)
+    def waiting(self) -> list[Process]:
+        """Who is in a meeting, or about to wait in one."""
+        return [process for places in self._waiting.values() for process in places]
 
     def came(self, process: Process) -> None:
         """The engine has let it step aside."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.planning.engine import Event
 from rlinf_lab.planning.engine import Process as EngineProcess
 from rlinf_lab.runtime.exchange import collect, leave_behind, place_of
 from rlinf_lab.runtime.gate import Gate
@@ -119,11 +118,6 @@ class Process:
     def shares_gpu(self) -> bool:
         """Whether others may get its device when it waits at a channel: what it has given to a GPU is done before that."""
         return self.device.startswith("cuda") and not self.machine.alone
-
-    @property
-    def meets_others(self) -> bool:
-        """Whether it waits for other ranks of its worker, in the middle of its call: with its device, or aside."""
-        return bool(self.exchanges) and (self.waits_for == "value" or (self.waits_for == "engine" and self.event == Event.ASIDE))
 
     @property
     def label(self) -> str:

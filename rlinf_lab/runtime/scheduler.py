@@ -160,8 +160,6 @@ class Scheduler:
                     self._raise_if_interrupted(process)
                 process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
                 process.lock_from = self.clock.now_ns()
-                if kind == _ASIDE:
-                    self.meetings.begin(process)
                 if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
                     n = 0
                 if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:

@@ -28,7 +28,7 @@ from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER, counted
 from rlinf_lab.workflow.handles import Handle, Ref
-from rlinf_lab.workflow.structure import follow, rebuilt
+from rlinf_lab.workflow.structure import follow, leaves, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -271,6 +271,8 @@ class Session:
         self._seal(set(self._layout.graph_channels()))
         self._loop.counted(self._now, moved(self._ports.values()))
         self._loop.broadcast(("readers", self._now, self._readers()))
+        if any(spec.discard_unread for spec in self._layout.graph.channels):  # before it can be known that nobody reads one any more
+            self._loop.broadcast(("wanted", self._now, self._wanted()))
         self._loop.leave(self._now)
 
     def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
@@ -369,6 +371,12 @@ class Session:
             for channel in call.channels(READ):
                 found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
         return found
+
+    def _wanted(self) -> frozenset[int]:
+        """The calls of this iteration whose value another call takes, or the iteration function has returned."""
+        taken = {ref.call_id for spec in self._calls for ref in spec.refs()}
+        lazy = [leaf._handle if isinstance(leaf, Ref) else leaf for leaf in leaves(self._open[-1]._returned)]
+        return frozenset(taken | {leaf._call.call_id for leaf in lazy if isinstance(leaf, Handle)})
 
     def _resolved(self, result: Any) -> Any:
         """Handles and lazy parts inside the returned structure become their values."""

@@ -2,8 +2,8 @@
 
 When the iteration function has returned the driver knows all calls, and it hears the end of each (`Ends`). When the last one that reads a channel has ended
 it tells every host. Where the rest is not wanted (``discard_unread``) the next put of a call ends that call without a word, as a broken pipe does, if nobody
-reads any of what it writes; what it has not read itself is then not wanted either, so the ends go upstream. Elsewhere the home of the channel reports what
-lies there or comes, and the iteration fails.
+reads any of what it writes; what it has not read itself is then not wanted either, so the ends go upstream. A call whose value may be wanted, or whose ranks
+may meet, goes on to its end: its items are dropped. Elsewhere the home of the channel reports what lies there or comes, and the iteration fails.
 
 A loop that has not returned may still call a reader. Where it waits, nothing else moves, a producer wants room in a channel, and all calls that read that
 have ended, it is taken for certain, too (`Ends.stranded`): making room for ever would not end.
@@ -11,6 +11,7 @@ have ended, it is taken for certain, too (`Ends.stranded`): making room for ever
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,12 +19,17 @@ from typing import TYPE_CHECKING
 
 from rlinf_lab.planning.waits import Wait
 from rlinf_lab.runtime import turnover, wire
+from rlinf_lab.runtime.meetings import may_meet
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
+from rlinf_lab.workflow.declaration import signature_of
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
     from rlinf_lab.runtime.process import Process
+
+
+GOES_ON_SECONDS = 10.0  # for which a call goes on in vain before that is told
 
 
 class NobodyReads(BaseException):
@@ -77,6 +83,10 @@ class Unwanted:
         self._host = host
         self.discarded: set[tuple[str, int]] = set()  # (channel, iteration): nobody minds
         self._missed: set[tuple[str, int]] = set()  # here something that comes is an error
+        self._wanted: dict[int, frozenset[int]] = {}  # by iteration whose loop has returned: the calls whose value somebody takes
+        self._meets: dict[str, bool] = {}
+        self._goes_on: dict[Process, tuple[int, float]] = {}  # in vain: which call, and since when
+        self._remarked: set[str] = set()
 
     def told(self, channel: str, iteration: int, discards: bool) -> None:
         """Nobody reads this stream any more."""
@@ -89,8 +99,19 @@ class Unwanted:
             wire.abandon(host, channel, iteration)
         if discards:
             for process in host.ranks:
-                if process.meets_others and self._is_in_vain(process):  # for what another rank, which ends, does not give
+                if process.waits_for == "value" and process.exchanges and self._is_in_vain(process):  # for what another rank, which ends, does not give
                     host._interrupt(process, NobodyReads())
+            for process in host.meetings.waiting():  # also one that is about to
+                if process.error is None and self._is_in_vain(process):
+                    host._interrupt(process, NobodyReads())
+
+    def wanted(self, iteration: int, calls: frozenset[int]) -> None:
+        """The loop has returned: the values of these calls are wanted, and no others."""
+        if iteration in self._host._given_up or self._host._queues.is_retired(iteration):
+            return
+        self._wanted[iteration] = calls
+        for channel, _ in [s for s in self.discarded if s[1] == iteration]:
+            self.told(channel, iteration, True)
 
     def came(self, queue: Queue) -> None:
         """Something was put into a queue that is abandoned."""
@@ -103,9 +124,30 @@ class Unwanted:
             turnover.tell(self._host, ("unread", *stream, left))
 
     def end_call(self, process: Process) -> None:
-        """In the thread of a rank that puts: raises `NobodyReads` when nobody reads anything that its call writes."""
-        if self.discarded and self._is_in_vain(process):
+        """In the thread of a rank that puts or is about to wait for others: raises `NobodyReads` when nobody reads anything that its call writes."""
+        if not self.discarded or (call := self._call_in_vain(process)) is None:
+            return
+        if not (why := self._why_it_goes_on(call)):
             raise NobodyReads
+        self._remark(process, call, why)
+
+    def _remark(self, process: Process, call: CallSpec, why: str) -> None:
+        """Tell once of a call that goes on in vain and has done so for long."""
+        who = f"{call.worker}.{call.method}()"
+        if who in self._remarked:
+            return
+        since = self._goes_on.get(process)
+        if since is None or since[0] != call.call_id:
+            since = self._goes_on[process] = call.call_id, time.monotonic()
+        if time.monotonic() - since[1] < GOES_ON_SECONDS:
+            return
+        self._remarked.add(who)
+        text = (
+            f"{who} goes on though nobody reads what it puts into {', '.join(repr(c) for c in call.channels(WRITE))}: {why}, so its items are dropped until it "
+            f"returns. Next: nothing, if it will; else let it put a number of items that it knows, or read them to the end."
+        )
+        with self._host._mutex:
+            wire.remark(self._host, f"{who} goes on", text, at_once=True)
 
     def leave_off(self, process: Process) -> None:
         """Its call has ended by that."""
@@ -113,11 +155,27 @@ class Unwanted:
             port.moved.left_off = True
 
     def _is_in_vain(self, process: Process) -> bool:
+        return (call := self._call_in_vain(process)) is not None and not self._why_it_goes_on(call)
+
+    def _call_in_vain(self, process: Process) -> CallSpec | None:
+        """Its call, if that writes and nobody reads any of it."""
         call = process.call
         if call is None or process.drives:
-            return False
+            return None
         writes = call.channels(WRITE)
-        return bool(writes) and all((channel, call.iteration) in self.discarded for channel in writes)
+        return call if writes and all((channel, call.iteration) in self.discarded for channel in writes) else None
+
+    def _why_it_goes_on(self, call: CallSpec) -> str:
+        """Why a call that writes in vain is not ended, the same for all its ranks; "" if it is."""
+        worker = call.worker
+        if worker not in self._meets:
+            self._meets[worker] = self._host.layout.ranks(worker) > 1 and may_meet(self._host._declarations[worker].cls)
+        if self._meets[worker]:  # one that is cut off within a collective breaks it for the others
+            return "its ranks may meet"
+        if signature_of(self._host._declarations[worker].function(call.method)).return_annotation in (None, type(None), "None"):
+            return ""
+        wanted = self._wanted.get(call.iteration)
+        return "the loop may still ask for its value" if wanted is None else "its value is wanted" if call.call_id in wanted else ""
 
     def indices(self, stranded: Iterable[tuple[str, int]]) -> set[int]:
         """The engine's numbers of the queues of these streams that live here."""
@@ -126,6 +184,7 @@ class Unwanted:
     def retire(self, iteration: int) -> None:
         self.discarded = {s for s in self.discarded if s[1] > iteration}
         self._missed = {s for s in self._missed if s[1] > iteration}
+        self._wanted = {i: calls for i, calls in self._wanted.items() if i > iteration}
 
 
 def wait_for_room(channel: str, waits: Iterable[Wait]) -> bool:

@@ -6,6 +6,7 @@
     published, pull, weights    there is a new version (through the driver to everyone); a host wants the newest; the answer
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: which ranks' calls will read each channel
     unwanted, unread            the driver to everyone: nobody reads a stream any more; its home to the driver: so many items of it are left
+    wanted                      the driver to everyone: the loop has returned, and somebody takes the values of these calls
     ended, failed, broken       everyone to the driver: one rank has done one call; the iteration cannot go on; nor can the session (see `unsent`)
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
@@ -266,6 +267,10 @@ def _on_unwanted(host: Host, iteration: int, channel: str, discards: bool) -> No
     host.unwanted.told(channel, iteration, discards)
 
 
+def _on_wanted(host: Host, iteration: int, calls: frozenset[int]) -> None:
+    host.unwanted.wanted(iteration, calls)
+
+
 def _on_unread(host: Host, channel: str, iteration: int, left: int) -> None:
     assert host.loop is not None
     host.loop.unread(channel, iteration, left)
@@ -333,7 +338,8 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "collected": _on_collected, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
-    "readers": _on_readers, "unwanted": _on_unwanted, "unread": _on_unread, "under_way": _on_under_way, "delayed": _on_delayed, "count": _on_count,
+    "readers": _on_readers, "unwanted": _on_unwanted, "wanted": _on_wanted, "unread": _on_unread, "under_way": _on_under_way, "delayed": _on_delayed,
+    "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
     "admit": turnover.admit, "admitted": _on_admitted, "give_up_place": turnover.give_up_place, "take_part": turnover.take_part,
      "pulse?": _on_probe, "pulse": _on_pulse, "remarked": _on_remarked, "relieve": _on_relieve, "relieved": _on_relieved,

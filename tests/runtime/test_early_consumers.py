@@ -18,6 +18,7 @@ from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning import scripts as sim
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, Simulator
+from rlinf_lab.runtime import exchange, unwanted
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.run import session
@@ -49,11 +50,10 @@ class Maker(Worker):
                     raise ValueError("it is no error") from error
                 raise
 
-    def slowly(self, out: Outbox) -> str:
+    def slowly(self, out: Outbox) -> None:
         for _ in range(1000):
             self.compute(0.05)
             out.put(1)
-        return "all"
 
     def paced(self, out: Outbox) -> None:
         for i in range(40):
@@ -80,10 +80,35 @@ class Maker(Worker):
         out.put_all(range(300))
         return "all"
 
-    def meets(self, out: Outbox) -> None:
+    def meets_hidden(self, out: Outbox) -> None:
         while True:
             out.put(1)
-            self.exchange(self.rank)
+            swap(self)
+
+    def meets_late(self, out: Outbox) -> None:
+        out.put(1)
+        if self.rank == 0:
+            swap(self)
+        while True:
+            time.sleep(0.001)
+            out.put(1)
+
+
+def swap(worker: Worker) -> None:
+    """A meeting that the code of the worker does not speak of."""
+    worker.exchange(worker.rank)
+
+
+class Meeting(Worker):
+    def one_puts(self, out: Outbox) -> None:
+        for i in range(30):
+            if self.rank == 0:
+                out.put(i)
+            self.exchange(i)
+        ENDED.append(f"{self.name}[{self.rank}] has done all")
+
+    def meet(self) -> None:
+        self.exchange(0)
 
 
 class Relay(Worker):
@@ -102,6 +127,9 @@ class Taker(Worker):
 
     def by_key(self, inbox: Inbox) -> int:
         return inbox.take(key=self.rank)
+
+    def keep(self, value: Any) -> Any:
+        return value
 
     def both(self, inbox: Inbox, other: Inbox) -> int:
         inbox.get(1)
@@ -218,13 +246,100 @@ def test_a_call_that_somebody_reads_goes_on_to_its_end(kind: str) -> None:
 
 @kinds
 def test_ranks_that_meet_end_together(kind: str) -> None:
-    flow = flow_of("meets", discard_unread=True)
+    flow = flow_of("meets_hidden", discard_unread=True)
     executor = executor_of(kind, flow, plan_of(flow, makers=2))
     executor.start()
     one = Session(executor)
     for _ in range(3):
         assert in_time(one.step) == ([None, None], 1)
     assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("aside", [False, True])
+def test_a_rank_that_is_about_to_meet_others_that_have_ended_ends_too(aside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has begun to when the news comes that nobody reads."""
+    flow = Workflow("late")
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker, other = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker"), flow.worker(Meeting, name="relay")
+
+    @flow.iteration
+    def iteration() -> None:
+        maker.meets_late(items)
+        taker.take(items)
+        other.meet()
+
+    shared = ((0,), (1,)) if aside else ((2,), (4,))
+    plan = ExecutionPlan("late", plan_of(flow).devices, {"maker": ((0,), (1,)), "taker": ((3,),), "relay": shared}, chunks={"items": 1})
+    executor = executor_of("local", flow, plan)
+    executor.start()
+    key_of = exchange._key
+
+    def late(host: Any, process: Any) -> int:
+        while process.worker == "maker" and not host.unwanted.discarded:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        return key_of(host, process)
+
+    monkeypatch.setattr(exchange, "_key", late)
+    assert in_time(Session(executor).step) is None
+    assert executor.stop() == Ended()
+
+
+@kinds
+def test_ranks_that_meet_by_their_own_code_go_on_to_their_end(kind: str) -> None:
+    flow = Workflow("meeting")
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Meeting, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        maker.one_puts(items)
+        return taker.take(items)
+
+    executor = executor_of(kind, flow, plan_of(flow, makers=2))
+    executor.start()
+    ENDED.clear()
+    assert in_time(Session(executor).step) == 1
+    assert sorted(ENDED) == ["maker[0] has done all", "maker[1] has done all"]
+    assert executor.stop() == Ended()
+
+
+@kinds
+@pytest.mark.parametrize("how", ["returned", "part", "taken", "waited"])
+def test_a_call_whose_value_is_wanted_goes_on_to_its_end(kind: str, how: str) -> None:
+    flow = Workflow("wanted")
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        made = maker.some(items)
+        taken = taker.take(items)
+        taken.wait()
+        value = {"returned": lambda: [made], "part": lambda: {"a": made[:]}, "taken": lambda: taker.keep(made), "waited": made.wait}[how]()
+        return value, taken
+
+    executor = executor_of(kind, flow, plan_of(flow))
+    executor.start()
+    expected = {"returned": ["all"], "part": {"a": "all"}}.get(how, "all")
+    assert in_time(Session(executor).step) == (expected, 1)
+    assert executor.stop() == Ended()
+
+
+@pytest.mark.parametrize("kind", ["local", "mesh"])
+def test_a_call_that_goes_on_in_vain_for_long_is_told_once(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(unwanted, "GOES_ON_SECONDS", 0.0)
+    flow = flow_of("some", discard_unread=True)
+    executor = executor_of(kind, flow, plan_of(flow))
+    executor.start()
+    one = Session(executor)
+    for _ in range(2):
+        assert in_time(one.step) == ("all", 1)
+    assert executor.stop() == Ended()
+    told = [r.getMessage() for r in caplog.records if "goes on though" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("maker.some() goes on though nobody reads what it puts into 'items': ")
+    assert "its value, so" in told[0] or "its value is wanted, so" in told[0]  # before the loop has returned, or after
 
 
 def test_a_reader_that_comes_after_the_rest_was_discarded_is_refused() -> None:
