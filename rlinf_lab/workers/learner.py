@@ -9,7 +9,8 @@ steps, so that the ratio of the first step is exactly one. Legend: T time, N env
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -106,10 +107,7 @@ class LearnerWorker(TorchWorker):
     def train(self, trajectories: Inbox[Trajectory], weights: WeightStore | None = None) -> Update:
         """One update from everything of this iteration, published to ``weights``. Raises `ValueError` if nothing came."""
         received = [t for part in self.exchange(trajectories.get_all()) for t in part]
-        with self.group:
-            if self.group.formed_now:
-                self._keep(self.group.handed_over(self._kept()))
-            self.group.parallel(self.policy, self.optimizer)
+        with self._together():
             with self.group.gathered(self.policy):
                 # Order of arrival and grouping into slots are the plan's; the result must not depend on them.
                 batch = self._batch(sorted(received, key=lambda t: t.first_env))
@@ -125,6 +123,15 @@ class LearnerWorker(TorchWorker):
         if weights is not None and self.rank == 0:
             weights.publish(self._made)
         return Update(self._made, metrics)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """All ranks know the same, newcomers too."""
+        with self.group:
+            if self.group.formed_now:
+                self._keep(self.group.handed_over(self._kept()))
+            self.group.parallel(self.policy, self.optimizer)
+            yield
 
     def _kept(self) -> dict[str, Any]:
         """What makes an update, besides weights and optimiser."""
@@ -212,7 +219,7 @@ class LearnerWorker(TorchWorker):
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks."""
-        with self.group:
+        with self._together():
             weights, optimizer = self.weights(), self.group.whole_state(self.optimizer)
         return {
             "weights": weights, "optimizer": optimizer, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
