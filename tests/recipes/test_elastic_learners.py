@@ -307,18 +307,6 @@ def kept(session: Any) -> list[Any]:
     return [value for value in session._loop.host._values._values.values() if value.iteration > 10]
 
 
-def test_what_a_rank_left_behind_is_forgotten_also_where_nobody_goes_on_from_it() -> None:
-    flow, plan = quiet(True)
-    with lab.session(flow, plan, emulate=True) as session:
-        session.step(0)
-        with pytest.raises(lab.WorkerError, match="rank 1 failed"):
-            session.step(1)
-        session.leave("learner", 1)
-        with pytest.raises(lab.WorkerError, match="rank 1 has left with its part"):
-            session.step(2)
-        assert not kept(session)
-
-
 class Reloads(Looks, Sharded):
     def reload(self) -> None:
         assert self.group.forget()
