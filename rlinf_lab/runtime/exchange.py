@@ -19,10 +19,11 @@ _IN_A_CALL = 1 << 20  # exchanges that one call may have
 _KEPT = 1 << 62  # in the place of an iteration: it is not over with any
 
 
-def exchange(host: Host, process: Process, value: Any) -> list[Any]:
+def exchange(host: Host, process: Process, value: Any, keeps_device: bool = False) -> list[Any]:
     """The values of the ranks of this call, in their order. Blocks until each has given its own, as its exchange of the same number.
 
     The device is kept meanwhile, for no plan lets two ranks of a worker share one; but where other workers that may meet sit on it: see `meetings`.
+    ``keeps_device``: also there, for the ranks work together already and hold their devices, as in a collective.
     """
     if process.call is None:
         raise WorkflowError(f"{process.label}: exchange() outside a call: the ranks are not all there yet. Next: call it in a method that the loop calls.")
@@ -42,7 +43,7 @@ def exchange(host: Host, process: Process, value: Any) -> list[Any]:
         for waiter in host._values.set(key, process.rank, call.iteration, value, None, host.say):
             host._wake(waiter)
     host.flush()
-    if host.meetings.steps_aside(process.worker):
+    if not keeps_device and host.meetings.steps_aside(process.worker):
         host.meetings.meet(process, key, ranks, f"the other ranks of {process.worker!r}{within}", advice)
     with host._spans.wait(process):
         return [
@@ -65,12 +66,15 @@ def place_of(process: Process) -> int:
     return -((process.call.call_id * 2 + 1) * _IN_A_CALL + process.exchanges)
 
 
-def leave_behind(host: Host, process: Process, place: int, value: Any) -> None:
-    """See `Context.leave_behind`."""
+def leave_behind(host: Host, process: Process, place: int, value: Any, error: BaseException | None = None) -> None:
+    """See `Context.leave_behind`. ``error``: why there is no value."""
     with host._mutex:
         entry, _ = host._values.entry(place, process.rank, _KEPT)
+        if entry.ready:  # whoever asked has the one before
+            host._values.forget(place, process.rank)
+            entry, _ = host._values.entry(place, process.rank, _KEPT)
         entry.source = (process.worker, process.rank, "leave")
-        for waiter in host._values.set(place, process.rank, _KEPT, value, None, host.say):
+        for waiter in host._values.set(place, process.rank, _KEPT, value, error, host.say):
             host._wake(waiter)
     host.flush()
 
@@ -78,12 +82,20 @@ def leave_behind(host: Host, process: Process, place: int, value: Any) -> None:
 def collect(host: Host, process: Process, place: int, rank: int) -> Any:
     """See `Context.collect`."""
     advice = f"let {process.worker}[{rank}] form the RankGroup with the others, and leave by session.leave()"
-    with host._spans.wait(process):
-        value = host.fetch(process, place, process.worker, rank, _KEPT, within=" that it leaves behind", advice=advice)
+    try:
+        with host._spans.wait(process):  # the failure of a rank that has gone is this call's own: no other call tells it
+            return host.fetch(process, place, process.worker, rank, _KEPT, within=" that it leaves behind", advice=advice)
+    finally:
+        process.heard = None
+        if process.error is None:  # else it was given up, and what comes later would stay
+            discard(host, process, place, rank)
+
+
+def discard(host: Host, process: Process, place: int, rank: int) -> None:
+    """See `Context.discard`."""
     home = host.place[process.worker, rank]
     with host._mutex:
         host._values.forget(place, rank)
         if home != host.name:
             host.say(home, ("collected", place, rank))
     host.flush()
-    return value

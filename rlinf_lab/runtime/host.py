@@ -20,7 +20,6 @@ from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime import setups, turnover, wire
 from rlinf_lab.runtime.arguments import arguments
 from rlinf_lab.runtime.devices import finish_work
-from rlinf_lab.runtime.exchange import exchange
 from rlinf_lab.runtime.far import FarReaders
 from rlinf_lab.runtime.fillers import Patience, keep_filling
 from rlinf_lab.runtime.gate import Gate
@@ -263,7 +262,7 @@ class Host(Scheduler):
                     self.flush()
                     return
         try:
-            turnover.close(process)
+            turnover.close(self, process)
         except BaseException as error:  # also one that leaves: it ends this thread only, and what follows has to be said
             self.errors.append(WorkerError.of(process.worker, process.rank, "close", error, traceback.format_exc()))
         if process.leaving:
@@ -443,10 +442,6 @@ class Host(Scheduler):
                     value.leave(process)
         process.heard = value.error
         return value.get()
-
-    def exchange(self, process: Process, value: Any) -> list[Any]:
-        """What all ranks of the worker give in this call; see `exchange`."""
-        return exchange(self, process, value)
 
     # --- channels: called by the ports -------------------------------------------------------------------
     def reading_queue(self, process: Process, channel: str, iteration: int, key: int) -> Queue:

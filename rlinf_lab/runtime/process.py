@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning.engine import Process as EngineProcess
-from rlinf_lab.runtime.exchange import collect, leave_behind, place_of
+from rlinf_lab.runtime.exchange import collect, discard, exchange, leave_behind, place_of
 from rlinf_lab.runtime.gate import Gate
 from rlinf_lab.runtime.lookout import Lookout
 from rlinf_lab.runtime.parcels import Piece
@@ -98,7 +98,7 @@ class Process:
     filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
     leaving: bool = False
-    farewells: list[Callable[[], None]] = field(default_factory=list)  # what its worker wants to do before it leaves
+    farewells: dict[Callable[[], None], int] = field(default_factory=dict)  # what its worker wants to do before it leaves, and for which place
 
     def let_go(self, held: list[Gate] | None) -> None:
         """Under the host's mutex: the thread need not wait at its gate any more. ``held``: whose gates are opened later; None: it is opened now.
@@ -187,7 +187,6 @@ class HostContext(Context):
         self.ranks = self._all_ranks = ranks
         self.iteration = -1  # in no call
         self.device, self.address = device, host.address
-        self.steps_aside = ranks > 1 and host.meetings.steps_aside(process.worker)
         self.sub_batches = sub_batches
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()
@@ -223,15 +222,20 @@ class HostContext(Context):
         self._host.sleep(self._process, round(seconds * 1e9))
 
     def exchange(self, value: Any) -> list[Any]:
-        return self._host.exchange(self._process, value)
+        return exchange(self._host, self._process, value, keeps_device=self.together > 0)
 
     def on_leaving(self, farewell: Callable[[], None]) -> int:
-        if farewell not in self._process.farewells:
-            self._process.farewells.append(farewell)
-        return place_of(self._process)
+        place = self._process.farewells[farewell] = place_of(self._process)
+        return place
+
+    def take_back(self, farewell: Callable[[], None]) -> None:
+        self._process.farewells.pop(farewell, None)
 
     def leave_behind(self, place: int, value: Any) -> None:
         leave_behind(self._host, self._process, place, value)
+
+    def discard(self, place: int, rank: int) -> None:
+        discard(self._host, self._process, place, rank)
 
     def collect(self, place: int, rank: int) -> Any:
         return collect(self._host, self._process, place, rank)

@@ -8,10 +8,12 @@ ends. A rank that comes is built in a thread of its own, as at the start of a ru
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.engine import ALL, Event
+from rlinf_lab.runtime.exchange import leave_behind
 from rlinf_lab.runtime.members import streamed
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.routing import QueueId, StreamId
@@ -64,16 +66,22 @@ def dismiss_reader(host: Host, name: QueueId, origin: str, there: int, asked: in
         host.far.dismiss(origin, there, asked)
 
 
-def close(process: Process) -> None:
-    """Its worker ends. What the others go on with it leaves behind first, where they do."""
-    farewells, process.farewells = process.farewells, []
+def close(host: Host, process: Process) -> None:
+    """Its worker ends. What the others go on with it leaves behind first, where they do. Raises what of that failed, when all is done."""
+    farewells, process.farewells = process.farewells, {}
     if process.instance is None:
         return
-    try:
-        for say in farewells if process.leaving else ():
+    failed: list[BaseException] = []
+    for say, place in farewells.items() if process.leaving else ():
+        try:
             say()
-    finally:
-        process.instance.close()
+        except BaseException as error:  # others may wait for what it was to leave behind
+            failed.append(error)
+            trace = "".join(traceback.format_exception(error))
+            leave_behind(host, process, place, None, WorkerError.of(process.worker, process.rank, "leave", error, trace))
+    process.instance.close()
+    if failed:
+        raise failed[0]
 
 
 def left(host: Host, process: Process) -> None:

@@ -44,13 +44,14 @@ class Met(NamedTuple):
 
 class Came(NamedTuple):
     """What a rank says of itself before the ranks work together. ``formed``: the group that it is in (0: none), ``last``: that it was in,
-    ``wrapped``: how many modules it works on together with the others, ``worked``: whether it has worked to the end of a ``with group`` before,
-    ``broken``: whether a collective of NCCL may have been broken off since."""
+    ``wrapped``: how many modules it works on together with the others, ``worked``: how much it knows (1: it has worked to the end of a ``with group``,
+    2: and knows what counts, for it began together with the others or took over what they know), ``broken``: whether a collective of NCCL may
+    have been broken off since."""
 
     formed: int
     last: int
     wrapped: int
-    worked: bool
+    worked: int
     broken: bool
 
 
@@ -75,13 +76,17 @@ class RankGroup:
         self._worker, self._timeout = worker, datetime.timedelta(seconds=timeout)
         self._formed = 0  # the number of the group; 0: none now
         self._last = 0  # of the last one
-        self._members: tuple[int, ...] = ()  # ranks in it
-        self._worked = self._broken = False
+        self._members: tuple[int, ...] = ()  # ranks in the last one
+        self._worked = 0  # see `Came`
+        self._broken = False
+        self._within = 0  # `with` blocks under way, among several ranks
+        self._unwraps_later = False  # at the end of the `with`
         self._over = threading.Event()  # the present `with`
         self._watcher: threading.Thread | None = None
         self._place = 0  # of what is left behind for the others; see `Context.on_leaving`
-        self._source = 0  # the position of the first rank that had worked when the group was formed
-        self._formed_now = self._handed_over = False
+        self._source = 0  # the position of the first rank that knew what counts when the group was formed
+        self._formed_now = self._handed = False
+        self._owes = False  # it was a newcomer then, and has not taken over what the others know
         self._alike: list[torch.optim.Optimizer] = []  # those whose states are the same since the group was formed
         self._wrapped: list[nn.Module] = []  # those of `parallel`
         self._group: Any = None
@@ -92,14 +97,13 @@ class RankGroup:
     def __enter__(self) -> RankGroup:
         """Raises what a rank that does not come has raised."""
         self._left_by_now()
-        self._formed_now = self._formed_now and not self._handed_over
         try:
-            if self._formed and self._members != self.members:
-                self._disband()
             if self._worker.ranks > 1:
                 self._meet()
+                self._within += 1
+                self._worker._context.together += 1
             else:
-                self._refuse_to_form_again([self._came()])
+                self._part([self._came()])
         except BaseException:  # a rank may fail before this one has heard that all are here; the others compute already and wait for it
             self._leave_soon()
             raise
@@ -133,26 +137,51 @@ class RankGroup:
 
     @property
     def formed_now(self) -> bool:
-        """Whether what ranks keep may differ: the group was formed at the beginning of this ``with``, or before and nothing has been handed over since. The
-        same on all ranks."""
+        """Whether what ranks keep may differ: since the group was formed, until the end of the first ``with`` in which `handed_over` was called. The same
+        on all ranks."""
         return self._formed_now
 
     def _meet(self) -> None:
         came = [Came(*c) for c in self._worker.exchange(tuple(self._came()))]
-        if not came[0].formed or len({c.formed for c in came}) > 1:
-            self._refuse_to_form_again(came)
-            self.leave()
-            self._source = next((position for position, c in enumerate(came) if c.worked), 0)
-            self._form(max(c.last for c in came) + 1)
-        elif len({c.wrapped for c in came}) > 1 or self._worker._context.steps_aside:
-            self.unwrap()  # some have left their device, or may have while they waited here: wrapping is a collective too, so all do it again
+        if came[0].formed and len({c.formed for c in came}) == 1 and self._members == self.members:
+            if any(c.wrapped for c in came):
+                self._unwrap_alike()
+            return
+        self._part(came)
+        self._source = max(range(len(came)), key=lambda position: (came[position].worked, -position))
+        self._owes = came[self._source].worked > came[self.position].worked
+        self._form(max(c.last for c in came) + 1)
+
+    def _unwrap_alike(self) -> None:
+        """Some may have left their device, also after they had said what they have: wrapping is a collective too, so all do it again.
+
+        A collective tells, for nobody leaves a device in it.
+        """
+        options: Any = dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        most = torch.tensor([len(self._wrapped), -len(self._wrapped)])
+        self._group.allreduce([most], options).wait()
+        if most.sum():
+            self.unwrap()
 
     def _came(self) -> Came:
         return Came(self._formed, self._last, len(self._wrapped), self._worked, self._broken)
 
-    def _disband(self) -> None:
-        """Others take part than before."""
+    def _part(self, came: Sequence[Came]) -> None:
+        """The latest group of these ranks ends. A rank that has gone and come back has a new worker, which was not in it."""
+        self._refuse_to_form_again(came)
+        latest = max(c.last for c in came)
+        stay = [rank for rank, c in zip(self.members, came, strict=True) if c.last == latest]
+        if self._formed:
+            self._disband(stay)
         self.leave()
+        if self._worker.rank == stay[0]:  # nobody goes on with what is still there
+            for rank in self._members:
+                if rank not in stay:
+                    self._worker._context.discard(self._place, rank)
+
+    def _disband(self, stay: Sequence[int]) -> None:
+        """Others take part than before. ``stay``: ranks of the group that do now, too."""
 
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
         """Raise, on all ranks alike, where these ranks cannot go on together any more; also for one alone."""
@@ -170,12 +199,21 @@ class RankGroup:
             self._over.set()
             self._watcher.join()
             self._watcher = None
+        self._end_within()
         if error is not None:
             self._leave_soon()
         elif self._broken:
             self._refuse_broken([self._worker.rank])
         else:
-            self._worked = True
+            self._worked = max(self._worked, 1 if self._owes else 2)
+            self._formed_now = self._formed_now and not self._handed
+
+    def _end_within(self) -> None:
+        if self._within:
+            self._within -= 1
+            self._worker._context.together -= 1
+        if self._unwraps_later and not self._within:
+            self.unwrap()
 
     def _leave_soon(self) -> None:
         """Not at once: what broke off here shall be told before the collectives of the others break off for want of this rank."""
@@ -203,7 +241,7 @@ class RankGroup:
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
         self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
         self._formed = self._last = number
-        self._members, self._formed_now, self._handed_over = self.members, True, False
+        self._members, self._formed_now, self._handed = self.members, True, False
         self.barrier()
 
     def _joined(self, store: Any, address: str) -> Any:
@@ -215,7 +253,13 @@ class RankGroup:
         if (nccl := self._nccl()) is not None:
             nccl.abort()  # not shutdown(), which waits for the others
         self.unwrap()
-        self._group, self._store, self._formed, self._members, self._alike = None, None, 0, (), []
+        self._group, self._store, self._formed, self._alike = None, None, 0, []
+        self._formed_now = self._owes = False
+        self._needs_no_farewell()
+
+    def _needs_no_farewell(self) -> None:
+        """Nobody goes on with what it has."""
+        self._worker._context.take_back(self._say_farewell)
 
     def _say_farewell(self) -> None:
         """This rank goes while the run goes on: the others go on without it."""
@@ -227,11 +271,22 @@ class RankGroup:
         for wrapped in self._wrapped:
             for name in ("process_group", "reducer", "logger"):
                 wrapped.__dict__.pop(name, None)
-        self._wrapped = []
+        self._wrapped, self._unwraps_later = [], False
 
     def offload(self) -> None:
-        """Before the worker leaves its device."""
+        """Before the worker leaves its device. On a CPU what a ``with group`` under way holds is forgotten at its end."""
+        if self._within and self._worker.device == "cpu":
+            self._unwraps_later = True
+            return
+        for wrapped in self._wrapped if self._within else ():  # a parameter that leaves a GPU loses the hooks that average its gradient
+            wrapped.__dict__["forward"] = self._refuse_forward
         self.unwrap()
+
+    def _refuse_forward(self, *inputs: Any, **named: Any) -> Any:
+        raise WorkflowError(
+            f"{self._worker!r}: it had to leave {self._worker.device} within `with group:`, so its module does not average gradients any more. Next: take "
+            f"and put items before or after the block, or begin a new block for each step."
+        )
 
     def forget(self) -> bool:
         """Give up what `parallel` has made; whether the modules and optimisers themselves were changed by it, so that new ones are needed."""
@@ -245,7 +300,10 @@ class RankGroup:
 
         Others get a copy; its tensors come by a collective, onto their own devices. Where nobody has worked yet it is that of the first rank.
         """
-        self._handed_over = True
+        self._handed, self._owes = True, False
+        return self._from_source(value)
+
+    def _from_source(self, value: T) -> T:
         if self._worker.ranks == 1:
             return value
         mine, tensors = self.position == self._source, list[torch.Tensor]()
@@ -283,7 +341,7 @@ class RankGroup:
         if optimizer is None or any(known is optimizer for known in self._alike):
             return
         numbered = optimizer.state_dict()
-        state = self.handed_over(numbered)
+        state = self._from_source(numbered)
         if state is not numbered:
             _take_over(optimizer, state)
         self._alike.append(optimizer)

@@ -126,7 +126,7 @@ class LearnerWorker(TorchWorker):
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """The ranks of this call, which agree on all that makes an update: newcomers take it over, whatever they are asked for first."""
+        """All ranks know the same, newcomers too."""
         with self.group:
             if self.group.formed_now:
                 self._keep(self.group.handed_over(self._kept()))

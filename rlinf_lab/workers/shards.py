@@ -41,7 +41,8 @@ class ShardGroup(RankGroup):
     # --- joining and leaving ------------------------------------------------------------------------------
     def _refuse_to_form_again(self, came: Sequence[Came]) -> None:
         super()._refuse_to_form_again(came)
-        if any(c.wrapped for c in came):
+        latest = max(c.last for c in came)
+        if any(c.wrapped for c in came) and any(c.formed != latest for c in came if c.wrapped or c.last == latest):  # some have left the group
             raise WorkflowError(
                 f"{self._worker!r}: an update of its sharded weights has failed; the shards may be of different steps. Next: go on from "
                 f"a checkpoint, LearnerWorker(state=...)."
@@ -72,19 +73,30 @@ class ShardGroup(RankGroup):
         super().leave()
         _unregister(group)
 
-    def _disband(self) -> None:
+    def _disband(self, stay: Sequence[int]) -> None:
         if self._wrapped:
-            first = next(rank for rank in self._members if rank in self.members)
             mine = self._parts()
             all_parts = None
-            if self._worker.rank == first:
-                all_parts = [mine if rank == first else self._left_behind_by(rank) for rank in self._members]
+            if self._worker.rank == stay[0]:
+                all_parts = self._collected(mine)
             else:
                 self._worker._context.leave_behind(self._place, mine)
             for i, (module, optimizer) in enumerate(zip(self._wrapped, self._optimizers, strict=True)):
                 made_whole(module, optimizer, None if all_parts is None else [parts[i] for parts in all_parts])
-        self.leave()
         self._wrapped, self._optimizers = [], []
+
+    def _collected(self, mine: list[list[Part]]) -> list[list[list[Part]]]:
+        """The parts of all ranks of the group. Nothing stays where it was left, also where some cannot be gone on from."""
+        found: list[list[list[Part]]] = []
+        errors: list[Exception] = []
+        for rank in self._members:
+            try:
+                found.append(mine if rank == self._worker.rank else self._left_behind_by(rank))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return found
 
     def _left_behind_by(self, rank: int) -> list[list[Part]]:
         parts: list[list[Part]] | None = self._worker._context.collect(self._place, rank)
@@ -94,6 +106,10 @@ class ShardGroup(RankGroup):
                 f"checkpoint, LearnerWorker(state=...)."
             )
         return parts
+
+    def _needs_no_farewell(self) -> None:
+        if not self._wrapped:  # else the others have to hear that its shards are lost
+            super()._needs_no_farewell()
 
     def _parts(self) -> list[list[Part]]:
         return [parts_of(module, optimizer) for module, optimizer in zip(self._wrapped, self._optimizers, strict=True)]
@@ -108,6 +124,8 @@ class ShardGroup(RankGroup):
 
     def forget(self) -> bool:
         known, self._wrapped, self._optimizers, self._broken = bool(self._wrapped), [], [], False
+        if not self._formed:
+            self._needs_no_farewell()
         return known
 
     # --- working together -----------------------------------------------------------------------------------

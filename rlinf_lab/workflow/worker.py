@@ -92,7 +92,7 @@ class Context:
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
     ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
     ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
-    the loopback's where all ranks are on one node), ``steps_aside`` (whether others may get the device while ranks of this worker meet).
+    the loopback's where all ranks are on one node), ``together`` (within how many ``with group`` blocks the ranks are: an exchange there keeps the device).
     """
 
     name: str = ""
@@ -104,7 +104,7 @@ class Context:
     iteration: int = 0
     apart: bool = True
     address: str = "127.0.0.1"
-    steps_aside: bool = False
+    together: int = 0
 
     def span(self, label: str) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -129,11 +129,17 @@ class Context:
 
     def on_leaving(self, farewell: Callable[[], None]) -> int:
         """Have something done when this rank leaves, before its `Worker.close`. Returns a place for what it leaves behind, the same on all ranks that
-        ask after the same exchange."""
+        ask after the same exchange. Where it fails, who collects from that place hears why."""
         return 0
 
+    def take_back(self, farewell: Callable[[], None]) -> None:
+        """Nothing of it is to be done any more when this rank leaves."""
+
     def leave_behind(self, place: int, value: Any) -> None:
-        """For a rank that asks for it in `collect`, perhaps in a later iteration. Values must pickle."""
+        """For a rank that asks for it in `collect`, perhaps in a later iteration; instead of what this rank has left there before. Values must pickle."""
+
+    def discard(self, place: int, rank: int) -> None:
+        """Nobody will collect what that rank has left behind."""
 
     def collect(self, place: int, rank: int) -> Any:
         """What another rank has left behind, or will; nobody else can get it afterwards. Blocks."""

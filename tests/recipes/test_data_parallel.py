@@ -236,3 +236,61 @@ def test_a_rank_alone_needs_no_group() -> None:
     assert worker.train() == ([[1.0, 1.0]], {"rank": 0.0}) and worker.group.parallel(worker.net) is worker.net
     worker.group.barrier()
     assert repr(worker.group) == "RankGroup(<Together, by hand>, rank 0 of 1, not formed)"
+
+
+class LeavesItsDevice(Meeting):
+    """Rank 1 has to leave its device after it has said what it has, in the first exchange of its second `with`."""
+
+    leaves = None
+
+    def exchange(self, value: object) -> list:
+        self.meetings = 10  # nobody is given up
+        met = super().exchange(value)
+        if self.rank == 1 and self.leaves is not None:
+            self.leaves()
+            self.leaves = None
+        return met
+
+
+def test_a_rank_that_leaves_its_device_while_it_meets_wraps_its_modules_together_with_the_others() -> None:
+    """One rank had wrapped its module, a collective, while the other computed: both ran into the time-out. Within the `with` nothing is unwrapped."""
+    values, barrier = [None, None], threading.Barrier(2, timeout=60)
+
+    def thrice(rank: int) -> list[float]:
+        worker, gradients = lab.Worker(), []
+        worker._context = LeavesItsDevice(rank, values, barrier)
+        group, module = RankGroup(worker, timeout=10), nn.Linear(2, 1)
+        for number in range(3):
+            worker._context.leaves = group.offload if number == 1 else None
+            with group:
+                assert worker._context.together == 1
+                model = group.parallel(module)
+                if rank == 1 and number == 1:
+                    group.offload()  # at a put in between
+                module.zero_grad()
+                model(torch.full((1, 2), rank + 1.0)).sum().backward()
+                gradients.append(module.weight.grad[0, 0].item())
+            assert worker._context.together == 0
+        group.leave()
+        return gradients
+
+    with ThreadPoolExecutor(2) as pool:
+        assert [rank.result(timeout=60) for rank in [pool.submit(thrice, rank) for rank in range(2)]] == [[1.5] * 3] * 2
+
+
+def test_a_module_whose_rank_has_left_its_gpu_within_the_with_refuses_to_go_on() -> None:
+    values, barrier = [None, None], threading.Barrier(2, timeout=60)
+
+    def once(rank: int) -> None:
+        group = on_gpus(Meeting(rank, values, barrier))
+        with group:
+            model = group.parallel(nn.Linear(2, 1))
+            group._worker._context.device = "cuda:0"
+            group.offload()
+            with pytest.raises(WorkflowError, match="had to leave cuda:0 within `with group:`.*Next: take"):
+                model(torch.zeros(1, 2))
+        group.leave()
+
+    with ThreadPoolExecutor(2) as pool:
+        for rank in [pool.submit(once, rank) for rank in range(2)]:
+            rank.result(timeout=60)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 import rlinf_lab as lab
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.recipes.ppo import PPOConfig, build
 from rlinf_lab.workers import RankGroup, ShardGroup
 from rlinf_lab.workflow.worker import Context
@@ -240,18 +242,167 @@ def test_shards_of_an_update_that_failed_are_not_gone_on_from_when_a_rank_leaves
             what("learner", 1)
 
 
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_rank_that_goes_and_comes_back_between_two_updates_is_a_newcomer(executor: str) -> None:
+    """Its number alone does not tell."""
+    for cls in (Learner, Sharded):
+        flow = lab.Workflow("back")
+        learner = flow.worker(cls, name="learner")
+        flow.iteration(lambda step, learner=learner: learner.train(step))
+        plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+        with lab.session(flow, plan, executor=executor, emulate=True) as session:
+            session.step(0)
+            session.leave("learner", 1)
+            session.join("learner", 1)
+            (_, zero), (_, one) = session.step(1)
+            assert zero == one and all(np.allclose(a, b, atol=1e-6) for a, b in zip(zero, by_hand(2)[1], strict=True))
+
+
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_a_newcomer_knows_the_same_also_when_a_checkpoint_is_made_first(parallel: str) -> None:
+def test_a_checkpoint_before_its_first_update_takes_nothing_from_a_newcomer(parallel: str) -> None:
+    """What each rank knows is read from the ranks themselves: it differed without a word."""
     flow = build(replace(SMALL, parallel=parallel))
     plan = lab.ExecutionPlan.temporal(flow, ["cpu:0", "cpu:1"], {"learner": 2})
     with lab.session(flow, plan, emulate=True, absent={"learner": [1]}) as session:
-        for _ in range(2):
-            session.step()
+        session.step()
         session.join("learner", 1)
-        session.step("state")
-        for _ in range(2):
-            session.step()
+        before = session.step("state")
+        assert before["weights"].version == 1
+        session.step()
         ranks = [p.instance for p in session._loop.host.ranks if p.worker == "learner"]
-        assert len(ranks) == 2
-        known = [(w.policy.version, w.env_steps, str(w._rng.bit_generator.state), w.moments.mean.tolist()) for w in ranks]
-    assert known[0] == known[1] and known[0][0] == 4
+        zero, one = ({**w._kept(), "moments": w.moments.mean.tolist()} for w in ranks)
+        assert zero == one and zero["version"] == 2 and zero["env_steps"] > before["env_steps"] > 0
+
+
+class Looks(Learner):
+    """A `with group` that hands nothing over may come first."""
+
+    def do(self, what: str, step: int) -> Any:
+        return self.train(step) if what == "train" else getattr(self, what)()
+
+    def look(self) -> bool:
+        with self.group:
+            self.group.barrier()
+            return self.group.formed_now
+
+    def known(self) -> int:
+        return self.steps
+
+
+def test_newcomers_may_take_over_in_a_later_with() -> None:
+    flow = lab.Workflow("looks")
+    learner = flow.worker(Looks, name="learner")
+    flow.iteration(lambda what, step=0: learner.do(what, step))
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+    with lab.session(flow, plan, emulate=True, absent={"learner": [1]}) as session:
+        for step in range(3):
+            session.step("train", step)
+        session.join("learner", 1)
+        assert session.step("look") == [True, True] == session.step("look")
+        (_, zero), (_, one) = session.step("train", 3)
+        assert zero == one and session.step("look") == [False, False] and session.step("known") == [4, 4]
+
+
+def kept(session: Any) -> list[Any]:
+    return [value for value in session._loop.host._values._values.values() if value.iteration > 10]
+
+
+class Reloads(Looks, Sharded):
+    def reload(self) -> None:
+        assert self.group.forget()
+        self.net, self.optimizer = net(0)
+
+
+def test_parts_that_a_checkpoint_has_replaced_are_forgotten() -> None:
+    flow = lab.Workflow("reloads")
+    learner = flow.worker(Reloads, name="learner")
+    flow.iteration(lambda what, step=0: learner.do(what, step))
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+    with lab.session(flow, plan, emulate=True) as session:
+        session.step("train", 0)
+        session.leave("learner", 1)
+        session.step("reload")
+        until = time.monotonic() + 30
+        while not kept(session):  # it goes in a thread of its own
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        session.step("train", 0)
+        assert not kept(session)
+
+
+def test_two_ranks_that_are_gone_are_both_collected_before_either_is_judged() -> None:
+    collected = []
+
+    class Gone(Context):
+        def collect(self, place: int, rank: int) -> Any:
+            collected.append(rank)
+            return None if rank == 1 else []
+
+    worker = lab.Worker()
+    worker._context = Gone()
+    group = ShardGroup(worker)
+    group._members = (0, 1, 2)
+    with pytest.raises(WorkflowError, match="rank 1 has left with its part"):
+        group._collected([])
+    assert collected == [1, 2]
+
+
+class Unwell(Sharded):
+    def made_group(self) -> RankGroup:
+        class Unwell(ShardGroup):
+            def _parts(self) -> Any:
+                if self._worker.rank == 1:
+                    raise MemoryError("no room for its part")
+                return super()._parts()
+
+        return Unwell(self, timeout=60)
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_farewell_that_fails_is_the_reason_that_the_others_hear(executor: str) -> None:
+    """They had waited for what did not come."""
+    flow = lab.Workflow("unwell")
+    learner = flow.worker(Unwell, name="learner")
+    flow.iteration(lambda step: learner.train(step))
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+    heard = False
+    at_the_end = pytest.raises(lab.WorkerError, match="rank 1 failed in close.*no room for its part")
+    with at_the_end, lab.session(flow, plan, executor=executor, emulate=True) as session:
+        session.step(0)
+        session.leave("learner", 1)
+        with pytest.raises(lab.WorkerError, match=r"(?s)rank 1 failed in leave\(\).*no room for its part"):
+            session.step(1)
+        heard = True
+    assert heard
+
+
+class GroupPerCall(lab.Worker):
+    def train(self) -> int:
+        with RankGroup(self) as group:
+            group.barrier()
+            group.leave()
+        return len(self._context._process.farewells)
+
+
+def test_a_group_that_was_left_is_not_kept_for_its_farewell() -> None:
+    flow = lab.Workflow("per_call")
+    learner = flow.worker(GroupPerCall, name="learner")
+    flow.iteration(lambda: learner.train())
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0, 1]})
+    with lab.session(flow, plan, emulate=True) as session:
+        assert [session.step() for _ in range(3)] == [[0, 0]] * 3
+
+
+def test_what_is_left_behind_twice_is_there_as_it_was_left_last() -> None:
+    class Leaves(lab.Worker):
+        def go(self) -> Any:
+            for value in range(2 * self.rank):
+                self._context.leave_behind(-5, value)
+            self.exchange(None)
+            return self._context.collect(-5, 1) if self.rank == 0 else None
+
+    flow = lab.Workflow("twice")
+    leaves = flow.worker(Leaves, name="leaves")
+    flow.iteration(lambda: leaves.go())
+    with lab.session(flow, lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"leaves": [0, 1]}), emulate=True) as session:
+        assert session.step() == [1, None] and not kept(session)

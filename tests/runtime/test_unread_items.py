@@ -83,7 +83,7 @@ def test_items_that_are_left_fail_the_iteration_and_the_next_one_goes_on(far: bo
     left = r"Iteration 1 of workflow 'unread' .* Channel 'items': \d of \d items.* are left; taker\[0\].take\(\) read 3. Next: read .*discard_unread=True"
     with pytest.raises(WorkflowError, match=left):
         one.step()
-    with pytest.raises(WorkflowError, match=r"[12] of [78] items.* are left; taker\[0\].take\(\) read 6"):
+    with pytest.raises(WorkflowError, match=r"(1 of 7|2 of 8) items.* are left; taker\[0\].take\(\) read 6"):
         one.step(8, 3, 2)
     with pytest.raises(WorkflowError, match=r"1 of 1 items.* are left; taker\[0\].take\(\) read 0"):
         one.step(1, 0)

@@ -133,6 +133,8 @@ class Hosts:
     def __init__(self, logs: Path) -> None:
         self._logs, self._prefix = logs, f"rl{os.getpid() % 100_000}x"
         self._started: list[subprocess.Popen] = []
+
+    def connect(self) -> None:
         for i in range(3):
             _call("ip", "netns", "add", self.name(i))
             self.inside(i, "ip", "link", "set", "lo", "up")
@@ -219,11 +221,12 @@ def _environment() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    made = Hosts(tmp_path_factory.mktemp("logs"))
     try:
-        made = Hosts(tmp_path_factory.mktemp("logs"))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespaces here: {error.stderr}")
-    try:
+        try:
+            made.connect()
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr}")
         made.start_ray()
         yield made
     finally:
