@@ -184,12 +184,15 @@ def run(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("task", ["PushCube-v1", "PullCube-v1", "PickCube-v1"])
+@pytest.mark.parametrize("task", ["PushCube-v1", pytest.param("PullCube-v1", marks=pytest.mark.slow), "PickCube-v1"])
 def test_a_batch_equals_the_stock_environments(task: str) -> None:
     run(EQUAL, task)
 
 
-@pytest.mark.parametrize(("task", "how"), [("PickCube-v1", "batched"), ("PushCube-v1", "batched"), ("PickCube-v1", "stock")])
+@pytest.mark.parametrize(
+    ("task", "how"),
+    [("PickCube-v1", "batched"), pytest.param("PushCube-v1", "batched", marks=pytest.mark.slow), pytest.param("PickCube-v1", "stock", marks=pytest.mark.slow)],
+)
 def test_it_goes_on_where_it_was_saved(task: str, how: str) -> None:
     run(LEAVES, task, how)
 
