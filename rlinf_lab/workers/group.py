@@ -67,7 +67,9 @@ class RankGroup:
     """The ranks of ``worker`` that take part in a call as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
 
     ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if others take part than
-    before (all ranks of the call must come), and leaves it when the body raises. ``timeout``: seconds that a collective waits for the others.
+    before (all ranks of the call must come), and leaves it when the body raises. Take and put items before or after the block: under a plan that lets
+    another worker whose ranks meet share the devices, the block refuses a get, and a put into a channel with a capacity, by `WorkflowError`.
+    ``timeout``: seconds that a collective waits for the others.
     """
 
     def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
