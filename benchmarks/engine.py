@@ -47,7 +47,8 @@ def microseconds_per_meeting(times: int, executor: str, shares: bool) -> float:
     both = [[0], [1]]
     places = {"meets": both}
     if shares:
-        places[flow.worker(Meets, name="others").name] = both
+        flow.worker(Meets, name="others")
+        places["others"] = both
 
     @flow.iteration
     def iteration() -> Any:
