@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlinf_lab.errors import Cancelled, MissingDependencyError, WorkflowError
+from rlinf_lab.errors import Cancelled, MissingDependencyError, WorkflowError, shown
 from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.worker import Worker
 
@@ -146,7 +146,14 @@ class RankGroup:
         return self._formed_now
 
     def _meet(self) -> None:
-        came = [Came(*c) for c in self._worker.exchange(tuple(self._came()))]
+        told = self._worker.exchange(tuple(self._came()))
+        for rank, other in zip(self.members, told, strict=True):
+            if type(other) is not tuple or len(other) != len(Came._fields):
+                raise WorkflowError(
+                    f"{self._worker!r}: rank {rank} gave {shown(other)} to an exchange() of its own where this rank began `with group:`. Next: let all ranks "
+                    f"call exchange() and begin `with group:` in the same order."
+                )
+        came = [Came(*c) for c in told]
         if came[0].formed and len({c.formed for c in came}) == 1 and self._members == self.members:
             if any(c.wrapped for c in came):
                 self._unwrap_alike()

@@ -330,3 +330,21 @@ def test_a_module_whose_rank_has_left_its_gpu_within_the_with_refuses_to_go_on()
     with ThreadPoolExecutor(2) as pool:
         for rank in [pool.submit(once, rank) for rank in range(2)]:
             rank.result(timeout=60)
+
+
+class OutOfOrder(lab.Worker):
+    def train(self) -> None:
+        if self.rank:
+            self.exchange("of its own")
+        with RankGroup(self, timeout=60):
+            pass
+
+
+def test_an_exchange_that_meets_the_group_of_another_rank_is_named() -> None:
+    flow = lab.Workflow("mixed")
+    mixed = flow.worker(OutOfOrder, name="mixed")
+    flow.iteration(lambda: mixed.train())
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"mixed": [0, 1]})
+    message = r"rank 1 gave 'of its own' to an exchange\(\) of its own where this rank began `with group:`.*in the same order"
+    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match=message):
+        session.step()
