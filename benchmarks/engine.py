@@ -1,11 +1,13 @@
-"""Cost of the engine's decision, as the number of workers grows."""
+"""Cost of the engine's decision, as the number of workers grows; and of a meeting of two ranks."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from harness import Case
 
+import rlinf_lab as lab
 from rlinf_lab.planning.engine import Engine, Event
 
 
@@ -27,10 +29,47 @@ def microseconds_per_event(pairs: int, rounds: int) -> float:
     return (time.perf_counter() - start) / (2 * turns * pairs) * 1e6
 
 
+class Meets(lab.Worker):
+    def meet(self, times: int) -> float:
+        """Seconds of one meeting, when the first ones have been."""
+        for _ in range(times // 10 + 1):
+            self.exchange(None)
+        start = time.perf_counter()
+        for _ in range(times):
+            self.exchange(None)
+        return (time.perf_counter() - start) / times
+
+
+def microseconds_per_meeting(times: int, executor: str, shares: bool) -> float:
+    """Two ranks that do nothing else. ``shares``: another worker whose ranks may meet has the same devices, so these step aside and come back."""
+    flow = lab.Workflow("meetings")
+    meets = flow.worker(Meets, name="meets")
+    both = [[0], [1]]
+    places = {"meets": both}
+    if shares:
+        flow.worker(Meets, name="others")
+        places["others"] = both
+
+    @flow.iteration
+    def iteration() -> Any:
+        return meets.meet(times)
+
+    with lab.session(flow, lab.ExecutionPlan("meetings", ("cpu:0", "cpu:1"), places), executor) as session:
+        return max(session.step()) * 1e6
+
+
+def meeting(executor: str, shares: bool, times: int) -> Case:
+    name = f"meeting_{executor}{'_shared' * shares}"
+    what = "another worker that meets has the same devices" if shares else "devices of their own"
+    return Case(name, "us a meeting", lambda: microseconds_per_meeting(times, executor, shares), note=f"exchange() of 2 ranks, {what}")
+
+
 def cases(smoke: bool) -> list[Case]:
     rounds = 500 if smoke else 100_000
     sizes = (5, 50) if smoke else (5, 50, 500, 2_000)
+    times = 20 if smoke else 2_000
     return [
+        *(meeting(executor, shares, times) for executor in ("local", "processes") for shares in (False, True)),
         Case(
             "engine_decision", "us an event", lambda: microseconds_per_event(5, rounds), target="<= 5", target_of="value",
             curve=lambda: [[2 * n, microseconds_per_event(n, rounds)] for n in sizes], note="curve: number of workers, us",

@@ -328,7 +328,7 @@ class Host(Scheduler):
                 self.say(home, ("read", channel, call.iteration, self.name, process.index))
             else:
                 self.reader_ended(channel, call.iteration)
-        self.weights.ended(process, error is None)  # before the driver hears that the call has ended
+        self.weights.ended(process, call, error is None)  # before the driver hears that the call has ended
         self._complete(call, process, value, error, moved(process.ports))
         self._wake(process)
 

@@ -3,8 +3,9 @@
     rank: exchange() ── ASIDE ──> its host's engine gives the device to others; "came" ──> driver: all there? ── "met" ──> hosts: back, before those with items
 
 The driver says in which order meetings were complete, and links keep it, so no two devices disagree; see `planning.meeting` for why that is enough. Only
-where two workers that may meet share a device: others keep theirs and need nobody's word. Whoever puts or gets between a meeting and a collective of torch
-gives its device away once more, and comes back like anybody else: two workers that do so can wait for each other in torch, until its time-out.
+where two workers that may meet share a device: others keep theirs and need nobody's word. Whoever waits at a channel between a meeting and a collective of
+torch gives its device away once more, and comes back like anybody else: the ranks of two workers could then wait for each other inside torch. So there, what
+may wait at a channel is refused within ``with group:``. (A collective outside of such a block nobody here knows of.)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rlinf_lab.errors import WorkflowError
 from rlinf_lab.planning.engine import Do, Event
 from rlinf_lab.runtime.devices import finish_work
 from rlinf_lab.runtime.process import Process
@@ -41,17 +43,33 @@ class Meetings:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._steps_aside: dict[str, bool] = {}
+        self._beside: dict[str, str] = {}
         self._waiting: dict[int, dict[Process, _Place]] = defaultdict(dict)  # ranks of this host, by meeting
         self._there: dict[_Place, set[int]] = defaultdict(set)  # the driver's: which ranks have come
 
     def steps_aside(self, worker: str) -> bool:
         """Whether another worker whose ranks may meet sits on a device of this one."""
-        if worker not in self._steps_aside:
+        return bool(self._other(worker))
+
+    def _other(self, worker: str) -> str:
+        """The first such worker; "": none."""
+        if worker not in self._beside:
             host = self._host
             others = [w for w in host.layout.graph.workers if w != worker and host.layout.ranks(w) > 1 and host.layout.share_a_device(w, worker)]
-            self._steps_aside[worker] = any(may_meet(host._declarations[w].cls) for w in others)
-        return self._steps_aside[worker]
+            self._beside[worker] = next((w for w in others if may_meet(host._declarations[w].cls)), "")
+        return self._beside[worker]
+
+    def refuse_within(self, process: Process, channel: str, gets: bool) -> None:
+        """In the thread of a rank within ``with group:``: `WorkflowError` where it may have to wait and others that meet share the devices."""
+        other, call = self._other(process.worker), process.call
+        if call is None or not other or (not gets and self._host.layout.capacity(channel) is None):
+            return
+        does = f"gets from channel {channel!r}" if gets else f"puts into channel {channel!r}, which has a capacity,"
+        raise WorkflowError(
+            f"{process.label}: {call.method}() {does} within `with group:`. This plan lets {other!r}, whose ranks meet too, share its devices: while one rank "
+            f"waited there, {other!r} would get its device, and the ranks of both would wait for each other inside torch. Next: take and put items before or "
+            f"after the block (one block for each step), or choose a plan in which {process.worker!r} and {other!r} share no device."
+        )
 
     def meet(self, process: Process, key: int, ranks: tuple[int, ...], what: str, advice: str) -> None:
         """Wait, without devices, until all of these ranks have come. Their values are asked for meanwhile."""

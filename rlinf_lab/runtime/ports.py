@@ -49,6 +49,8 @@ class InboxPort:
 
     def _get(self, queue: Queue, wanted: int) -> list[Any]:
         self.moved.asked = True
+        if self._process.together:
+            self._host.meetings.refuse_within(self._process, self._channel, gets=True)
         items = self._host.get(self._process, queue, wanted)
         self.moved.items += len(items)
         return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
@@ -119,6 +121,8 @@ class OutboxPort:
             self._put(queue, portion, weight, priority)
 
     def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
+        if self._process.together:
+            self._host.meetings.refuse_within(self._process, self._channel, gets=False)
         tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
         self._host.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
         self.moved.items += len(items)

@@ -94,6 +94,7 @@ class Process:
     asked: int = 0  # gets of queues on other hosts so far: an answer to an earlier one is not taken for that of the last
     instance: Worker | None = None
     exchanges: int = 0  # of the present call so far
+    together: int = 0  # see `Context.together`
     ports: list[Any] = field(default_factory=list)  # the ends of channels that its present call was given
     filled: Filled | None = None  # it is a filler's
     joining: bool = False  # it is being built while the run goes on
@@ -191,6 +192,14 @@ class HostContext(Context):
         self.logs_to = 0  # the iteration of the latest call; what setup logs belongs to the first one
         self._pictures = PictureBudget()
 
+    @property
+    def together(self) -> int:
+        return self._process.together
+
+    @together.setter
+    def together(self, blocks: int) -> None:
+        self._process.together = blocks
+
     @contextlib.contextmanager
     def during(self, call: CallSpec) -> Iterator[None]:
         """What the worker sees while it is in a call."""
@@ -222,7 +231,7 @@ class HostContext(Context):
         self._host.sleep(self._process, round(seconds * 1e9))
 
     def exchange(self, value: Any) -> list[Any]:
-        return exchange(self._host, self._process, value, keeps_device=self.together > 0)
+        return exchange(self._host, self._process, value, keeps_device=self._process.together > 0)
 
     def on_leaving(self, farewell: Callable[[], None]) -> int:
         place = self._process.farewells[farewell] = place_of(self._process)

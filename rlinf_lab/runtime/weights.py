@@ -3,6 +3,11 @@
 An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front of any call of a
 later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
 when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
+
+    ranks of one call: "fix" ──> the host of rank 0: the newest that it or who asks knows ── "fixed" ──> the same version for all of them
+
+A learner may publish between the pulls of two ranks, so where a call has several, who pulls first fixes the version for all. One that is superseded is
+kept until no call can want it any more: until all iterations that may have begun before the driver heard of the next one are over.
 """
 
 from __future__ import annotations
@@ -25,28 +30,65 @@ if TYPE_CHECKING:
 NEVER = Published(0, None)
 
 
-@dataclass(eq=False)
-class Store:
-    """One store as one host knows it: what is here, and what is said to be elsewhere."""
-
-    here: Published = NEVER
-    known: int = 0  # the newest version that is published
-    home: str = ""  # the host where it lies
-    owner: str = ""  # the worker that publishes
-    asked: bool = False
-    waiters: list[Process] = field(default_factory=list)
-    shipped: Shipping | None = None  # where it was published: how it travels
-    buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
-    parcel: list[Arrived] | None = None  # all of them, to be put together by the first who pulls
-    base: Cargo | None = None  # the version before, as it travelled
-    opening: threading.Lock = field(default_factory=threading.Lock)
-
-
 class Shipping(NamedTuple):
     """``delta``: only what has changed. ``bucket``: bytes of a message at most."""
 
     delta: bool
     bucket: int
+
+
+@dataclass(eq=False)
+class Held:
+    """A version that is here. ``shipping``: where it was published, how it travels; ``buckets``: how it came, until the first who pulls it has put it
+    together upon ``base``."""
+
+    version: int
+    state: Any = None
+    shipping: Shipping | None = None
+    buckets: list[Arrived] | None = None
+    base: Cargo | None = None
+    opening: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Question(NamedTuple):
+    """What has one answer for all ranks of a call."""
+
+    call_id: int
+    name: str
+    at_least: int
+
+
+@dataclass(eq=False)
+class Answer:
+    """``version``: -1 until it is known."""
+
+    iteration: int
+    version: int = -1
+    waiters: list[Process] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class Store:
+    """One store as one host knows it: what is here, and what is said to be elsewhere."""
+
+    held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way may want
+    announced: list[tuple[int, int]] = field(default_factory=list)  # as many versions, each with the iteration in which it was published
+    home: str = ""  # the host where it lies
+    owner: str = ""  # the worker that publishes
+    asked: int = 0  # the version that is on its way, one at a time
+    waiters: dict[Process, int] = field(default_factory=dict)  # and the version that each wants
+    buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
+    under: Cargo | None = None  # what it is put upon
+    base: Cargo | None = None  # the version before, as it travelled
+
+    @property
+    def known(self) -> int:
+        """The newest version that is published."""
+        return self.announced[-1][0] if self.announced else 0
+
+    def first(self, wanted: int) -> int:
+        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
+        return next((version for version, _ in self.announced if version >= wanted), 0)
 
 
 class WeightTable:
@@ -57,6 +99,8 @@ class WeightTable:
         self._stores: dict[str, Store] = {}
         self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None]]]] = {}  # published in the call that is going on
         self._outgoing: dict[tuple[str, str], Outgoing] = {}  # by store and host: what is on its way, or came there last
+        self._answers: dict[Question, Answer] = {}
+        self._keeps = any(host.layout.ranks(worker) > 1 for worker in host.layout.graph.workers)  # else nobody wants any but the newest
 
     def _store(self, name: str) -> Store:
         return self._stores.setdefault(name, Store())
@@ -74,115 +118,204 @@ class WeightTable:
             unseen.append((state, shipping))
             return store.known + len(unseen)
 
-    def pull(self, process: Process, name: str, at_least: int) -> Published:
+    def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
         host, store = self._host, self._store(name)
-        wanted = max(store.known, at_least)
-        if store.here.version >= wanted:
-            return self._opened(store)
-        with host._spans.wait(process):
-            while store.here.version < wanted:
-                self._wait(process, store, name, wanted)
-        return self._opened(store)
+        alone = len(call.taken_by(host.layout.ranks(call.worker))) == 1
+        wanted = max(store.known, at_least) if alone else self._of_the_call(process, call, Question(call.call_id, name, at_least))
+        if not wanted:
+            return NEVER
+        with host._mutex:
+            held = self._found(store, wanted)
+        if held is None:
+            with host._spans.wait(process):
+                while (held := self._awaited(process, store, name, wanted)) is None:
+                    pass
+        return self._opened(store, held)
 
-    def _opened(self, store: Store) -> Published:
-        """The version that is here, put together if it came in buckets."""
-        with store.opening:
-            while (parcel := store.parcel) is not None:
-                cargo = assembled(parcel, store.base)
-                state = cargo.open()
+    def _found(self, store: Store, wanted: int) -> Held | None:
+        """Under the mutex: this version, or the first one after it; where none is kept, any after it."""
+        version = store.first(wanted)
+        if version in store.held or self._keeps:
+            return store.held.get(version)
+        return next((held for held in store.held.values() if held.version >= wanted), None)
+
+    def _opened(self, store: Store, held: Held) -> Published:
+        """Put together, if it came in buckets."""
+        with held.opening:
+            if held.buckets is not None:
+                cargo = assembled(held.buckets, held.base)
+                held.state, held.buckets, held.base = cargo.open(), None, None
                 with self._host._mutex:
-                    store.base = cargo
-                    if store.parcel is parcel:  # no newer one has come meanwhile
-                        store.here, store.parcel = Published(cargo.version, state), None
-            return store.here
+                    if store.base is None or store.base.version < cargo.version:
+                        store.base = cargo
+            return Published(held.version, held.state)
 
-    def _wait(self, process: Process, store: Store, name: str, wanted: int) -> None:
+    def _awaited(self, process: Process, store: Store, name: str, wanted: int) -> Held | None:
         host = self._host
         with host._mutex:
             host._raise_if_interrupted(process)
-            waits = store.here.version < wanted
-            if waits:
-                store.waiters.append(process)
-                self._ask(name, store)
-                process.awaited = f"{store.owner}[0]" if store.owner else ""
-                there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
-                process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
-                host._block(process, "value", f"version {wanted} of the weights {name!r}")
+            if (held := self._found(store, wanted)) is not None:
+                return held
+            store.waiters[process] = wanted
+            self._ask(name, store)
+            process.awaited = f"{store.owner}[0]" if store.owner else ""
+            there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
+            process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+            host._block(process, "value", f"version {wanted} of the weights {name!r}")
         host.flush()
-        if waits:
+        try:
+            host._park(process)
+            host._raise_if_interrupted(process)
+        finally:
+            with host._mutex:
+                if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
+                    store.asked = 0
+        return None
+
+    # --- the version of a call ---------------------------------------------------------------------------------
+    def _of_the_call(self, process: Process, call: CallSpec, question: Question) -> int:
+        """The version that all its ranks get."""
+        host, home = self._host, self._host.place[call.worker, 0]  # rank 0 takes part in every call
+        with host._mutex:
+            known = self._store(question.name).known
+            if home == host.name:
+                return self.decide(question, call.iteration, known)
+            answer = self._answers.get(question)
+            if answer is None:
+                answer = self._answers[question] = Answer(call.iteration)
+                host.say(home, ("fix", question, call.iteration, known, host.name))
+            if answer.version >= 0:
+                return answer.version
+            host._raise_if_interrupted(process)
+            answer.waiters.append(process)
+            process.awaited, process.advice = f"{call.worker}[0]", ""
+            host._block(process, "value", f"the version of the weights {question.name!r} that its call has")
+        host.flush()
+        with host._spans.wait(process):
             try:
                 host._park(process)
                 host._raise_if_interrupted(process)
             finally:
                 with host._mutex:
-                    if process in store.waiters:  # interrupted: the answer may never come, and whoever waits next asks again
-                        store.waiters.remove(process)
-                        store.asked = False
+                    if process in answer.waiters:
+                        answer.waiters.remove(process)
+        return answer.version
+
+    def decide(self, question: Question, iteration: int, known: int) -> int:
+        """Under the mutex, at the host of rank 0; ``known``: the newest version that who asks knows."""
+        if question not in self._answers:
+            before = [a.version for q, a in self._answers.items() if q[:2] == question[:2] and a.version >= question.at_least]
+            version = min(before, default=max(known, self._store(question.name).known, question.at_least))
+            self._answers[question] = Answer(iteration, version)
+        return self._answers[question].version
+
+    def fixed(self, question: Question, version: int) -> None:
+        """Under the mutex: so the host of rank 0 has decided."""
+        if (answer := self._answers.get(question)) is None:  # its iteration is over
+            return
+        answer.version = version
+        waiters, answer.waiters = answer.waiters, []
+        for process in waiters:
+            self._host._wake(process)
 
     # --- under the mutex -----------------------------------------------------------------------------------
-    def ended(self, process: Process, well: bool) -> None:
+    def ended(self, process: Process, call: CallSpec, well: bool) -> None:
         """A rank's call has ended: what it has published is there now, unless the call failed."""
         for name, states in self._unseen.pop(process, {}).items():
             if well:
                 version = self._store(name).known + len(states)
-                state, self._store(name).shipped = states[-1]
-                self.arrived(name, version, state)
-                self.announced(name, version, process.worker, self._host.name)
+                self._take(self._store(name), Held(version, *states[-1]))
+                self.announced(name, version, process.worker, self._host.name, call.iteration)
                 if self._host.loop is None:
-                    self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name))
+                    self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name, call.iteration))
 
-    def announced(self, name: str, version: int, owner: str, home: str) -> None:
+    def announced(self, name: str, version: int, owner: str, home: str, iteration: int) -> None:
         """There is a new version; the driver passes it on."""
         store = self._store(name)
-        store.known, store.owner, store.home = version, owner, home
-        if store.waiters:
-            self._ask(name, store)
+        store.announced.append((version, iteration))
+        store.owner, store.home = owner, home
+        if not self._keeps:
+            del store.announced[:-1]
+        self._serve(name, store)
         if self._host.loop is not None:
             for other in self._host.loop.others:
                 if other != home:
-                    self._host.say(other, ("published", name, version, owner, home))
+                    self._host.say(other, ("published", name, version, owner, home, iteration))
+
+    def _serve(self, name: str, store: Store) -> None:
+        """Let those go on whose version is here, and ask for another one's."""
+        for process, wanted in list(store.waiters.items()):
+            if self._found(store, wanted) is not None:
+                del store.waiters[process]
+                self._host._wake(process)
+        self._ask(name, store)
 
     def _ask(self, name: str, store: Store) -> None:
-        if store.known > store.here.version and not store.asked:
-            store.asked = True
+        wanted = [version for w in store.waiters.values() if (version := store.first(w))]
+        if wanted and not store.asked:
+            store.asked = min(wanted)
             self._next_bucket(name, store, 0)
 
     def _next_bucket(self, name: str, store: Store, number: int) -> None:
-        have = store.base.version if store.base is not None and store.parcel is None else 0
-        self._host.say(store.home, ("pull", name, self._host.name, have, number))
+        if not number:
+            store.buckets, store.under = [], store.base
+        version = store.buckets[0].version if number else store.asked
+        self._host.say(store.home, ("pull", name, version, self._host.name, store.under.version if store.under is not None else 0, number))
 
     def owner(self, name: str) -> str:
         """The worker that publishes."""
         return self._store(name).owner
 
-    def answer(self, name: str, host: str, have: int, number: int) -> None:
-        """Another host, which holds version ``have``, wants the newest one, or its next bucket."""
+    def answer(self, name: str, version: int, host: str, have: int, number: int) -> None:
+        """Another host, which holds version ``have``, wants this one, or its next bucket."""
         store = self._store(name)
         if not number:
-            if store.shipped is None:
-                self._host.say(host, ("weights", name, *store.here))
+            held = store.held.get(version) or store.held[store.known]
+            if held.shipping is None:
+                self._host.say(host, ("weights", name, held.version, held.state))
                 return
             last = self._outgoing.get((name, host))
-            base = last.cargo if store.shipped.delta and last is not None and last.cargo is not None and last.version == have else None
-            self._outgoing[name, host] = Outgoing(*store.here, base, store.shipped.bucket)
+            base = last.cargo if held.shipping.delta and last is not None and last.cargo is not None and last.version == have else None
+            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket)
         outgoing = self._outgoing[name, host]
+        if number and outgoing.version != version:  # of a transfer that was broken off
+            return
         self._host.say(host, ("weights", name, outgoing.version, Bucket(outgoing, number)))
 
     def arrived(self, name: str, version: int, state: Any) -> None:
         store = self._store(name)
         if isinstance(state, Arrived):
+            if not state.number:
+                store.buckets = []
+            elif state.number != len(store.buckets) or state.version != store.buckets[0].version:  # of a transfer that was broken off
+                return
             store.buckets.append(state)
             if state.number + 1 < state.total:
                 self._next_bucket(name, store, state.number + 1)
                 return
-            store.parcel, store.buckets = store.buckets, []
-            state = None  # put together by who pulls it
-        store.asked = False
-        if version > store.here.version:
-            store.here = Published(version, state)
-        waiters, store.waiters = store.waiters, []
-        for process in waiters:
-            self._host._wake(process)
+            buckets, store.buckets = store.buckets, []
+            base = next((b for b in (store.under, store.base) if b is not None and b.version == buckets[0].base), None)
+            if buckets[0].base and base is None:  # the same; another one is on its way
+                return
+            held = Held(version, buckets=buckets, base=base)
+        else:
+            held = Held(version, state)
+        store.asked = 0
+        self._take(store, held)
+        self._serve(name, store)
+
+    def _take(self, store: Store, held: Held) -> None:
+        if self._keeps:
+            store.held.setdefault(held.version, held)
+        elif all(version < held.version for version in store.held):
+            store.held = {held.version: held}
+
+    def over(self, iteration: int) -> None:
+        """This iteration and all before it are: what only their calls may want goes."""
+        self._answers = {q: a for q, a in self._answers.items() if a.iteration > iteration}
+        for store in self._stores.values():
+            while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
+                store.held.pop(store.announced.pop(0)[0], None)
 
 
 class WeightsPort(Weights):
@@ -191,6 +324,7 @@ class WeightsPort(Weights):
     def __init__(self, host: Host, process: Process, name: str, call: CallSpec) -> None:
         self.name = name
         self._host, self._process, self._call = host, process, call
+        self._pulled: dict[int, Published] = {}  # by what was asked for
 
     def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
         self._refuse_out_of_turn()
@@ -200,7 +334,9 @@ class WeightsPort(Weights):
 
     def pull(self, at_least: int = 0) -> Published:
         self._refuse_out_of_turn()
-        return self._host.weights.pull(self._process, self.name, at_least)
+        if at_least not in self._pulled:
+            self._pulled[at_least] = self._host.weights.pull(self._process, self._call, self.name, at_least)
+        return self._pulled[at_least]
 
     def _refuse_out_of_turn(self) -> None:
         if self._process.call is not self._call:

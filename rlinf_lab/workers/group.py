@@ -15,6 +15,7 @@ import copy
 import datetime
 import itertools
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -24,13 +25,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from rlinf_lab.errors import MissingDependencyError, WorkflowError
+from rlinf_lab.errors import Cancelled, MissingDependencyError, WorkflowError, shown
 from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.worker import Worker
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 120.0
 LEAVE_SECONDS = 0.5
+GAVE_UP = 1 << 32  # more than there are ranks
 _NUMBERS = itertools.count(1)  # of groups in this process
 LOOPBACK = "127.0.0.1"
 
@@ -67,7 +69,9 @@ class RankGroup:
     """The ranks of ``worker`` that take part in a call as a process group: Gloo on CPU, and NCCL for tensors of a GPU.
 
     ``with group:`` around the part of a call in which the ranks work together forms the group if it is not there, or if others take part than
-    before (all ranks of the call must come), and leaves it when the body raises. ``timeout``: seconds that a collective waits for the others.
+    before (all ranks of the call must come), and leaves it when the body raises. Take and put items before or after the block: under a plan that lets
+    another worker whose ranks meet share the devices, the block refuses a get, and a put into a channel with a capacity, by `WorkflowError`.
+    ``timeout``: seconds that a collective waits for the others.
     """
 
     def __init__(self, worker: Worker, timeout: float = TIMEOUT_SECONDS) -> None:
@@ -142,7 +146,14 @@ class RankGroup:
         return self._formed_now
 
     def _meet(self) -> None:
-        came = [Came(*c) for c in self._worker.exchange(tuple(self._came()))]
+        told = self._worker.exchange(tuple(self._came()))
+        for rank, other in zip(self.members, told, strict=True):
+            if type(other) is not tuple or len(other) != len(Came._fields):
+                raise WorkflowError(
+                    f"{self._worker!r}: rank {rank} gave {shown(other)} to an exchange() of its own where this rank began `with group:`. Next: let all ranks "
+                    f"call exchange() and begin `with group:` in the same order."
+                )
+        came = [Came(*c) for c in told]
         if came[0].formed and len({c.formed for c in came}) == 1 and self._members == self.members:
             if any(c.wrapped for c in came):
                 self._unwrap_alike()
@@ -239,10 +250,31 @@ class RankGroup:
         self._place = self._worker._context.on_leaving(self._say_farewell)
         on_one_machine = len({m.address for m in met}) == 1
         client = dist.TCPStore(LOOPBACK if on_one_machine else met[0].address, met[0].port, is_master=False, timeout=self._timeout)
+        self._assemble(client)
         self._group = self._joined(client, LOOPBACK if on_one_machine else met[position].address)
         self._formed = self._last = number
         self._members, self._formed_now, self._handed = self.members, True, False
         self.barrier()
+
+    def _assemble(self, store: Any) -> None:
+        """Wait until all are at the store: forming a group is torch's own wait, in which nobody hears that the call has been given up. All go on, or nobody:
+        who gives up says so by a number that nobody can overlook who has not seen all of them yet."""
+        ranks, pause, deadline = self._worker.ranks, 0.0005, time.monotonic() + self._timeout.total_seconds()
+        there = store.add("here", 1)
+        while there < ranks:
+            late = time.monotonic() > deadline
+            if late or self._worker.cancelled:
+                if (there := store.add("here", GAVE_UP) - GAVE_UP) == ranks:  # another one may have seen that
+                    return
+                there += GAVE_UP
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, 0.02)
+                there = store.add("here", 0)
+        if there > ranks:
+            if not self._worker.cancelled:
+                raise TimeoutError(f"{self._worker!r}: not all of its {ranks} ranks came to form a group. Next: a RankGroup(timeout=) of more seconds.")
+            raise Cancelled(f"{self._worker!r}: its group was not formed, because the call was given up.")
 
     def _joined(self, store: Any, address: str) -> Any:
         """The group, of the ranks that speak with each other at ``address`` of this machine."""

@@ -43,8 +43,9 @@ class Weights:
     def pull(self, at_least: int = 0) -> Published:
         """The newest version, at once; waits only for ``at_least``.
 
-        In iteration i of a plan with staleness s it holds everything that was published in the iterations up to i - s - 1. It travels from
-        the learner to each process that pulls, once a version; whoever comes late gets the newest.
+        All ranks of a call get the same one, that of the first who pulls, and so does who pulls again in that call: only ``at_least`` (a version
+        beyond it) brings a newer one, the same on all ranks again. In iteration i of a plan with staleness s it holds everything that was published in
+        the iterations up to i - s - 1. It travels from the learner to each process that pulls, once a version; whoever comes late gets the newest.
         """
         if self._newest.version < at_least:
             raise WorkflowError(f"{self!r}.pull(at_least={at_least}): nobody else publishes here. Next: publish() first.")

@@ -92,7 +92,8 @@ class Context:
     Attributes: ``name`` (the worker's), ``rank``, ``ranks`` (how many run in parallel), ``members`` (which ones take part in the call; empty: all),
     ``device`` (torch's name for it, ``"cpu"`` or ``"cuda:0"``), ``sub_batches`` (into how many tokens a cell's batch is split), ``iteration``,
     ``apart`` (whether no two ranks live in one process; told to `Worker.preflight`), ``address`` (at which other nodes of the cluster reach this one;
-    the loopback's where all ranks are on one node), ``together`` (within how many ``with group`` blocks the ranks are: an exchange there keeps the device).
+    the loopback's where all ranks are on one node), ``together`` (within how many ``with group`` blocks the ranks are: an exchange there keeps the device,
+    and where another worker whose ranks meet shares it, nothing is taken or put that may wait).
     """
 
     name: str = ""

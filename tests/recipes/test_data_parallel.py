@@ -128,6 +128,42 @@ def test_a_rank_that_is_given_up_while_it_meets_the_others_ends_their_collective
             ranks[1].result(timeout=30)
 
 
+class GivenUp(Meeting):
+    """Rank 0 is given up while it tells where the group forms, when the other knows it already; then the call of both is over."""
+
+    over = False
+
+    def exchange(self, value: object) -> list:
+        self.meetings += 1 if (self.rank, self.meetings) == (0, 1) else 0
+        try:
+            return super().exchange(value)
+        except Cancelled:
+            GivenUp.over = True
+            raise
+
+    def cancelled(self) -> bool:
+        return GivenUp.over
+
+
+def test_a_rank_that_is_given_up_before_the_group_is_formed_lets_the_others_go() -> None:
+    """They wait for it at the store, not in torch, where they would until its time-out."""
+    GivenUp.over = False
+    values, barrier = [None, None], threading.Barrier(2, timeout=60)
+
+    def once(rank: int) -> None:
+        worker = lab.Worker()
+        worker._context = GivenUp(rank, values, barrier)
+        with RankGroup(worker, timeout=60):
+            pass
+
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(once, rank) for rank in range(2)]
+        with pytest.raises(Cancelled, match="given up"):
+            ranks[0].result(timeout=30)
+        with pytest.raises(Cancelled, match="its group was not formed, because the call was given up"):
+            ranks[1].result(timeout=30)
+
+
 def test_ranks_of_several_nodes_meet_at_the_addresses_that_their_executor_knows() -> None:
     """Not where a packet to the rest of the world would leave the node: there may be no such way, or one by another network."""
     values, barrier, told = [None, None], threading.Barrier(2, timeout=60), []
@@ -294,3 +330,21 @@ def test_a_module_whose_rank_has_left_its_gpu_within_the_with_refuses_to_go_on()
     with ThreadPoolExecutor(2) as pool:
         for rank in [pool.submit(once, rank) for rank in range(2)]:
             rank.result(timeout=60)
+
+
+class OutOfOrder(lab.Worker):
+    def train(self) -> None:
+        if self.rank:
+            self.exchange("of its own")
+        with RankGroup(self, timeout=60):
+            pass
+
+
+def test_an_exchange_that_meets_the_group_of_another_rank_is_named() -> None:
+    flow = lab.Workflow("mixed")
+    mixed = flow.worker(OutOfOrder, name="mixed")
+    flow.iteration(lambda: mixed.train())
+    plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"mixed": [0, 1]})
+    message = r"rank 1 gave 'of its own' to an exchange\(\) of its own where this rank began `with group:`.*in the same order"
+    with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match=message):
+        session.step()

@@ -336,3 +336,95 @@ def test_back_in_the_order_of_complete_meetings_before_those_with_items() -> Non
         order += [p for d, p, *_ in engine.settle([(holder, Event.DONE, -1, 0)]) if d == Do.RESUME]
     assert order == [a, b]
     assert engine.come_back(b, int(Do.BOUND)) == []  # it is back already
+
+
+class LearnsWithin(Learns):
+    """It takes its items, or puts what it has, in the middle of the block."""
+
+    def __init__(self, factor: float, what: str) -> None:
+        super().__init__(factor)
+        self.what = what
+
+    def setup(self) -> None:
+        super().setup()
+        self.state = torch.zeros(1000)
+
+    def offload(self) -> None:
+        self.group.offload()
+
+    def onload(self) -> None:
+        pass
+
+    def train(self, steps: int, inbox: lab.Inbox, out: lab.Outbox | None = None) -> float:
+        if self.what == "before":
+            for _ in range(steps):
+                x = torch.full((2, 4), self.factor * (1.0 + inbox.take()))
+                with self.group:
+                    self.group.parallel(self.net)(x).mean().backward()
+                if out is not None:
+                    out.put(1)
+        else:
+            with self.group:
+                net = self.group.parallel(self.net)
+                for _ in range(steps):
+                    x = 1.0 * inbox.take() if self.what == "get" else 1.0
+                    if self.what == "put":
+                        out.put(1)
+                    net(torch.full((2, 4), x)).mean().backward()
+            if self.what == "put":
+                inbox.get(steps)
+        return float(self.net.weight.grad.sum())
+
+
+class Counts(lab.Worker):
+    def count(self, made: lab.Inbox) -> int:
+        return sum(len(batch) for batch in made)
+
+
+def learners_that_share(what: str, capacity: int | None = 2, steps: int = 3) -> tuple[lab.Workflow, lab.ExecutionPlan]:
+    """Actor and critic on the same two devices, on which only one of them fits."""
+    flow = lab.Workflow("within")
+    a, b = flow.channels("a", "b")
+    made = flow.channel("made", capacity=capacity, may_be_empty=True)
+    source, counts = flow.worker(Source, name="source"), flow.worker(Counts, name="counts")
+    actor, critic = flow.worker(LearnsWithin, 1.0, what, name="actor"), flow.worker(LearnsWithin, 2.0, "before", name="critic")
+
+    @flow.iteration
+    def iteration() -> tuple:
+        source.go(2 * steps, a, b)
+        x, y = actor.train(steps, a, made), critic.train(steps, b)
+        return x, y, counts.count(made)
+
+    both = [[0], [1]]
+    places = {"source": [[2]], "counts": [[2]], "actor": both, "critic": both}
+    memory = {"memory": {"actor": 1, "critic": 1}, "device_memory": 1}
+    return flow, lab.ExecutionPlan("shared", ["cpu:0", "cpu:1", "cpu:2"], places, chunks={"a": 1, "b": 1}, **memory)
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize("what", ["get", "put"])
+def test_who_would_wait_at_a_channel_between_a_meeting_and_a_collective_is_told_at_once(what: str, executor: str) -> None:
+    """Else the ranks of both wait for each other inside torch, where nobody sees it, until its time-out."""
+    flow, plan = learners_that_share(what)
+    with lab.session(flow, plan, executor, emulate=True) as session:
+        for _ in range(20 if executor == "local" else 5):
+            began = time.monotonic()
+            message = rf"actor\[.\]: train\(\) {what}s .* within `with group:`.*'critic', whose ranks meet too.*Next: take and put"
+            with pytest.raises(lab.WorkerError, match=message):
+                session.step()
+            assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_block_for_each_step_never_hangs(executor: str) -> None:
+    flow, plan = learners_that_share("before")
+    with lab.session(flow, plan, executor, emulate=True) as session:
+        for i in range(1, 21):
+            x, y, made = session.step()
+            assert x == pytest.approx([i * 4 * sum(range(1, 7)) / 2] * 2) and y == pytest.approx([2 * x[0]] * 2) and made == 6
+
+
+def test_a_put_that_never_waits_is_no_harm_within_the_block() -> None:
+    flow, plan = learners_that_share("put", capacity=None)
+    with lab.session(flow, plan, emulate=True) as session:
+        assert session.step()[2] == 6

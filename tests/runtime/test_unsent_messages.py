@@ -110,7 +110,8 @@ class Unsendable:
         return fails
 
 
-ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit"]
+ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit", "fix",
+          "fixed"]  # fmt: skip
 
 
 def test_all_kinds_are_tried() -> None:

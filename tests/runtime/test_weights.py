@@ -139,9 +139,9 @@ def test_the_bound_holds_over_several_hosts(staleness: int, delay: float, monkey
     sent: list[tuple[str, str, int]] = []
     original = WeightTable.answer
 
-    def counted(self: WeightTable, name: str, host: str, have: int, number: int) -> None:
-        sent.append((name, host, self._store(name).here.version))
-        original(self, name, host, have, number)
+    def counted(self: WeightTable, name: str, version: int, host: str, have: int, number: int) -> None:
+        sent.append((name, host, version))
+        original(self, name, version, host, have, number)
 
     monkeypatch.setattr(WeightTable, "answer", counted)
     for seed in range(8):

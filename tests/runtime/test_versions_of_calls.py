@@ -1,0 +1,193 @@
+"""A call sees one version of the weights, on however many ranks, hosts and occasions, and the bound on staleness holds all the same."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.weights import WeightTable
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Acts(Worker):
+    """Its ranks come to their pulls at times of their own, before and after the learner has published."""
+
+    def __init__(self, seconds: float, seed: int) -> None:
+        self.seconds, self.seed = seconds, seed
+
+    def setup(self) -> None:
+        self.rng = random.Random(f"{self.seed} {self.name} {self.rank}")
+
+    def act(self, weights: Weights) -> Any:
+        pulled = []
+        for at_least in (0, self.iteration, 0):
+            self.compute(self.rng.random() * self.seconds)
+            version, state = weights.pull(at_least)
+            assert state == (f"state {version}" if version else None)
+            pulled.append(version)
+        return self.rank, tuple(pulled)
+
+
+class Learns(Worker):
+    def __init__(self, seconds: float, seed: int, shipping: dict) -> None:
+        self.seconds, self.rng, self.shipping, self.count = seconds, random.Random(seed), shipping, 0
+
+    def learn(self, weights: Weights) -> None:
+        self.compute(self.rng.random() * self.seconds)
+        self.count += 1
+        weights.publish(f"state {self.count}", **self.shipping)
+
+
+def flow_of(seconds: float, seed: int, ranks: int, staleness: int, shipping: dict | None = None) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("versions")
+    weights = flow.weights("actor")
+    acts, other = flow.worker(Acts, seconds, seed, name="acts"), flow.worker(Acts, seconds, seed, name="other")
+    learns = flow.worker(Learns, 2 * seconds, seed + 1, shipping or {}, name="learns")
+
+    @flow.iteration
+    def iteration() -> Any:
+        acted, others = acts.act(weights), other.act(weights)
+        learns.learn(weights)
+        return {"acted": acted, "other": others}
+
+    devices = [f"cpu:{i}" for i in range(ranks + 2)]
+    places = {"acts": list(range(ranks)), "other": [ranks], "learns": [ranks + 1]}
+    return flow, ExecutionPlan.spatial(flow, devices, places, staleness=staleness)
+
+
+def ranks_of(value: Any) -> list[Any]:
+    """What the ranks returned: a list where there are several."""
+    return value if isinstance(value, list) else [value]
+
+
+def assert_one_version(calls: list[Any], staleness: int, first: int = 0) -> int:
+    """Of each call; how many calls had another version than the one before their iteration."""
+    fresh = 0
+    for i, call in enumerate(calls, first):
+        for of_call in (call["acted"], call["other"]):
+            versions = {pulled for _, pulled in ranks_of(of_call)}
+            assert len(versions) == 1, (i, of_call)
+            plain, waited, again = versions.pop()
+            assert plain == again, (i, of_call)
+            assert max(0, i - staleness) <= plain <= waited and i <= waited <= i + 1 + staleness, (i, of_call)
+            fresh += plain > i - staleness
+    return fresh
+
+
+def calls_of(executor: Any, iterations: int) -> list[Any]:
+    executor.start()
+    s = Session(executor)
+    try:
+        started = [s.submit() for _ in range(iterations)]
+        s.finish()
+        return [one.wait() for one in started]
+    finally:
+        assert executor.stop().late == []
+
+
+@settings(deadline=None, max_examples=25, derandomize=True)
+@given(staleness=st.integers(0, 2), ranks=st.integers(1, 3), seed=st.integers(0, 1 << 20))
+def test_threads_and_a_mock_clock(staleness: int, ranks: int, seed: int) -> None:
+    flow, plan = flow_of(0.01, seed, ranks, staleness)
+    assert_one_version(calls_of(LocalExecutor(flow, plan, MockClock(), emulate=True), 6), staleness)
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+@pytest.mark.parametrize("shipping", [{}, {"delta": True, "bucket_mib": 0.001}], ids=["whole", "in buckets"])
+def test_many_hosts_with_messages_on_their_way(staleness: int, shipping: dict) -> None:
+    for seed in range(6):
+        flow, plan = flow_of(0.003, seed, 3, staleness, shipping)
+        assert_one_version(calls_of(MeshExecutor(flow, plan, delay=0.001, seed=seed), 6), staleness)
+
+
+def test_some_calls_begin_before_and_pull_after_the_learner_has_published() -> None:
+    flow, plan = flow_of(0.01, 1, 3, 0)
+    fresh = assert_one_version(calls_of(LocalExecutor(flow, plan, MockClock(), emulate=True), 20), 0)
+    assert 0 < fresh < 40
+
+
+@pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.xdist_group("ray")])])
+def test_under_every_executor(executor: str) -> None:
+    for staleness in (0, 1) if executor == "local" else (1,):
+        flow, plan = flow_of(0.005, 3, 2, staleness)
+        with session(flow, plan, executor, emulate=True) as s:
+            started = [s.submit() for _ in range(12)]
+            s.finish()
+            assert_one_version([one.wait() for one in started], staleness)
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_who_has_joined_pulls_with_the_others(hosts: int) -> None:
+    flow, plan = flow_of(0.003, 5, 2, 0)
+    absent = {"acts": [1]}
+    executor: Any = LocalExecutor(flow, plan, emulate=True, absent=absent) if hosts == 1 else MeshExecutor(flow, plan, delay=0.001, absent=absent)
+    executor.start()
+    s = Session(executor)
+    calls = [s.step() for _ in range(2)]
+    s.join("acts", 1)
+    calls += [s.step() for _ in range(4)]
+    s.leave("acts", 1)
+    calls.append(s.step())
+    assert [len(ranks_of(call["acted"])) for call in calls] == [1, 1, 2, 2, 2, 2, 1]
+    assert_one_version(calls, 0)
+    assert executor.stop().late == []
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+    over = WeightTable.over
+
+    def counted(self: WeightTable, iteration: int) -> None:
+        over(self, iteration)
+        held.append(len(self._store("actor").held) + len(self._answers))
+
+    monkeypatch.setattr(WeightTable, "over", counted)
+    flow, plan = flow_of(0.002, 1, 2, 0)
+    executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.0005)
+    assert_one_version(calls_of(executor, 8), 0)
+    assert held and max(held) <= 1, held
+
+
+class PullsTwice(Worker):
+    def act(self, weights: Weights, out: Outbox) -> tuple[int, ...]:
+        first = weights.pull().version
+        out.put(first)
+        return first, weights.pull(at_least=first + 1).version, weights.pull().version
+
+
+class Follows(Worker):
+    def learn(self, inbox: Inbox, weights: Weights) -> None:
+        weights.publish(f"after {inbox.take()}")
+
+
+def test_a_call_of_one_rank_keeps_its_version_too() -> None:
+    """Else the plan would decide what a worker sees that pulls twice."""
+    flow = Workflow("twice")
+    weights, pulled = flow.weights("actor"), flow.channel("pulled")
+    acts, follows = flow.worker(PullsTwice, name="acts"), flow.worker(Follows, name="follows")
+
+    @flow.iteration
+    def iteration() -> Any:
+        acted = acts.act(weights, pulled)
+        follows.learn(pulled, weights)
+        return acted
+
+    with session(flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"acts": [0], "follows": [1]}), emulate=True) as s:
+        assert [s.step() for _ in range(2)] == [(0, 1, 0), (1, 2, 1)]
