@@ -96,13 +96,16 @@ export function make(spec, attributes = {}, ...children) {
 
 /**
  * Keys that are pressed within `root` stay there: a notebook has a shortcut for nearly every letter (x cuts the cell). What goes with Ctrl, Alt or
- * Meta, and Tab, are the page's. `act(event)` gets those that are not typed into a field.
+ * Meta, and Tab, are the page's. `act(event)` gets those that are not typed into a field. An Escape that nobody had a use for gives the keys back to
+ * the cell; a click on any part of `root` takes them.
  */
 export function keepKeys(root, act = () => {}) {
+  root.tabIndex = -1;
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab") return;
     e.stopPropagation();
     if (!e.target.matches("input, select, textarea, [contenteditable]")) act(e);
+    if (e.key === "Escape" && !e.defaultPrevented) root.closest(".jp-Cell")?.focus({ preventScroll: true });
   });
 }
 
@@ -145,6 +148,35 @@ export function rgb(hex) {
 export function blend(hex, over, part) {
   const [a, b] = [rgb(hex), rgb(over)];
   return `#${a.map((v, i) => Math.round(v * (1 - part) + b[i] * part).toString(16).padStart(2, "0")).join("")}`;
+}
+
+const END = 7; // letters at the end of a name that are kept: they say which device of a node it is
+
+/**
+ * Map of each of `names` to as much of it as `fits(text)` lets through: its beginning and its end, and of those that are alike there what begins where
+ * they differ.
+ */
+export function shortNames(names, fits) {
+  const short = new Map([...new Set(names)].map((name) => [name, shortName(name, fits, 0)])), groups = new Map();
+  for (const [name, text] of short) groups.set(text, [...(groups.get(text) || []), name]);
+  for (const group of groups.values()) {
+    if (group.length < 2) continue;
+    let same = 0;
+    while (group.every((name) => same < name.length && name[same] === group[0][same])) same++;
+    for (const name of group) short.set(name, shortName(name, fits, Math.max(0, same - 3)));
+  }
+  return short;
+}
+
+/** A name from letter `from` on, without letters of its middle where that is too long. */
+function shortName(name, fits, from) {
+  const before = from ? "…" : "";
+  if (fits(before + name.slice(from))) return before + name.slice(from);
+  for (let n = name.length - END - 1; n > from; n--) {
+    const text = `${before}${name.slice(from, n)}…${name.slice(-END)}`;
+    if (fits(text)) return text;
+  }
+  return `${name.slice(from, from + 4)}…${name.slice(-END)}`;
 }
 
 /** Dark or light ink, whichever reads better on this colour. */

@@ -196,7 +196,9 @@ class ExplorerView {
       return row;
     });
     const none = refused.map((r) => make("tr.muted", {}, make("td", {}, r.mode), make("td", {}, "–"), make("td"), make("td", { colspan: 2, title: r.reason }, `no plan: ${r.reason}`)));
+    const held = [...this.rows.children].indexOf(document.activeElement), name = held >= 0 && document.activeElement.firstChild.textContent;
     this.rows.replaceChildren(...rows, ...none);
+    if (held >= 0) (rows.find((row) => row.firstChild.textContent === name) || rows[0] || this.root).focus({ preventScroll: true });
   }
 
   explain(plans) {

@@ -142,7 +142,7 @@ export function paintGutter(view, g) {
     }
     if (head && !row.layer) {
       g.font = titleFont(row); // of which the title is cut
-      paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - ROOM[row.kind]), 2, mid);
+      paintText(g, g.font, c.text, "left", row.kind === "device" ? view.devices.get(row.title) : view.cut(g, row.title, view.gutter - ROOM[row.kind]), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
     }
     if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", shareText(view.busyShare(row)), view.gutter - 8, mid);

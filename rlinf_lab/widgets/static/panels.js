@@ -1,8 +1,9 @@
 // The parts of the dashboard beside charts and timeline: header, figures, utilisation, bubbles, picture.
-import { CAUSES, CAUSE_TEXT, clock, figures, make } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, clock, figures, make, shortNames } from "./base.js";
 import { drawSpark, drawStacks } from "./charts.js";
 import { DIVERGED } from "./history.js";
 
+const NAME = 88; // px of a device's name
 const LIVE = ["starting", "running", "idle", "paused", "stopping"];
 
 export class Header {
@@ -80,16 +81,25 @@ export class Utilisation {
     for (const device of Object.keys(latest)) {
       let row = this.rows.get(device);
       if (!row) {
-        row = { canvas: make("canvas"), value: make("span.value") };
+        row = { canvas: make("canvas"), value: make("span.value"), name: make("span", { title: device }) };
         row.stage = make("div.spark", {}, row.canvas);
         if (!this.rows.size) this.list.replaceChildren();
         this.rows.set(device, row);
-        this.list.append(make("div.utilrow", {}, make("span", { title: device }, device), row.stage, row.value));
+        this.list.append(make("div.utilrow", {}, row.name, row.stage, row.value));
       }
+      if (this.named !== this.rows.size) this.nameAll();
       row.value.textContent = `${Math.round(100 * latest[device])} %`;
       const values = samples.filter((s) => device in s[1]).map((s) => [s[0], s[1][device]]);
       if (row.stage.clientWidth) drawSpark(row.canvas, values, row.stage.clientWidth, row.stage.clientHeight, colours.accent, colours.line);
     }
+  }
+
+  /** Names as long as there is room beside the curves: those of different nodes stay different. */
+  nameAll() {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `11px ${FONT}`;
+    for (const [device, text] of shortNames([...this.rows.keys()], (name) => pen.measureText(name).width <= NAME)) this.rows.get(device).name.textContent = text;
+    this.named = this.rows.size;
   }
 }
 

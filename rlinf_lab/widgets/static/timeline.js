@@ -1,5 +1,5 @@
 // The timeline: one canvas, lanes by device or by worker, everything done in the browser while the kernel may be busy.
-import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, colourNumbers, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, colourNumbers, fitCanvas, make, painter, shortNames, themeMode, watchTheme } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 import { paintCounters } from "./counters.js";
 import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
@@ -261,11 +261,21 @@ export class TimelineView {
       const widest = Math.max(...this.rows.slice(0, 500).map(need));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
       this.gutter = Math.ceil(Math.min(220, Math.max(106, widest)) + this.labelWidth);
+      this.nameDevices(g);
       this.root.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
     for (const row of this.rows) row.y = row.top - this.scroll;
+  }
+
+  /** The titles of devices for this gutter: those of different nodes stay different. */
+  nameDevices(g) {
+    const titles = this.rows.filter((row) => row.kind === "device").map((row) => row.title), key = `${this.gutter}|${titles}`;
+    if (key === this.devicesKey) return;
+    this.devicesKey = key;
+    g.font = titleFont({ kind: "device" });
+    this.devices = shortNames(titles, (text) => g.measureText(text).width <= this.gutter - ROOM.device);
   }
 
   /** As high as the lanes need, up to `most`; from the moment the user drags the corner the height is theirs. */
