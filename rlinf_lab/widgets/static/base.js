@@ -151,32 +151,40 @@ export function blend(hex, over, part) {
 }
 
 const END = 7; // letters at the end of a name that are kept: they say which device of a node it is
+const HALVES = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g; // of characters that were cut in two
 
 /**
  * Map of each of `names` to as much of it as `fits(text)` lets through: its beginning and its end, and of those that are alike there what begins where
  * they differ.
  */
 export function shortNames(names, fits) {
-  const short = new Map([...new Set(names)].map((name) => [name, shortName(name, fits, 0)])), groups = new Map();
-  for (const [name, text] of short) groups.set(text, [...(groups.get(text) || []), name]);
-  for (const group of groups.values()) {
-    if (group.length < 2) continue;
-    let same = 0;
-    while (group.every((name) => same < name.length && name[same] === group[0][same])) same++;
-    for (const name of group) short.set(name, shortName(name, fits, Math.max(0, same - 3)));
-  }
+  const short = new Map();
+  const shorten = (group, from) => {
+    const alike = new Map();
+    for (const name of group) {
+      const text = shortName(name, fits, from);
+      short.set(name, text);
+      alike.set(text, [...(alike.get(text) || []), name]);
+    }
+    for (const same of alike.values()) {
+      if (same.length < 2) continue;
+      let first = from;
+      while (same.every((name) => first < name.length && name[first] === same[0][first])) first++;
+      const word = same[0].slice(0, Math.max(0, first - 1)).search(/[^\W_]*[\W_]*$/), start = word > first - 14 ? word : first - 3; // of the word where they begin to differ, or a little of a long one
+      if (start > from) shorten(same, start);
+    }
+  };
+  shorten([...new Set(names)], 0);
   return short;
 }
 
 /** A name from letter `from` on, without letters of its middle where that is too long. */
 function shortName(name, fits, from) {
-  const before = from ? "…" : "";
+  const before = from ? "…" : "", cut = (n) => `${before}${name.slice(from, n)}…${name.slice(-END)}`.replace(HALVES, "");
   if (fits(before + name.slice(from))) return before + name.slice(from);
-  for (let n = name.length - END - 1; n > from; n--) {
-    const text = `${before}${name.slice(from, n)}…${name.slice(-END)}`;
-    if (fits(text)) return text;
-  }
-  return `${name.slice(from, from + 4)}…${name.slice(-END)}`;
+  let low = from + 1, high = Math.max(low, name.length - END); // so many letters fit, or it is the least; so many do not
+  while (high - low > 1) { const mid = (low + high) >> 1; if (fits(cut(mid))) low = mid; else high = mid; }
+  return cut(low);
 }
 
 /** Dark or light ink, whichever reads better on this colour. */

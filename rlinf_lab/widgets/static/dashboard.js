@@ -31,7 +31,7 @@ class RunState {
   apply(message, parts) {
     this.heard = performance.now();
     this.store.apply(message, parts);
-    if (message.state) this.state = message.state;
+    if (message.state) { this.state = message.state; this.store.now = message.now || 0; }
     if (message.metrics) message.metrics.forEach((row) => this.metrics.put(row));
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
     if (message.bubbles) message.bubbles.forEach((row) => this.bubbles.add(row));
@@ -68,7 +68,7 @@ class DashboardView {
     keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
-    this.timeline.stage.append(this.still.node);
+    timeline.append(this.still.node);
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
@@ -125,7 +125,7 @@ class DashboardView {
       chart.set(run.metrics.points(key), state.iterations || 0, run.metrics.last?.iteration, DIVERGED.has(latest) ? latest : "");
     }
     this.figures.set(headline(keys, run.metrics, run.bubbles));
-    this.utilisation.draw(run.samples, this.colours);
+    this.utilisation.draw(run.samples, this.colours, state.load_note);
     this.bubbles.draw(run.bubbles, this.colours);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
     this.still.set(state.standstill || [], state.waits);

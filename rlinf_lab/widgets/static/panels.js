@@ -72,11 +72,12 @@ export class Utilisation {
   constructor() {
     this.rows = new Map();
     this.list = make("div.util", {}, make("span.empty", {}, "nothing sampled yet"));
-    this.node = make("section.panel", {}, make("header", {}, make("h3", { title: "how busy each core or GPU of the machine is, whoever uses it; device time below is what this run did" }, "Machine load")), this.list);
+    this.node = make("section.panel", {}, make("header", {}, make("h3", { title: "how busy each core or GPU of the machine is, whoever uses it; device time below is what this run did" }, "Machine load")), this.list, (this.note = make("div.loadnote", { role: "note" })));
   }
 
-  /** samples: [[seconds, {device: share}], ...] */
-  draw(samples, colours) {
+  /** samples: [[seconds, {device: share}], ...]; note: why some device has no curve. */
+  draw(samples, colours, note = "") {
+    if (this.note.textContent !== note) { this.note.textContent = note; this.note.title = note; }
     const latest = samples.length ? samples[samples.length - 1][1] : {};
     for (const device of Object.keys(latest)) {
       let row = this.rows.get(device);

@@ -146,6 +146,7 @@ export class Store {
     this.counters = new Map(); // name -> Series, or Depth: what is shown
     this.marks = []; // {start, end, iteration}
     this.end = 0;
+    this.now = 0; // where it is known to go on to, though nothing has ended; 0: it does not
     this.count = 0;
     this.query = "";
     this.version = (this.version || 0) + 1;
