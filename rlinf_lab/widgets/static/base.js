@@ -150,6 +150,9 @@ export function blend(hex, over, part) {
   return `#${a.map((v, i) => Math.round(v * (1 - part) + b[i] * part).toString(16).padStart(2, "0")).join("")}`;
 }
 
+/** A name that is written from right to left, or turns what follows it, as a part of its own within a line: a number after it stays after it. */
+export function isolated(name) { return /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name; }
+
 const END = 7; // letters at the end of a name that are kept: they say which device of a node it is
 const HALVES = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g; // of characters that were cut in two
 
@@ -224,13 +227,21 @@ export function painter(node, paint) {
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif';
 
+export const GONE = "the kernel of this view is gone: run the cell again";
+
+/** Send a message to the kernel; false where there is none to hear it any more (restarted, or the widget was closed): Jupyter throws then. */
+export function tellKernel(model, message) {
+  try { model.send(message); } catch { return false; }
+  return true;
+}
+
 /**
  * The link to the kernel. Deltas carry a sequence number. The history is asked for once at the start and again
  * after a gap; it replaces everything, and deltas newer than it are applied on top.
  */
 export function connect(model, { reset, apply }) {
   let seq = 0, waiting = true, pending = [];
-  const ask = () => { waiting = true; pending = []; model.send({ type: "history", have: seq }); };
+  const ask = () => { waiting = true; pending = []; tellKernel(model, { type: "history", have: seq }); };
   const unpack = (message, buffers) => {
     const parts = {};
     (message.parts || []).forEach((name, i) => { parts[name] = buffers[i]; });

@@ -1,5 +1,5 @@
 // anywidget entry: the dashboard. One state per model, shared by its views.
-import { CAUSES, applyTheme, connect, keepKeys, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, applyTheme, connect, keepKeys, make, painter, tellKernel, themeMode, watchTheme } from "./base.js";
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
@@ -54,7 +54,7 @@ class DashboardView {
     this.run = run;
     this.config = model.get("config");
     this.charts = new Map();
-    this.header = new Header(this.config, (command) => model.send({ type: "command", command }));
+    this.header = new Header(this.config, (command) => { this.gone = !tellKernel(model, { type: "command", command }); this.refresh(); });
     this.figures = new Figures();
     this.curves = make("div.curves");
     this.picture = new Picture();
@@ -91,6 +91,7 @@ class DashboardView {
 
   /** New data came. All of it is drawn in one frame: what `draw` asked for would be drawn in the next. */
   changed() {
+    this.gone = false;
     this.timeline.refresh();
     this.refresh();
   }
@@ -117,7 +118,7 @@ class DashboardView {
 
   draw() {
     const run = this.run, state = { iterations: this.config.iterations, ...run.state };
-    this.header.set(state, this.silence);
+    this.header.set(state, this.silence, this.gone);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
     for (const [key, chart] of this.charts) {

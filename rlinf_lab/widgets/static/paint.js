@@ -7,6 +7,7 @@ import { arrows, arrowsOf, missingArrows } from "./links.js";
 import { KIND_COLOUR, LABEL_VEIL, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
 const LONG = 120e9, DAY = 86400, STEPS = [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY]; // ns, s, s
+const NANOSECONDS = 2e4; // ns: shorter timelines are told in them
 const UNDER_WAY = 24; // px: less is how late news come
 const SPARSE = 56; // px between the numbers of narrow iterations
 /** What a row's title leaves free of the gutter, px: its mark before it, a share or a value behind it. */
@@ -328,7 +329,7 @@ function shareText(share) { return Number.isNaN(share) ? "–" : `${Math.round(1
 /** ns between the ticks of a ruler up to `to`, at least `rough`: of a long one in steps of minutes and hours. */
 export function niceStep(rough, to = 0) {
   if (to >= LONG && rough > 1e9) return (STEPS.find((s) => s * 1e9 >= rough) ?? DAY * niceStep(rough / DAY / 1e9)) * 1e9;
-  const power = 10 ** Math.floor(Math.log10(rough));
+  const power = Math.max(1, 10 ** Math.floor(Math.log10(rough))); // no time is between two nanoseconds
   for (const m of [1, 2, 5]) if (power * m >= rough) return power * m;
   return power * 10;
 }
@@ -336,6 +337,7 @@ export function niceStep(rough, to = 0) {
 /** A time of a ruler with ticks at every `step` up to `to`, all in one unit. */
 export function rulerText(t, step, to) {
   if (to >= LONG && step >= 1e9) return `${t < 0 ? "−" : ""}${clock(Math.abs(t) / 1e9)}`;
+  if (to < NANOSECONDS) return `${Math.round(t)} ns`;
   const [unit, name] = step >= 1e9 || (to >= 2e9 && step >= 1e5) ? [1e9, "s"] : step >= 1e3 && to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   return `${(t / unit).toFixed(decimals)} ${name}`;

@@ -1,5 +1,5 @@
 // The parts of the dashboard beside charts and timeline: header, figures, utilisation, bubbles, picture.
-import { CAUSES, CAUSE_TEXT, FONT, clock, figures, make, shortNames } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, GONE, clock, figures, make, shortNames } from "./base.js";
 import { drawSpark, drawStacks } from "./charts.js";
 import { DIVERGED } from "./history.js";
 
@@ -23,8 +23,8 @@ export class Header {
     this.node = make("header", {}, line, this.message);
   }
 
-  /** silence: seconds since the kernel was heard, where that is long. */
-  set(s, silence = 0) {
+  /** silence: seconds since the kernel was heard, where that is long; gone: nobody hears the buttons. */
+  set(s, silence = 0, gone = false) {
     const state = s.state || "starting", of = s.iterations, done = s.iteration || 0;
     this.paused = state === "paused";
     this.state.textContent = state;
@@ -40,10 +40,10 @@ export class Header {
     const live = LIVE.includes(state), left = live && s.eta_seconds != null && done < (of || Infinity);
     this.times.textContent = s.elapsed_seconds == null ? "" : clock(s.elapsed_seconds) + (left ? `  ·  ${clock(s.eta_seconds)} left` : "");
     this.times.title = left ? "elapsed, and the estimate for the rest" : "elapsed";
-    this.silence.textContent = silence ? `nothing heard for ${clock(silence)}` : "";
+    this.silence.textContent = gone ? GONE : silence ? `nothing heard for ${clock(silence)}` : "";
     this.pause.textContent = this.paused ? "Resume" : "Pause";
-    this.pause.disabled = !["running", "paused"].includes(state);
-    this.stop.disabled = !live || state === "stopping";
+    this.pause.disabled = gone || !["running", "paused"].includes(state);
+    this.stop.disabled = gone || !live || state === "stopping";
   }
 }
 

@@ -24,9 +24,13 @@ export function listRows(stores, by, counters) {
     rows.push({ kind: "device", layer, device: name, title: name, lane: s.idle.get(name) });
   });
   if (by === "device") {
+    const on = new Map(); // thousands of tracks on thousands of devices
+    for (const track of store.tracks) {
+      for (const name of new Set(track.devices)) { if (!on.has(name)) on.set(name, []); on.get(name).push(track); }
+    }
     for (const name of store.tables.devices) {
       device(name);
-      for (const track of store.tracks) if (track.devices.includes(name)) both(track, { device: name, title: track.label });
+      for (const track of on.get(name) || []) both(track, { device: name, title: track.label });
     }
   } else {
     for (const name of store.tables.devices) device(name);

@@ -8,6 +8,7 @@ import { Legend } from "./legend.js";
 import { listen } from "./hands.js";
 
 const TAIL = 7; // letters that are kept at the end of a name that is cut
+const LEAST_NS = 200; // that one can look at
 const TAIL_NS = 6e9; // the least that is followed of a longer run
 
 export class TimelineView {
@@ -145,12 +146,12 @@ export class TimelineView {
   showWhole() {
     this.measureShifts(this.store.end / 2);
     this.from = this.begin;
-    this.to = Math.max(this.end, 1);
+    this.to = Math.max(this.end, LEAST_NS);
   }
 
   /** Look at [from, to) ns, or at what is nearest to that and not beside everything. */
   look(from, to) {
-    const least = 200, most = Math.max(this.end - this.begin, 1) * 1.5;
+    const least = LEAST_NS, most = Math.max(this.end - this.begin, least) * 1.5;
     const width = Math.min(most, Math.max(least, to - from)), mid = Math.min(Math.max(this.end, 1), Math.max(this.begin, (from + to) / 2));
     this.whole = false;
     this.from = mid - width / 2;
