@@ -141,13 +141,16 @@ class Scheduler:
             try:
                 self._hand_in(process, kind, channel, n, what)
             finally:
-                self._spans.end_run(process, process.asked_ns)
+                if kind == _START:  # nothing ran before
+                    process.since = process.asked_ns
+                else:
+                    self._spans.end_run(process, process.asked_ns)
             if process.streak % TOGETHER > 1:  # one put after another: let several travel together
                 self.flush_soon()
             else:
                 self.flush()
-            process.waited = process.parked or bool(process.order)
-            if process.waited:
+            process.waited = process.parked or bool(process.order) or self._mock is not None  # whose time moves within
+            if process.parked or process.order:
                 self._park(process)
             if process.error is not None:
                 self._raise_if_interrupted(process)

@@ -21,9 +21,9 @@ class SpanWriter:
     def __init__(self, recorder: Recorder, clock: Clock) -> None:
         self._recorder, self._write, self._now = recorder, recorder.add, clock.now_ns
 
-    def end_run(self, process: Process, at: int = 0) -> int:
+    def end_run(self, process: Process, at: int | None = None) -> int:
         """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next stretch, if nothing does)."""
-        now, since, call = at or self._now(), process.since, process.call
+        now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
             self._write(process.track, _RUN, process.method, since, now, call.iteration)
         process.since = now

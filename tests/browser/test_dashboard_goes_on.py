@@ -38,6 +38,8 @@ def test_the_axis_goes_on_during_a_long_call_and_the_load_says_what_is_missing(j
     known = end(lab)
     lab.execute("notebook:run-cell-and-select-next")
     lab.wait_until(lambda: end(lab) == pytest.approx(known + 20 * S), "now")
+    start = float(data(lab, ROOT, "range").split(",")[0])
+    assert start <= max(0, known - 0.7 * 20 * S), "what is known is not squeezed into a corner"
     lab.page.locator(".rl-dashboard").scroll_into_view_if_needed()
     lab.screenshot("dashboard-long-call")
     lab.execute("notebook:run-cell-and-select-next")

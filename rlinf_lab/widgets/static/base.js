@@ -6,7 +6,7 @@ export const CAUSES = ["starved", "blocked", "lock", "setup", "switch", "fill", 
 // A waiting kind wears the colour of the bubble that it becomes on its device.
 export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved", setup: "setup" };
 export const CAUSE_TEXT = {
-  starved: "waiting for input", blocked: "output channel is full", lock: "waiting for the device",
+  starved: "waiting for input", blocked: "output channel is full", lock: "ready: waits for the device, or for its thread to wake",
   setup: "a worker is being built, once per run", switch: "onloading or offloading", fill: "pipeline filling", drain: "this device has done its part",
   tail: "the last items run elsewhere", off: "nothing placed or running here",
 };

@@ -8,6 +8,7 @@ import { Legend } from "./legend.js";
 import { listen } from "./hands.js";
 
 const TAIL = 7; // letters that are kept at the end of a name that is cut
+const KNOWN = 0.7; // of the time that is under way is shown of the time before, at least
 const LEAST_NS = 200; // that one can look at
 const TAIL_NS = 6e9; // the least that is followed of a longer run
 
@@ -348,6 +349,7 @@ export class TimelineView {
   tailStart() {
     const marks = this.store.marks;
     if (!this.tail || marks.length <= this.tail) return 0;
-    return Math.max(0, Math.min(marks[marks.length - this.tail].start, this.end - TAIL_NS)); // device time is told a little late
+    const { end } = this.store, since = end - KNOWN * (this.end - end); // beside a long call that has not ended there stays something to see
+    return Math.max(0, Math.min(marks[marks.length - this.tail].start, this.end - TAIL_NS, since)); // device time is told a little late
   }
 }
