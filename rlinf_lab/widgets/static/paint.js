@@ -337,7 +337,7 @@ export function niceStep(rough, to = 0) {
 /** A time of a ruler with ticks at every `step` up to `to`, all in one unit. */
 export function rulerText(t, step, to) {
   if (to >= LONG && step >= 1e9) return `${t < 0 ? "−" : ""}${clock(Math.abs(t) / 1e9)}`;
-  if (to < NANOSECONDS) return `${Math.round(t)} ns`;
+  if (to < NANOSECONDS && step < 1e3) return `${Math.round(t)} ns`;
   const [unit, name] = step >= 1e9 || (to >= 2e9 && step >= 1e5) ? [1e9, "s"] : step >= 1e3 && to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   return `${(t / unit).toFixed(decimals)} ${name}`;
