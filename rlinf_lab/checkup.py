@@ -19,7 +19,7 @@ from rlinf_lab.runtime.report import BROKEN, OK, OPTIONAL, Check, Report
 def doctor() -> Report:
     """Examine this machine: Python, processors, GPUs, Ray, Jupyter, drawing, simulators, vLLM. Takes about a second."""
     checks = [
-        _python(), _processors(), _package("torch", "torch", "", needed=True), _gpus(), _ray(),
+        _python(), _processors(), _package("torch", "torch", "", needed=True), _gpus(), _gpu_curves(), _ray(),
         _package("JupyterLab", "jupyterlab", "notebook"), _package("anywidget", "anywidget", "", needed=True),
         _package("Meta-World", "metaworld", "metaworld"), _mujoco_drawing(),
         _package("ManiSkill", "mani-skill", "maniskill", module="mani_skill"), _vulkan(),
@@ -69,6 +69,15 @@ def _gpus() -> Check:
         return Check("GPU", OPTIONAL, f"none: {found.problem}; CPU cores are the devices", found.mend)
     names = [pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())]
     return Check("GPU", OK, ", ".join(names) + f" ({found.problem})" * bool(found.problem), found.mend)
+
+
+def _gpu_curves() -> Check:
+    from rlinf_lab.timeline.sampler import missing_gpu_curves
+
+    problem = missing_gpu_curves()
+    if problem:
+        return Check("GPU curves", OPTIONAL, f"missing ({problem}); runs need none", "the NVIDIA driver with its library NVML, if there is a GPU")
+    return Check("GPU curves", OK, "load and memory, by NVML")
 
 
 def _ray() -> Check:

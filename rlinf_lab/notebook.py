@@ -6,7 +6,7 @@ import io
 import operator
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +93,7 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
 CLOCK_SECONDS = 0.5  # between messages that tell more than spans: progress, metrics, load, pictures
 
 PAUSED = "paused"
+GOING_ON = ("running", "stopping")
 FIRST_SECONDS = 5.0  # between the stored pictures of the beginning, growing by as much each time
 FIRST_PICTURES = 3
 _REST = 2500  # later ones take a 2500th of a core
@@ -128,9 +129,10 @@ class _Feeder:
         state = {
             "state": now, "iteration": run.iteration, "iterations": run.iterations, "elapsed_seconds": run.elapsed_seconds,
             "eta_seconds": run.eta_seconds, "message": said(run.error).split("\n", 1)[0][:MESSAGE] if run.error else "",
-            "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {},
+            "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {}, "load_note": load_note(run.missing_curves),
         }  # fmt: skip
-        self._board.push(state, rows, run.timeline, utilisation(run), self._picture(run.frames, final), final, bubbles=False)
+        until = run.now_ns if now in GOING_ON else None
+        self._board.push(state, rows, run.timeline, utilisation(run), self._picture(run.frames, final), final, bubbles=False, now_ns=until)
         if final:
             self._closed = True
             if self._handle is not None:
@@ -171,6 +173,13 @@ def utilisation(run: Run | ObservedSession) -> dict[str, float]:
         if value is not None:
             found[device] = value
     return found
+
+
+def load_note(missing: Mapping[str, str]) -> str:
+    """Why there are no curves of GPUs, by host, in a line."""
+    problems = set(missing.values())
+    said = problems if len(problems) == 1 else [f"{host}: {problem}" for host, problem in sorted(missing.items())]
+    return f"No GPU curves: {'; '.join(said)}" if missing else ""
 
 
 def side_by_side(pictures: Sequence[Any]) -> bytes:

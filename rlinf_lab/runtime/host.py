@@ -477,8 +477,7 @@ class Host(Scheduler):
         self.unwanted.end_call(process)
         if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):  # it gives its device away
             finish_work(process.device)
-        start, large = self._spans.end_run(process), False
-        process.goods, process.count = items, len(items)
+        process.goods, process.count, large = items, len(items), False
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
             process.goods, large = Packed.of_items(items, queue.name.channel)
         process.queue, process.getting, process.tags = queue, False, tags
@@ -487,18 +486,17 @@ class Host(Scheduler):
         process.goods = []
         if large:  # another thread may be sending it right now
             self._send_all()
-        self._spans.resumed(process, SpanKind.PUT, start, len(items))
+        self._spans.resumed(process, SpanKind.PUT, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
         self._refuse_out_of_turn(process, queue)
         if process.shares_gpu:
             finish_work(process.device)
-        start = self._spans.end_run(process)
         process.pieces, process.queue, process.getting = [], queue, True
         self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
-        self._spans.resumed(process, SpanKind.GET, start, pieces[0].hi - pieces[0].lo if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces))
+        self._spans.resumed(process, SpanKind.GET, pieces[0].hi - pieces[0].lo if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces))
         try:
             return opened(pieces)
         except BaseException as error:

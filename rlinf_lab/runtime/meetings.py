@@ -85,7 +85,6 @@ class Meetings:
         process.queue, process.getting, process.advice = None, False, advice
         if process.shares_gpu:
             finish_work(process.device)
-        start = host._spans.end_run(process)
         try:
             host._post(process, int(Event.ASIDE), -1, 0, what)
         finally:
@@ -94,8 +93,8 @@ class Meetings:
                 if not self._waiting[key]:
                     del self._waiting[key]
         end = process.bound_ns or host.clock.now_ns()
-        if end > start:
-            host._spans.add(process, SpanKind.WAIT, start, end)
+        if end > process.since:
+            host._spans.add(process, SpanKind.WAIT, process.since, end)
         host._spans.resumed(process)
 
     def waiting(self) -> list[Process]:

@@ -247,6 +247,17 @@ class Observed:
         """The latest load of each device, 0 to 1, and what else was sampled, by its name in the timeline."""
         return self._observer.counters()
 
+    @property
+    def now_ns(self) -> int:
+        """Now, by the clock of the `timeline`, ns."""
+        return self._executor.driver_host.recorder.clock.now_ns()
+
+    @property
+    def missing_curves(self) -> dict[str, str]:
+        """Why GPUs of the plan have no curves of their load, by host; empty when they have, or when there are none."""
+        loop = self._executor.driver_host.loop
+        return {} if loop is None else wire.missing_curves(loop.remarked)
+
     def channels(self) -> pd.DataFrame:
         """Depth, capacity, puts, gets and how many ranks wait at either end, of every live queue."""
         return pd.DataFrame(self._executor.channels())

@@ -77,6 +77,8 @@ class Process:
     first: int = -1  # sequence number of the first item of the last get or put
     bound_ns: int = 0  # when input or room was there
     bound_batch: int = -1
+    asked_ns: int = 0  # when it handed in what it waits for: under the mutex, so in the order in which the engine heard it
+    waited: bool = False  # and whether its thread then had to wait
     lock_from: int = 0
     lock_waited: bool = False
     since: int = 0  # start of the running stretch

@@ -138,11 +138,18 @@ class Scheduler:
     def _post(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event and wait until the engine lets the thread go on."""
         try:
-            self._hand_in(process, kind, channel, n, what)
+            try:
+                self._hand_in(process, kind, channel, n, what)
+            finally:
+                if kind == _START:  # nothing ran before
+                    process.since = process.asked_ns
+                else:
+                    self._spans.end_run(process, process.asked_ns)
             if process.streak % TOGETHER > 1:  # one put after another: let several travel together
                 self.flush_soon()
             else:
                 self.flush()
+            process.waited = process.parked or bool(process.order) or self._mock is not None  # whose time moves within
             if process.parked or process.order:
                 self._park(process)
             if process.error is not None:
@@ -156,10 +163,10 @@ class Scheduler:
         held: list[Gate] = []
         try:
             with self._mutex:
+                process.asked_ns = process.lock_from = self.clock.now_ns()
                 if process.error is not None:
                     self._raise_if_interrupted(process)
                 process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
-                process.lock_from = self.clock.now_ns()
                 if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
                     n = 0
                 if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:

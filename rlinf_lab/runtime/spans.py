@@ -11,7 +11,7 @@ from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
-_RUN, _PUT = int(SpanKind.RUN), int(SpanKind.PUT)
+_RUN = int(SpanKind.RUN)
 _WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.ASIDE): SpanKind.WAIT}
 
 
@@ -21,25 +21,31 @@ class SpanWriter:
     def __init__(self, recorder: Recorder, clock: Clock) -> None:
         self._recorder, self._write, self._now = recorder, recorder.add, clock.now_ns
 
-    def end_run(self, process: Process) -> int:
-        """Close the running stretch; returns now, the start of what follows (and of the next stretch, if nothing does)."""
-        now, since, call = self._now(), process.since, process.call
+    def end_run(self, process: Process, at: int | None = None) -> int:
+        """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next stretch, if nothing does)."""
+        now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
             self._write(process.track, _RUN, process.method, since, now, call.iteration)
         process.since = now
         return now
 
-    def resumed(self, process: Process, kind: SpanKind | None = None, start: int = 0, items: int = 0) -> None:
-        """Write down the wait that has just ended; a running stretch begins."""
-        # A put that found room never gave the device away: what it took is part of the running stretch.
-        now = start if kind == _PUT and process.bound_batch < 0 else self._now()
-        end = process.bound_ns if process.lock_waited else now
-        queue = process.queue
+    def resumed(self, process: Process, kind: SpanKind | None = None, items: int = 0) -> None:
+        """Write down the wait that has just ended; a running stretch begins.
+
+        A get or a put is over when the items were taken or stored, by the clock under the host's mutex: what a channel holds by its spans is what it held.
+        Until its thread goes on a rank waits for its device, or for a processor. What was there at once never gave the device away: it
+        took no time, and what it cost is part of the running stretch.
+        """
+        start, queue, call = process.since, process.queue, process.call
+        if process.waited:
+            now = self._now()
+            end = process.bound_ns or now
+        else:
+            now = end = process.bound_ns or start
         if kind is not None and queue is not None:
-            call = process.call
             iteration = call.iteration if call is not None else -1
             self._write(process.track, kind, process.method, start, end if end > start else start, iteration, items, 0, queue.number, process.first)
-        if process.lock_waited and now > process.lock_from:
+        if process.on_device and now > process.lock_from and (process.lock_waited or (process.waited and process.bound_ns)):
             self.add(process, SpanKind.LOCK, process.lock_from, now)
         process.since = now
 

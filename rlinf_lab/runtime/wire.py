@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError
@@ -186,12 +186,21 @@ def remark(host: Host, about: str, text: str, at_once: bool = False) -> None:
         host.say(host.place[DRIVER, 0], ("remarked", about, text, at_once))
 
 
+_CURVES, _NEXT = "curves of GPUs of ", ". Next:"
+
+
 def gpu_curves_missing(host: Host, devices: Iterable[str], problem: str) -> None:
     """From a sampler: tells the user why GPUs among these devices have no curves; nothing where there are none."""
     if any(Device.parse(name).kind == "cuda" for name in devices):
         with host._mutex:
-            text = f"Curves of GPUs are missing on host {host.name!r}: {problem}. Next: nothing, the run needs none; `rlinf-lab doctor` looks at the driver."
-            remark(host, f"curves of GPUs of {host.name}", text)
+            text = f"Curves of GPUs are missing on host {host.name!r}: {problem}{_NEXT} nothing, the run needs none; `rlinf-lab doctor` looks at the driver."
+            remark(host, _CURVES + host.name, text)
+
+
+def missing_curves(remarked: Mapping[str, str]) -> dict[str, str]:
+    """The problems among what was remarked, by host."""
+    told = {about.removeprefix(_CURVES): text for about, text in dict(remarked).items() if about.startswith(_CURVES)}
+    return {name: text.split(f"{name!r}: ", 1)[1].split(_NEXT)[0] for name, text in told.items()}
 
 
 def _on_remarked(host: Host, about: str, text: str, at_once: bool) -> None:

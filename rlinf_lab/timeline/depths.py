@@ -1,6 +1,7 @@
 """How many items wait in each channel, exactly: from the puts and gets among the spans.
 
-A put's items are there at its end, a get's are taken at its end. What is left of an iteration when it is over (of a channel with ``discard_unread``, or of
+A put's items are there at its end, a get's are taken at its end: by the clock under the lock of the channel's host, so within one host a depth is never
+above the capacity. What is left of an iteration when it is over (of a channel with ``discard_unread``, or of
 one that failed) goes with it. `rlinf_lab/widgets/static/depths.js` is the same for a browser.
 """
 

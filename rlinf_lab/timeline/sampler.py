@@ -135,6 +135,13 @@ class UtilisationSampler:
             self._tell(problem)
 
 
+def missing_gpu_curves() -> str:
+    """Why a run on this machine's GPUs would have no curves of their load or memory, in NVML's words; "" where it would. Looks once, and starts nothing."""
+    looking = UtilisationSampler(Recorder())
+    found = looking._find_gpus()()
+    return looking.gpu_problem or ("" if found else "NVML shows no GPU")
+
+
 def gpus_of_cuda(nvml: Any, listed: str | None, order: str | None) -> list[Any] | None:
     """As `visible_gpus`, also where GPUs are unlike: CUDA then begins with the fastest. None where their order cannot be known. Raises ``NVMLError``.
 

@@ -17,7 +17,7 @@ class SpanKind(IntEnum):
     RUN = 0  # user code on its devices (or on the host, for a rank without one): the only kind that counts as busy
     GET = 1  # waiting for input
     PUT = 2  # waiting for room in a full channel
-    LOCK = 3  # input is there, waiting for the device
+    LOCK = 3  # input is there, waiting for the device, or for the thread to be woken on it
     ONLOAD = 4
     OFFLOAD = 5
     TRANSFER = 6  # bytes on their way

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from types import FrameType
 
 from rlinf_lab.widgets.fallback import Still
 
@@ -28,6 +29,18 @@ def is_possible() -> bool:
     from IPython.core.getipython import get_ipython
 
     return getattr(get_ipython(), "kernel", None) is not None
+
+
+def is_update() -> bool:
+    """Whether what asks for a picture now makes an output anew that is there, as ``display_handle.update(view)`` does: IPython tells no repr of it."""
+    from IPython.core.display_functions import display
+
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is display.__code__:
+            return bool(frame.f_locals.get("kwargs", {}).get("update"))
+        frame = frame.f_back
+    return False
 
 
 def show(still: Still, name: str, again: bool = False) -> None:

@@ -18,7 +18,7 @@ from rlinf_lab.widgets.feed import TimelineFeed, Update
 from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
-STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits")
+STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits", "load_note")
 OVER = ("finished", "failed", "stopped")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
@@ -71,22 +71,27 @@ class Dashboard(PushedWidget):
         frame: bytes | None = None,
         final: bool = False,
         bubbles: bool = True,
+        now_ns: int | None = None,
     ) -> None:
         """Send what is new; from any thread, at most about ten times a second.
 
         state: any of ``state`` (as `Run.state`), ``iteration`` (finished), ``iterations``, ``elapsed_seconds``,
         ``eta_seconds``, ``message``, ``standstill`` (lines: why nothing moves; empty while something does), ``waits`` (who then
-        waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes).
+        waits for whom: ``nodes`` of ``name``, ``text``, ``computes``; ``edges`` of [from, to, label] and ``cycles`` by numbers of nodes),
+        ``load_note`` (why the load of some device is not known).
         metrics: rows that are new or have changed; one replaces that of the same ``iteration``; what is NaN or infinite has diverged and is
         shown as such, elsewhere it is not known. timeline: the growing timeline;
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
+        now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended.
         """
         with self._push_lock:
             self._is_over = final
             content, parts = self._news(timeline, final).content()
             if "idle" in parts:
                 self._tell_later()
+            if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
+                content["now"] = max(0, now_ns - origin)
             if state is not None:
                 self._check(state)
                 self._state.update({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in state.items()})

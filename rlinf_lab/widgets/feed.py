@@ -112,6 +112,11 @@ class TimelineFeed:
         self._not_before = self._grown_at = 0.0
 
     @property
+    def origin_ns(self) -> int | None:
+        """The time that is 0 on the page; None before the first span."""
+        return self._origin
+
+    @property
     def told_spans(self) -> int:
         """How many were taken so far."""
         return self._seen

@@ -31,7 +31,6 @@ class PushedWidget(anywidget.AnyWidget):
         self._on_page = False  # a page has asked for something
         self._pictures = f"rlinf-lab-{uuid.uuid4().hex}"  # the outputs that have the still picture by itself, one above each view
         self._has_pictures = False  # some are there
-        self._renewing = 0  # the thread that makes an output up to date; in others the widget may be shown anew meanwhile
         super().__init__(**traits)
         self.on_msg(self._receive)
 
@@ -75,9 +74,10 @@ class PushedWidget(anywidget.AnyWidget):
         """
         live, bundle = self._on_page or express.attended(), super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        if not live or not apart.is_possible() or data is None or WIDGET not in data:
+        again = apart.is_update()
+        if not live or not apart.is_possible() or data is None or WIDGET not in data or (again and not self._has_pictures):
             return still.beside(bundle, live)
-        apart.show(still, self._pictures, self._renewing == threading.get_ident())
+        apart.show(still, self._pictures, again)
         self._has_pictures = True
         return {**data, "text/plain": still.text}, metadata
 
@@ -88,11 +88,7 @@ class PushedWidget(anywidget.AnyWidget):
 
     def renew(self, shown: Any) -> None:
         """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display handle."""
-        self._renewing = threading.get_ident()
-        try:
-            shown.update(self)
-        finally:
-            self._renewing = 0
+        shown.update(self)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(deltas sent: {self._seq})"

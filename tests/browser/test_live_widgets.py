@@ -331,6 +331,10 @@ def test_a_standstill_is_drawn_and_explained_until_something_moves(jupyterlab: A
     assert len({boxes[name]["stroke"] for name in ("policy[0]", "reward[0]", "logger[0]")}) == 3, "the cycle, who computes and the others are told apart"
     assert boxes["reward[0]"]["right"] < boxes["policy[0]"]["left"] < boxes["simulator[0]"]["left"]
     assert all(box["inside"] for box in boxes.values()), "the whole graph is in sight"
+    panel, lanes, board = (lab.page.locator(f".rl-dashboard {part}").first.bounding_box() for part in (".rl-still", ".rl-stage", ".rl-lanes"))
+    assert panel["y"] >= lanes["y"] + lanes["height"] and lanes["height"] >= 100, "it lies below the lanes, over none"
+    assert panel["y"] + panel["height"] <= board["y"] + board["height"]
+    assert lab.page.locator(".rl-dashboard").bounding_box()["height"] < 650, "and all of it fits on a laptop's screen"
     still.locator("summary").click()
     lab.wait_until(lambda: not still.locator(".rl-waits").is_visible(), "folded away")
     assert still.locator(".rl-cycle").is_visible() and cut_off(lab) == [] and not errors

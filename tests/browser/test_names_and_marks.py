@@ -138,3 +138,20 @@ def test_names_on_labels_are_legible_over_every_worker(browser: Any, tmp_path: P
     found = page.evaluate(CONTRASTS)
     page.close()
     assert len(found) >= 10 and min(found) >= 4.8, found
+
+
+LONG = ["cluster-name-of-production-gpu-node-{:02d}.eu-west.internal", "gpu-node-{:02d}.cluster.some-company.internal", "node{}"]
+
+
+@pytest.mark.parametrize("node", LONG)
+def test_devices_of_nodes_whose_long_names_differ_anywhere_are_told_apart(browser: Any, tmp_path: Path, node: str) -> None:
+    devices = [f"{node.format(n)}/cuda:{k}" for n in range(1, 4) for k in range(2)]
+    recorder, timeline = Recorder(), Timeline(devices)
+    for rank, device in enumerate(devices):
+        recorder.add(recorder.track("w", rank, (device,)), SpanKind.RUN, recorder.name("step"), 0, MS, 0)
+    timeline.extend(recorder.drain())
+    texts, gutter, _ = drawn(browser, timeline, tmp_path / "nodes.html")
+    titles = [t for t in texts if "/cuda:" in t[0] and t[1] < gutter]
+    shares = [t for t in texts if t[0].endswith(" %") and t[2] < gutter]
+    assert len({t[0] for t in titles}) == len(devices) == len(shares)
+    assert max(t[2] for t in titles) < min(t[1] for t in shares), "none is over its share"

@@ -16,7 +16,7 @@ import torch
 import rlinf_lab as lab
 from rlinf_lab import notebook
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder
+from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder, load_note
 from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observer import depths
 from rlinf_lab.runtime.pickling import pickled
@@ -207,7 +207,7 @@ class Board:
     def wants_frame(self) -> bool:
         return True
 
-    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool, bubbles: bool) -> None:
+    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool, bubbles: bool, now_ns: int | None) -> None:
         new = list(rows)
         self.sent.append(len(new))
         self.rows |= {int(row["iteration"]): row for row in new}
@@ -330,6 +330,14 @@ def test_why_gpus_have_no_curves_is_told_once_and_in_the_status() -> None:
                 tell.func(host, ["cpu:0", "cuda:0"], "Not Supported")
                 s.step(1 + i)
         assert len(told) == 1 and s.status().count("Curves of GPUs are missing") == 1
+        assert s.missing_curves == {host.name: "Not Supported"}
+        assert load_note(s.missing_curves) == "No GPU curves: Not Supported"
+
+
+def test_a_line_says_which_host_has_which_problem() -> None:
+    assert load_note({}) == ""
+    assert load_note({"b": "one", "a": "one"}) == "No GPU curves: one"
+    assert load_note({"b": "one", "a": "two: three. Four"}) == "No GPU curves: a: two: three. Four; b: one"
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------------

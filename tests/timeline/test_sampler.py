@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from rlinf_lab.checkup import doctor
 from rlinf_lab.timeline import Recorder, Timeline
 from rlinf_lab.timeline import sampler as of_sampler
-from rlinf_lab.timeline.sampler import UtilisationSampler, gpus_of_cuda, visible_gpus
+from rlinf_lab.timeline.sampler import UtilisationSampler, gpus_of_cuda, missing_gpu_curves, visible_gpus
 
 
 class Signalling(Recorder):
@@ -83,6 +84,31 @@ def test_a_gpu_without_utilisation_still_tells_its_memory(monkeypatch: pytest.Mo
     means = timeline.counters().groupby("name", observed=True).value.mean()
     assert (means["cuda:0 %"], means["cuda:0 MiB"], means["cuda:1 MiB"]) == (40, 1024, 2048)
     assert "cuda:1 %" not in means and "cuda:1" in sampler.gpu_problem
+
+
+@pytest.mark.parametrize(
+    ("count", "load", "says"),
+    [(2, lambda h: types.SimpleNamespace(gpu=40), ""), (0, None, "NVML shows no GPU"), (1, None, "cuda:0 %: Not Supported")],
+)
+def test_why_there_would_be_no_curves_is_known_before_a_run(monkeypatch: pytest.MonkeyPatch, count: int, load: Any, says: str) -> None:
+    import pynvml
+
+    def refuse(_: int) -> None:
+        raise pynvml.NVMLError_NotSupported()
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for name, value in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetCount": lambda: count,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda h: "one kind",
+        "nvmlDeviceGetMemoryInfo": lambda h: types.SimpleNamespace(used=1 << 30),
+        "nvmlDeviceGetUtilizationRates": load or refuse,
+    }.items():
+        monkeypatch.setattr(pynvml, name, value)
+    assert missing_gpu_curves() == says
+    row = next(c for c in doctor().checks if c.name == "GPU curves") if count != 2 else None
+    assert row is None or (says in row.found and row.mend)
 
 
 def test_a_gpu_without_memory_still_tells_its_utilisation_and_what_is_missing_is_told_once(monkeypatch: pytest.MonkeyPatch):

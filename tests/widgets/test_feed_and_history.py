@@ -448,14 +448,18 @@ def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: p
         def update(self, board: Dashboard) -> None:
             self.data, _ = board._repr_mimebundle_()
 
+    again = False
     monkeypatch.setattr(apart, "is_possible", lambda: True)
+    monkeypatch.setattr(apart, "is_update", lambda: again)  # as IPython's display has it
     monkeypatch.setattr("IPython.display.display", display)
     board, output = Dashboard("made up"), Output()
     board.push({"state": "running"})
     output.update(board)
     before = output.data
     board.push({"state": "finished"}, final=True)
+    again = True
     board.renew(output)
+    again = False
     output.update(board)  # the same cell again, whose output is another one, or another cell: with a picture, too
     assert len({name for name, _, _ in shown}) == 1 and [update for _, update, _ in shown] == [False, True, False]
     assert "running" in shown[0][2] and all("finished" in html for _, _, html in shown[1:])

@@ -6,7 +6,7 @@ export const CAUSES = ["starved", "blocked", "lock", "setup", "switch", "fill", 
 // A waiting kind wears the colour of the bubble that it becomes on its device.
 export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved", setup: "setup" };
 export const CAUSE_TEXT = {
-  starved: "waiting for input", blocked: "output channel is full", lock: "waiting for the device",
+  starved: "waiting for input", blocked: "output channel is full", lock: "ready: waits for the device, or for its thread to wake",
   setup: "a worker is being built, once per run", switch: "onloading or offloading", fill: "pipeline filling", drain: "this device has done its part",
   tail: "the last items run elsewhere", off: "nothing placed or running here",
 };
@@ -96,13 +96,16 @@ export function make(spec, attributes = {}, ...children) {
 
 /**
  * Keys that are pressed within `root` stay there: a notebook has a shortcut for nearly every letter (x cuts the cell). What goes with Ctrl, Alt or
- * Meta, and Tab, are the page's. `act(event)` gets those that are not typed into a field.
+ * Meta, and Tab, are the page's. `act(event)` gets those that are not typed into a field. An Escape that nobody had a use for gives the keys back to
+ * the cell; a click on any part of `root` takes them.
  */
 export function keepKeys(root, act = () => {}) {
+  root.tabIndex = -1;
   root.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab") return;
     e.stopPropagation();
     if (!e.target.matches("input, select, textarea, [contenteditable]")) act(e);
+    if (e.key === "Escape" && !e.defaultPrevented) root.closest(".jp-Cell")?.focus({ preventScroll: true });
   });
 }
 
@@ -147,6 +150,46 @@ export function blend(hex, over, part) {
   return `#${a.map((v, i) => Math.round(v * (1 - part) + b[i] * part).toString(16).padStart(2, "0")).join("")}`;
 }
 
+/** A name that is written from right to left, or turns what follows it, as a part of its own within a line: a number after it stays after it. */
+export function isolated(name) { return /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name; }
+
+const END = 7; // letters at the end of a name that are kept: they say which device of a node it is
+const HALVES = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g; // of characters that were cut in two
+
+/**
+ * Map of each of `names` to as much of it as `fits(text)` lets through: its beginning and its end, and of those that are alike there what begins where
+ * they differ.
+ */
+export function shortNames(names, fits) {
+  const short = new Map();
+  const shorten = (group, from) => {
+    const alike = new Map();
+    for (const name of group) {
+      const text = shortName(name, fits, from);
+      short.set(name, text);
+      alike.set(text, [...(alike.get(text) || []), name]);
+    }
+    for (const same of alike.values()) {
+      if (same.length < 2) continue;
+      let first = from;
+      while (same.every((name) => first < name.length && name[first] === same[0][first])) first++;
+      const word = same[0].slice(0, Math.max(0, first - 1)).search(/[^\W_]*[\W_]*$/), start = word > first - 14 ? word : first - 3; // of the word where they begin to differ, or a little of a long one
+      if (start > from) shorten(same, start);
+    }
+  };
+  shorten([...new Set(names)], 0);
+  return short;
+}
+
+/** A name from letter `from` on, without letters of its middle where that is too long. */
+function shortName(name, fits, from) {
+  const before = from ? "…" : "", cut = (n) => `${before}${name.slice(from, n)}…${name.slice(-END)}`.replace(HALVES, "");
+  if (fits(before + name.slice(from))) return before + name.slice(from);
+  let low = from + 1, high = Math.max(low, name.length - END); // so many letters fit, or it is the least; so many do not
+  while (high - low > 1) { const mid = (low + high) >> 1; if (fits(cut(mid))) low = mid; else high = mid; }
+  return cut(low);
+}
+
 /** Dark or light ink, whichever reads better on this colour. */
 export function inkOn(hex) {
   const [r, g, b] = rgb(hex).map((v) => { v /= 255; return v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; });
@@ -184,13 +227,21 @@ export function painter(node, paint) {
 
 export const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", sans-serif';
 
+export const GONE = "the kernel of this view is gone: run the cell again";
+
+/** Send a message to the kernel; false where there is none to hear it any more (restarted, or the widget was closed): Jupyter throws then. */
+export function tellKernel(model, message) {
+  try { model.send(message); } catch { return false; }
+  return true;
+}
+
 /**
  * The link to the kernel. Deltas carry a sequence number. The history is asked for once at the start and again
  * after a gap; it replaces everything, and deltas newer than it are applied on top.
  */
 export function connect(model, { reset, apply }) {
   let seq = 0, waiting = true, pending = [];
-  const ask = () => { waiting = true; pending = []; model.send({ type: "history", have: seq }); };
+  const ask = () => { waiting = true; pending = []; tellKernel(model, { type: "history", have: seq }); };
   const unpack = (message, buffers) => {
     const parts = {};
     (message.parts || []).forEach((name, i) => { parts[name] = buffers[i]; });

@@ -1,5 +1,5 @@
 // anywidget entry: the dashboard. One state per model, shared by its views.
-import { CAUSES, applyTheme, connect, keepKeys, make, painter, themeMode, watchTheme } from "./base.js";
+import { CAUSES, applyTheme, connect, keepKeys, make, painter, tellKernel, themeMode, watchTheme } from "./base.js";
 import { Store } from "./store.js";
 import { TimelineView } from "./timeline.js";
 import { LineChart } from "./charts.js";
@@ -31,7 +31,7 @@ class RunState {
   apply(message, parts) {
     this.heard = performance.now();
     this.store.apply(message, parts);
-    if (message.state) this.state = message.state;
+    if (message.state) { this.state = message.state; this.store.now = message.now || 0; }
     if (message.metrics) message.metrics.forEach((row) => this.metrics.put(row));
     if (message.counters) this.samples = [...this.samples, ...message.counters].slice(-KEPT);
     if (message.bubbles) message.bubbles.forEach((row) => this.bubbles.add(row));
@@ -54,7 +54,7 @@ class DashboardView {
     this.run = run;
     this.config = model.get("config");
     this.charts = new Map();
-    this.header = new Header(this.config, (command) => model.send({ type: "command", command }));
+    this.header = new Header(this.config, (command) => { this.gone = !tellKernel(model, { type: "command", command }); this.refresh(); });
     this.figures = new Figures();
     this.curves = make("div.curves");
     this.picture = new Picture();
@@ -68,7 +68,7 @@ class DashboardView {
     keepKeys(this.root);
     el.append(make("div.host", {}, this.root));
     this.timeline = new TimelineView(timeline, run.store, { tail: 6, counters: false });
-    this.timeline.stage.append(this.still.node);
+    timeline.append(this.still.node);
     this.refresh = painter(this.root, () => this.draw());
     this.setTheme(themeMode());
     this.stopTheme = watchTheme((mode) => this.setTheme(mode));
@@ -91,6 +91,7 @@ class DashboardView {
 
   /** New data came. All of it is drawn in one frame: what `draw` asked for would be drawn in the next. */
   changed() {
+    this.gone = false;
     this.timeline.refresh();
     this.refresh();
   }
@@ -117,7 +118,7 @@ class DashboardView {
 
   draw() {
     const run = this.run, state = { iterations: this.config.iterations, ...run.state };
-    this.header.set(state, this.silence);
+    this.header.set(state, this.silence, this.gone);
     const keys = this.wished();
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
     for (const [key, chart] of this.charts) {
@@ -125,7 +126,7 @@ class DashboardView {
       chart.set(run.metrics.points(key), state.iterations || 0, run.metrics.last?.iteration, DIVERGED.has(latest) ? latest : "");
     }
     this.figures.set(headline(keys, run.metrics, run.bubbles));
-    this.utilisation.draw(run.samples, this.colours);
+    this.utilisation.draw(run.samples, this.colours, state.load_note);
     this.bubbles.draw(run.bubbles, this.colours);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
     this.still.set(state.standstill || [], state.waits);

@@ -15,13 +15,14 @@ export class Details {
     this.title = make("b");
     this.body = make("div.detailsbody");
     this.node = make("aside.details", { role: "status" }, make("header", {}, this.title, make("button.close", { title: "Close (Esc)", "aria-label": "Close", onclick: () => this.close() }, "×")), this.body);
-    this.node.addEventListener("keydown", (e) => { if (e.key === "Escape") this.close(); });
   }
 
   /** Where more room is beside what is told of (`this.at`, ns): it and its arrows stay in sight. */
   show(title, ...children) {
     this.title.textContent = title;
+    const focused = this.body.contains(document.activeElement); // on a link that led here
     this.body.replaceChildren(...children);
+    if (focused) this.view.canvas.focus({ preventScroll: true });
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
     this.view.tip.style.display = "none";
@@ -35,7 +36,14 @@ export class Details {
     home.append(this.node);
   }
 
-  hide() { this.node.dataset.open = "false"; }
+  get open() { return this.node.dataset.open === "true"; }
+
+  /** The keys of what was focused in it go on to the lanes: what is hidden has none. */
+  hide() {
+    const focused = this.node.contains(document.activeElement);
+    this.node.dataset.open = "false";
+    if (focused) this.view.canvas.focus({ preventScroll: true });
+  }
 
   close() {
     this.view.picked = this.view.selection = null;

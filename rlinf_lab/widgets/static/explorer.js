@@ -1,5 +1,5 @@
 // anywidget entry: the what-if explorer. Sliders ask the kernel, at most one question at a time; when they rest, the answer is simulated.
-import { applyTheme, colourNumbers, connect, figures, keepKeys, make, painter, themeMode, watchTheme } from "./base.js";
+import { GONE, applyTheme, colourNumbers, connect, figures, keepKeys, make, painter, tellKernel, themeMode, watchTheme } from "./base.js";
 import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
@@ -50,7 +50,7 @@ class Asker {
     this.asked = performance.now();
     this.due = false;
     this.simulates = simulate;
-    this.model.send({ type: "ask", id: this.id, positions: this.positions(), simulate });
+    if (!tellKernel(this.model, { type: "ask", id: this.id, positions: this.positions(), simulate })) { this.waiting = 0; this.told.error = GONE; }
     this.changed();
   }
 
@@ -70,7 +70,7 @@ class ExplorerView {
   constructor(model, told, el) {
     Object.assign(this, { model, told, cards: new Map(), inputs: new Map(), selected: "" });
     this.sliders = model.get("sliders");
-    this.asker = new Asker(model, told, () => this.positions(), () => this.mark());
+    this.asker = new Asker(model, told, () => this.positions(), () => (told.error === GONE ? this.refresh() : this.mark()));
     this.head = make("b.headline");
     this.chip = make("span.chip");
     this.note = make("span.muted");
@@ -80,7 +80,7 @@ class ExplorerView {
     this.table = make("table.ranked", {}, make("thead", {}, make("tr", {}, ...["plan", "seconds", "", "shape", "devices"].map((h) => make("th", {}, h)))), this.rows);
     this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
     this.whyBody = this.why.lastChild;
-    this.measure = make("button.tool", { onclick: () => model.send({ type: "sensitivity" }), title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
+    this.measure = make("button.tool", { onclick: () => { if (!tellKernel(model, { type: "sensitivity" })) { told.error = GONE; this.refresh(); } }, title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
     this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
     const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges, this.notes);
@@ -196,7 +196,9 @@ class ExplorerView {
       return row;
     });
     const none = refused.map((r) => make("tr.muted", {}, make("td", {}, r.mode), make("td", {}, "–"), make("td"), make("td", { colspan: 2, title: r.reason }, `no plan: ${r.reason}`)));
+    const held = [...this.rows.children].indexOf(document.activeElement), name = held >= 0 && document.activeElement.firstChild.textContent;
     this.rows.replaceChildren(...rows, ...none);
+    if (held >= 0) (rows.find((row) => row.firstChild.textContent === name) || rows[0] || this.root).focus({ preventScroll: true });
   }
 
   explain(plans) {

@@ -21,7 +21,7 @@ export function listen(view) {
   search.addEventListener("input", () => { clearTimeout(due); due = setTimeout(() => view.find(search.value), SEARCH_MS); });
   search.addEventListener("keydown", (e) => {
     if (e.key === "Enter") { clearTimeout(due); if (view.store.query !== search.value.trim().toLowerCase()) view.find(search.value); view.next(e.shiftKey ? -1 : 1); }
-    if (e.key === "Escape") { clearTimeout(due); search.value = ""; view.find(""); c.focus(); }
+    if (e.key === "Escape") { clearTimeout(due); e.preventDefault(); search.value = ""; view.find(""); c.focus(); }
   });
 }
 
@@ -129,8 +129,8 @@ function onKey(view, e) {
     f: () => view.fit(), l: () => view.setFollow(!view.follow), o: () => view.details.showOutliers(), r: () => view.setArrows(!view.arrows),
     g: () => view.buttons.by.click(), c: () => view.buttons.colour.click(), n: () => view.next(1), p: () => view.next(-1),
     k: () => view.setCounters(!view.counters), m: () => view.details.selectPicked(), "/": () => view.search.focus(),
-    Escape: () => { view.selection = null; view.picked = null; view.details.hide(); view.redraw(); },
   };
+  if (view.selection || view.picked || view.details.open) actions.Escape = () => view.details.close();
   const action = actions[e.key.length === 1 ? e.key.toLowerCase() : e.key];
   if (!action || (SCROLLS.test(e.key) && e.target.closest(".rl-details"))) return; // a panel that has the focus scrolls by itself
   e.preventDefault();

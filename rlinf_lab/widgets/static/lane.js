@@ -171,7 +171,7 @@ export class Lane {
     if (!n) return;
     const { start, dur } = this.columns, category = this.found ? this.found.category : this.columns.kind;
     const { rows, heads } = this.tint(paint, category), { full, weight, red, green, blue, ground, veil } = paint, [groundRed, groundGreen, groundBlue] = ground;
-    const to = from + width * pixel, most = Math.floor((n - 1) / STEP), nothing = pixel * 1e-9;
+    const to = from + width * pixel, most = Math.floor((n - 1) / STEP), nothing = Math.min(pixel * 1e-9, 0.49); // less of a pixel is rounding; a nanosecond on the edge of two is half in one of them
     let i = Math.max(0, this.at(from)), x = 0, leap = 1;
     while (x < width && i < n) {
       const t0 = from + x * pixel, t1 = t0 + pixel;

@@ -127,7 +127,7 @@ function follow(store, track, kind, channel, from, to, chain, seen) {
 
 export function waitText(store, kind, channel) {
   const name = channel >= 0 ? ` ${store.name(channel)}` : "";
-  return { get: `for input from channel${name}`, put: `for room in channel${name}`, lock: "for the device", onload: "for its onload", offload: "for an offload", transfer: `for bytes of${name}`, wait: "for the value of a call" }[KINDS[kind]] || "";
+  return { get: `for input from channel${name}`, put: `for room in channel${name}`, lock: "for the device, or to be woken", onload: "for its onload", offload: "for an offload", transfer: `for bytes of${name}`, wait: "for the value of a call" }[KINDS[kind]] || "";
 }
 
 /** The tracks that could have ended a wait: of a get those that put, of a put those that get, of a lock those that ran on its device. */

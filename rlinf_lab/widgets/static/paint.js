@@ -7,6 +7,8 @@ import { arrows, arrowsOf, missingArrows } from "./links.js";
 import { KIND_COLOUR, LABEL_VEIL, RULER, SOLID, paintOf, stripsOf } from "./rows.js";
 
 const LONG = 120e9, DAY = 86400, STEPS = [2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, DAY]; // ns, s, s
+const NANOSECONDS = 2e4; // ns: shorter timelines are told in them
+const UNDER_WAY = 24; // px: less is how late news come
 const SPARSE = 56; // px between the numbers of narrow iterations
 /** What a row's title leaves free of the gutter, px: its mark before it, a share or a value behind it. */
 export const ROOM = { device: 54, worker: 30, track: 32, counter: 74 };
@@ -40,7 +42,7 @@ export function paintStrips(view, g, columns) {
   context.putImageData(view.image, 0, 0, 0, 0, columns, strips.length);
   g.imageSmoothingEnabled = false;
   g.save();
-  g.beginPath(); g.rect(view.gutter, RULER, view.plot, view.height); g.clip();
+  g.beginPath(); g.rect(view.gutter, RULER, view.plot, view.bottom - RULER); g.clip();
   strips.forEach(({ y, h }, j) => g.drawImage(canvas, 0, j, columns, 1, view.gutter, y, view.plot, h));
   g.restore();
 }
@@ -57,6 +59,17 @@ function ticksOver(view, row, columns) {
 function isSparse(view, row, lane, columns) {
   const shift = view.shift(row.layer);
   return sparse(lane, view.from - shift, view.to - shift, columns);
+}
+
+/** From the last that ended to now: that nothing is drawn there does not say that nothing is done. */
+export function paintUnderWay(view, g) {
+  const { end, now } = view.store, x0 = Math.max(view.gutter, view.x(end)), x1 = Math.min(view.gutter + view.plot, view.x(now));
+  if (view.over || x1 - x0 < UNDER_WAY) return;
+  g.fillStyle = view.colours.grid;
+  g.fillRect(x0, RULER, x1 - x0, view.bottom - RULER);
+  const text = "under way: drawn when it ends";
+  g.font = `10.5px ${FONT}`;
+  if (g.measureText(text).width + 16 < x1 - x0) paintText(g, g.font, view.colours.muted, "left", text, x0 + 8, RULER + 10);
 }
 
 export function paintNames(view, g) {
@@ -141,8 +154,7 @@ export function paintGutter(view, g) {
       continue;
     }
     if (head && !row.layer) {
-      g.font = titleFont(row); // of which the title is cut
-      paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - ROOM[row.kind]), 2, mid);
+      paintText(g, titleFont(row), c.text, "left", view.names.get(row.kind).get(row.title), 2, mid);
       if (row.kind === "worker") { g.fillStyle = view.workerColour(row.title); g.fillRect(view.gutter - 16, mid - 3.5, 7, 7); }
     }
     if (row.kind === "device" && row.lane) paintText(g, `11px ${FONT}`, c.muted, "right", shareText(view.busyShare(row)), view.gutter - 8, mid);
@@ -151,8 +163,7 @@ export function paintGutter(view, g) {
     g.fillStyle = view.workerColour(row.track.worker);
     g.fillRect(10, mid - 3.5, 7, 7);
     const name = view.stores.length > 1 && row.h >= 9 ? view.cut(g, view.labels[0], view.labelWidth) : ""; // whose lane the upper one is
-    g.font = `11px ${FONT}`;
-    paintText(g, g.font, c.text, "left", view.cut(g, row.title, view.gutter - ROOM.track - (name ? view.labelWidth + 8 : 0)), 22, mid);
+    paintText(g, `11px ${FONT}`, c.text, "left", view.names.get("track").get(row.title), 22, mid);
     if (name) paintText(g, `10px ${FONT}`, c.muted, "right", name, view.gutter - 8, mid);
   }
 }
@@ -191,7 +202,7 @@ export function paintRuler(view, g) {
 
 /** A line where each iteration begins, its number where there is room for it. */
 export function paintMarks(view, g) {
-  const bottom = Math.min(view.height, view.content - view.scroll), c = view.colours;
+  const bottom = Math.min(view.bottom, view.content - view.scroll), c = view.colours;
   const lines = [];
   for (const mark of view.store.marks) {
     if (mark.end < view.from || mark.start > view.to) continue;
@@ -318,7 +329,7 @@ function shareText(share) { return Number.isNaN(share) ? "–" : `${Math.round(1
 /** ns between the ticks of a ruler up to `to`, at least `rough`: of a long one in steps of minutes and hours. */
 export function niceStep(rough, to = 0) {
   if (to >= LONG && rough > 1e9) return (STEPS.find((s) => s * 1e9 >= rough) ?? DAY * niceStep(rough / DAY / 1e9)) * 1e9;
-  const power = 10 ** Math.floor(Math.log10(rough));
+  const power = Math.max(1, 10 ** Math.floor(Math.log10(rough))); // no time is between two nanoseconds
   for (const m of [1, 2, 5]) if (power * m >= rough) return power * m;
   return power * 10;
 }
@@ -326,6 +337,7 @@ export function niceStep(rough, to = 0) {
 /** A time of a ruler with ticks at every `step` up to `to`, all in one unit. */
 export function rulerText(t, step, to) {
   if (to >= LONG && step >= 1e9) return `${t < 0 ? "−" : ""}${clock(Math.abs(t) / 1e9)}`;
+  if (to < NANOSECONDS && step < 1e3) return `${Math.round(t)} ns`;
   const [unit, name] = step >= 1e9 || (to >= 2e9 && step >= 1e5) ? [1e9, "s"] : step >= 1e3 && to >= 1e6 ? [1e6, "ms"] : [1e3, "µs"];
   const decimals = Math.max(0, Math.ceil(-Math.log10(step / unit) - 1e-9));
   return `${(t / unit).toFixed(decimals)} ${name}`;

@@ -1,8 +1,9 @@
 // The parts of the dashboard beside charts and timeline: header, figures, utilisation, bubbles, picture.
-import { CAUSES, CAUSE_TEXT, clock, figures, make } from "./base.js";
+import { CAUSES, CAUSE_TEXT, FONT, GONE, clock, figures, make, shortNames } from "./base.js";
 import { drawSpark, drawStacks } from "./charts.js";
 import { DIVERGED } from "./history.js";
 
+const NAME = 88; // px of a device's name
 const LIVE = ["starting", "running", "idle", "paused", "stopping"];
 
 export class Header {
@@ -22,8 +23,8 @@ export class Header {
     this.node = make("header", {}, line, this.message);
   }
 
-  /** silence: seconds since the kernel was heard, where that is long. */
-  set(s, silence = 0) {
+  /** silence: seconds since the kernel was heard, where that is long; gone: nobody hears the buttons. */
+  set(s, silence = 0, gone = false) {
     const state = s.state || "starting", of = s.iterations, done = s.iteration || 0;
     this.paused = state === "paused";
     this.state.textContent = state;
@@ -39,10 +40,10 @@ export class Header {
     const live = LIVE.includes(state), left = live && s.eta_seconds != null && done < (of || Infinity);
     this.times.textContent = s.elapsed_seconds == null ? "" : clock(s.elapsed_seconds) + (left ? `  ·  ${clock(s.eta_seconds)} left` : "");
     this.times.title = left ? "elapsed, and the estimate for the rest" : "elapsed";
-    this.silence.textContent = silence ? `nothing heard for ${clock(silence)}` : "";
+    this.silence.textContent = gone ? GONE : silence ? `nothing heard for ${clock(silence)}` : "";
     this.pause.textContent = this.paused ? "Resume" : "Pause";
-    this.pause.disabled = !["running", "paused"].includes(state);
-    this.stop.disabled = !live || state === "stopping";
+    this.pause.disabled = gone || !["running", "paused"].includes(state);
+    this.stop.disabled = gone || !live || state === "stopping";
   }
 }
 
@@ -71,25 +72,35 @@ export class Utilisation {
   constructor() {
     this.rows = new Map();
     this.list = make("div.util", {}, make("span.empty", {}, "nothing sampled yet"));
-    this.node = make("section.panel", {}, make("header", {}, make("h3", { title: "how busy each core or GPU of the machine is, whoever uses it; device time below is what this run did" }, "Machine load")), this.list);
+    this.node = make("section.panel", {}, make("header", {}, make("h3", { title: "how busy each core or GPU of the machine is, whoever uses it; device time below is what this run did" }, "Machine load")), this.list, (this.note = make("div.loadnote", { role: "note" })));
   }
 
-  /** samples: [[seconds, {device: share}], ...] */
-  draw(samples, colours) {
+  /** samples: [[seconds, {device: share}], ...]; note: why some device has no curve. */
+  draw(samples, colours, note = "") {
+    if (this.note.textContent !== note) { this.note.textContent = note; this.note.title = note; }
     const latest = samples.length ? samples[samples.length - 1][1] : {};
     for (const device of Object.keys(latest)) {
       let row = this.rows.get(device);
       if (!row) {
-        row = { canvas: make("canvas"), value: make("span.value") };
+        row = { canvas: make("canvas"), value: make("span.value"), name: make("span", { title: device }) };
         row.stage = make("div.spark", {}, row.canvas);
         if (!this.rows.size) this.list.replaceChildren();
         this.rows.set(device, row);
-        this.list.append(make("div.utilrow", {}, make("span", { title: device }, device), row.stage, row.value));
+        this.list.append(make("div.utilrow", {}, row.name, row.stage, row.value));
       }
+      if (this.named !== this.rows.size) this.nameAll();
       row.value.textContent = `${Math.round(100 * latest[device])} %`;
       const values = samples.filter((s) => device in s[1]).map((s) => [s[0], s[1][device]]);
       if (row.stage.clientWidth) drawSpark(row.canvas, values, row.stage.clientWidth, row.stage.clientHeight, colours.accent, colours.line);
     }
+  }
+
+  /** Names as long as there is room beside the curves: those of different nodes stay different. */
+  nameAll() {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `11px ${FONT}`;
+    for (const [device, text] of shortNames([...this.rows.keys()], (name) => pen.measureText(name).width <= NAME)) this.rows.get(device).name.textContent = text;
+    this.named = this.rows.size;
   }
 }
 

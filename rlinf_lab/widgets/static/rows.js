@@ -3,7 +3,7 @@ import { CAUSES, KINDS, KIND_CAUSE, LABEL, RUN, inkOn, rgb } from "./base.js";
 import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
-const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, COMB = 16, SUBLANE = 5, NAMED = 14;
+const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, COMB = 16, SUBLANE = 5, NAMED = 14, WHOLE = 56;
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
@@ -24,9 +24,13 @@ export function listRows(stores, by, counters) {
     rows.push({ kind: "device", layer, device: name, title: name, lane: s.idle.get(name) });
   });
   if (by === "device") {
+    const on = new Map(); // thousands of tracks on thousands of devices
+    for (const track of store.tracks) {
+      for (const name of new Set(track.devices)) { if (!on.has(name)) on.set(name, []); on.get(name).push(track); }
+    }
     for (const name of store.tables.devices) {
       device(name);
-      for (const track of store.tracks) if (track.devices.includes(name)) both(track, { device: name, title: track.label });
+      for (const track of on.get(name) || []) both(track, { device: name, title: track.label });
     }
   } else {
     for (const name of store.tables.devices) device(name);
@@ -85,6 +89,20 @@ export function placeRows(rows, height) {
 function counterHeight(room, count) {
   const whole = Math.floor(room / COUNTER);
   return whole < 1 || whole >= count ? COUNTER : room / whole;
+}
+
+/**
+ * [how far the rows are moved up, where they end] px, for a scroll position: a lane that is not too high is seen whole or not at all, and what would be
+ * half a lane below stays empty. `row.top`: where it is when nothing is scrolled.
+ */
+export function wholeRows(rows, scroll, height, content) {
+  if (content <= height) return [scroll, height];
+  const low = (row) => row.h <= WHOLE, most = content - height;
+  let from = scroll;
+  const cut = rows.find((row) => row.top - scroll < RULER && row.top + row.h - scroll > RULER + 0.5);
+  if (cut && low(cut)) from = scroll < most ? cut.top - RULER - 2 : cut.top + cut.h - RULER + 1; // the last one stays in sight
+  const last = rows.find((row) => row.top - from < height && row.top + row.h - from > height + 0.5);
+  return [from, last && low(last) ? last.top - from : height];
 }
 
 /** The lanes of a row with their place: [{lane, y, h, paint}], paint: "cause" | "point" | "kind" | "label"; later ones lie over earlier ones. */

@@ -125,7 +125,6 @@ export class Standstill {
     const rings = lines.filter((line) => line.startsWith("a cycle: "));
     this.ring.textContent = rings.join("; ");
     const picture = graph && graph.nodes && graph.nodes.length ? [drawWaits(graph)] : [];
-    for (const one of picture) one.style.maxHeight = `${Math.max(120, this.node.parentNode.clientHeight - 84)}px`; // below the ruler, without scrolling
     this.graph.replaceChildren(...picture);
     this.words.replaceChildren(...lines.filter((line) => !rings.includes(line)).map((line) => make("div", {}, line)));
   }

@@ -1,5 +1,5 @@
 // What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
-import { KINDS, LABEL, MARK } from "./base.js";
+import { KINDS, LABEL, MARK, isolated } from "./base.js";
 import { Depths } from "./depths.js";
 import { InstantLane } from "./instants.js";
 import { Lane } from "./lane.js";
@@ -146,6 +146,7 @@ export class Store {
     this.counters = new Map(); // name -> Series, or Depth: what is shown
     this.marks = []; // {start, end, iteration}
     this.end = 0;
+    this.now = 0; // where it is known to go on to, though nothing has ended; 0: it does not
     this.count = 0;
     this.query = "";
     this.version = (this.version || 0) + 1;
@@ -174,7 +175,7 @@ export class Store {
     this.tables = tables;
     tables.tracks.forEach(([worker, rank, devices, host], number) => {
       if (this.tracks[number]) return;
-      this.tracks[number] = { number, worker, rank, devices, host, label: `${worker} ${rank}`, spans: new Stack(), labels: new Stack(), points: new Stack(InstantLane) };
+      this.tracks[number] = { number, worker, rank, devices, host, label: `${isolated(worker)} ${rank}`, spans: new Stack(), labels: new Stack(), points: new Stack(InstantLane) };
       if (devices.length && !this.workers.includes(worker)) this.workers.push(worker);
     });
     this.version++;
@@ -261,7 +262,7 @@ export class Store {
       };
     };
     for (const track of this.tracks) {
-      const all = () => () => true, own = !query ? null : track.label.toLowerCase().includes(query) ? all : keeper;
+      const all = () => () => true, own = !query ? null : `${track.worker} ${track.rank}`.toLowerCase().includes(query) ? all : keeper;
       for (const stack of [track.spans, track.labels, track.points]) stack.search(own);
     }
     return this.hits();

@@ -1,13 +1,15 @@
 // The timeline: one canvas, lanes by device or by worker, everything done in the browser while the kernel may be busy.
-import { CAUSES, CAUSE_TEXT, FONT, KINDS, applyTheme, colourNumbers, fitCanvas, make, painter, themeMode, watchTheme } from "./base.js";
-import { CATEGORIES } from "./lane.js";
+import { FONT, applyTheme, colourNumbers, fitCanvas, make, painter, shortNames, themeMode, watchTheme } from "./base.js";
 import { paintCounters } from "./counters.js";
-import { KIND_COLOUR, RULER, listRows, placeRows } from "./rows.js";
-import { ROOM, busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips, titleFont } from "./paint.js";
+import { RULER, listRows, placeRows, wholeRows } from "./rows.js";
+import { ROOM, busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips, paintUnderWay, titleFont } from "./paint.js";
 import { Details } from "./details.js";
+import { Legend } from "./legend.js";
 import { listen } from "./hands.js";
 
 const TAIL = 7; // letters that are kept at the end of a name that is cut
+const KNOWN = 0.7; // of the time that is under way is shown of the time before, at least
+const LEAST_NS = 200; // that one can look at
 const TAIL_NS = 6e9; // the least that is followed of a longer run
 
 export class TimelineView {
@@ -62,7 +64,7 @@ export class TimelineView {
     this.note = make("div.note", { role: "status" });
     this.stage = make("div.stage", {}, this.canvas, this.note, this.tip);
     this.redraw = painter(this.stage, () => this.draw());
-    this.legend = make("div.legend");
+    this.legend = new Legend(this);
     this.search = make("input.search", { type: "search", placeholder: "Search spans", "aria-label": "Search spans" });
     this.found = make("span.found");
     const button = (text, title, onclick) => make("button.tool", { title, onclick }, text);
@@ -72,12 +74,12 @@ export class TimelineView {
       counters: button("Counters", "Load, memory, depths of channels, metrics below the lanes (K)", () => this.setCounters(!this.counters)),
       by: button("By device", "Lanes by device or by worker (G)", () => this.setBy(this.by === "device" ? "worker" : "device")),
       colour: button("By worker", "Colours by worker or by kind of time (C)", () => this.setColour(this.colourBy === "worker" ? "kind" : "worker")),
-      align: button("Align", "Lay the two over each other by iteration or by their beginning", () => this.setAlign(this.align === "iteration" ? "start" : "iteration")),
+      align: button("Align", "Lay the two over each other so that both begin together: the iteration in the middle of what is in sight, or the whole", () => this.setAlign(this.align === "iteration" ? "start" : "iteration")),
       fit: button("Fit", "Show everything (double-click or F)", () => this.fit()),
       follow: button("Follow", "Keep the newest spans in sight (L)", () => this.setFollow(!this.follow)),
     };
     if (this.stores.length < 2) this.buttons.align.style.display = "none";
-    this.bar = make("div.toolbar", {}, this.legend, make("div.tools", {}, this.found, this.search, ...Object.values(this.buttons)));
+    this.bar = make("div.toolbar", {}, this.legend.node, make("div.tools", {}, this.found, this.search, ...Object.values(this.buttons)));
     this.root.append(this.bar, this.stage);
     this.setFollow(this.follow);
     this.setBy(this.by);
@@ -111,7 +113,13 @@ export class TimelineView {
   setArrows(on) { this.arrows = on; this.press("arrows", on); }
   setCounters(on) { this.counters = on; this.rowsKey = ""; this.press("counters", on); }
   setBy(by) { this.by = by; this.rowsKey = ""; this.press("by", by !== "device", `Lanes: ${by}`); }
-  setAlign(align) { this.align = align; this.press("align", false, `Align: ${align}`); }
+  setAlign(align) { this.align = align; this.measureShifts((this.from + this.to) / 2); this.redraw(); }
+
+  /** By what the two lie over each other, on the button: by which iteration depends on what is in sight. */
+  tellAlign() {
+    const text = this.align !== "iteration" ? "Align: start" : this.aligned === null ? "Align: start (no iteration of both)" : `Align: iteration ${this.aligned}`;
+    if (this.buttons.align.textContent !== text) this.buttons.align.textContent = text;
+  }
 
   setColour(by) {
     this.colourBy = by;
@@ -133,18 +141,18 @@ export class TimelineView {
 
   /** From where to where there is something, ns: what lies over the first timeline may begin before it. */
   get begin() { return Math.min(0, ...this.stores.map((_, layer) => this.shift(layer))); }
-  get end() { return Math.max(...this.stores.map((store, layer) => store.end + this.shift(layer))); }
+  get end() { return Math.max(...this.stores.map((store, layer) => Math.max(store.end, this.over ? 0 : store.now) + this.shift(layer))); }
 
   /** Everything, aligned in the middle of the first timeline: how two are aligned decides where the middle of both is. */
   showWhole() {
     this.measureShifts(this.store.end / 2);
     this.from = this.begin;
-    this.to = Math.max(this.end, 1);
+    this.to = Math.max(this.end, LEAST_NS);
   }
 
   /** Look at [from, to) ns, or at what is nearest to that and not beside everything. */
   look(from, to) {
-    const least = 200, most = Math.max(this.end - this.begin, 1) * 1.5;
+    const least = LEAST_NS, most = Math.max(this.end - this.begin, least) * 1.5;
     const width = Math.min(most, Math.max(least, to - from)), mid = Math.min(Math.max(this.end, 1), Math.max(this.begin, (from + to) / 2));
     this.whole = false;
     this.from = mid - width / 2;
@@ -208,16 +216,20 @@ export class TimelineView {
   shift(layer) { return (layer && this.shifts[layer]) || 0; }
 
   measureShifts(time) {
+    this.aligned = null;
     this.shifts = this.stores.map((store, layer) => {
       if (!layer || this.align !== "iteration") return 0;
       const mine = this.store.marks.findLast((m) => m.start <= time) || this.store.marks[0];
       const other = mine && store.marks.find((m) => m.iteration === mine.iteration);
-      return other ? mine.start - other.start : 0;
+      if (!other) return 0;
+      this.aligned = mine.iteration;
+      return mine.start - other.start;
     });
+    this.tellAlign();
   }
 
   rowOf(track) { return (this.rows || []).find((r) => r.track === track); }
-  rowAt(y) { return y < RULER ? null : (this.rows || []).find((r) => y >= r.y && y < r.y + r.h + 1.5); }
+  rowAt(y) { return y < RULER || y >= this.bottom ? null : (this.rows || []).find((r) => y >= r.y && y < r.y + r.h + 1.5); }
 
   workerColour(worker) {
     const count = this.stores.reduce((sum, store) => sum + store.workers.length, 0);
@@ -261,11 +273,27 @@ export class TimelineView {
       const widest = Math.max(...this.rows.slice(0, 500).map(need));
       this.labelWidth = this.stores.length > 1 ? Math.min(80, 4 + Math.max(...this.labels.map((label) => g.measureText(label).width))) : 0;
       this.gutter = Math.ceil(Math.min(220, Math.max(106, widest)) + this.labelWidth);
+      this.nameRows(g);
       this.root.style.setProperty("--rl-left", `${this.gutter + 8}px`); // what lies over the lanes leaves their labels free
       if (this.widths.size > 20000) this.widths.clear();
     }
     this.scroll = Math.max(0, Math.min(this.scroll, this.content - this.height));
-    for (const row of this.rows) row.y = row.top - this.scroll;
+    const [from, bottom] = wholeRows(this.rows, this.scroll, this.height, this.content);
+    this.bottom = bottom;
+    for (const row of this.rows) row.y = row.top - from;
+  }
+
+  /** The titles of devices, workers and lanes for this gutter: those that differ stay different. */
+  nameRows(g) {
+    const shown = this.rows.filter((row) => row.kind !== "counter" && !row.layer), key = `${this.gutter}|${this.labelWidth}|${shown.map((row) => row.kind + row.title)}`;
+    if (key === this.namesKey) return;
+    this.namesKey = key;
+    this.names = new Map();
+    for (const kind of ["device", "worker", "track"]) {
+      const room = this.gutter - ROOM[kind] - (kind === "track" && this.labelWidth ? this.labelWidth + 8 : 0);
+      g.font = titleFont({ kind });
+      this.names.set(kind, shortNames(shown.filter((row) => row.kind === kind).map((row) => row.title), (text) => g.measureText(text).width <= room));
+    }
   }
 
   /** As high as the lanes need, up to `most`; from the moment the user drags the corner the height is theirs. */
@@ -296,7 +324,8 @@ export class TimelineView {
     const columns = Math.max(1, Math.round(this.plot * (window.devicePixelRatio || 1)));
     paintStrips(this, g, columns);
     g.save();
-    g.beginPath(); g.rect(0, RULER, this.width, this.height - RULER); g.clip();
+    g.beginPath(); g.rect(0, RULER, this.width, this.bottom - RULER); g.clip();
+    paintUnderWay(this, g);
     paintMarks(this, g);
     paintNames(this, g);
     paintCounters(this, g, columns);
@@ -311,37 +340,16 @@ export class TimelineView {
       g.fillStyle = c.muted; g.font = `12px ${FONT}`; g.textAlign = "center"; g.textBaseline = "middle";
       g.fillText("No spans yet", this.gutter + this.plot / 2, this.height / 2);
     }
-    this.drawLegend();
+    this.legend.draw();
     this.drawMs = performance.now() - began;
     this.frames = (this.frames || 0) + 1;
-    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, plot: `${this.gutter},${this.plot}`, arrows: this.arrowCount, chosen: this.chosenCount, counters: this.rows.filter((r) => r.kind === "counter").length }); // lets a test see what is shown
+    Object.assign(this.root.dataset, { frames: this.frames, spans: this.store.count, range: `${this.from},${this.to}`, bottom: this.bottom, plot: `${this.gutter},${this.plot}`, arrows: this.arrowCount, chosen: this.chosenCount, counters: this.rows.filter((r) => r.kind === "counter").length }); // lets a test see what is shown
   }
 
   tailStart() {
     const marks = this.store.marks;
     if (!this.tail || marks.length <= this.tail) return 0;
-    return Math.max(0, Math.min(marks[marks.length - this.tail].start, this.end - TAIL_NS)); // device time is told a little late
-  }
-
-  drawLegend() {
-    const key = `${this.colours.mode}|${this.colourBy}|${this.stores.map((store) => store.version)}`;
-    if (key === this.legendKey) return;
-    this.legendKey = key;
-    const c = this.colours, item = (colour, text, title) => make("span.key", { title }, make("i", { style: `background:${colour}` }), make("span", {}, text));
-    const causes = new Float64Array(CATEGORIES), kinds = new Float64Array(CATEGORIES);
-    for (const lane of this.store.idle.values()) lane.sum(0, Infinity, causes);
-    for (const track of this.store.tracks) track.spans.sum(0, Infinity, kinds);
-    const first = this.colourBy === "worker" ? [...new Set(this.stores.flatMap((store) => store.workers))].map((w) => item(this.workerColour(w), w, `worker ${w}`))
-      : KINDS.filter((kind, k) => kinds[k] > 0 && KIND_COLOUR[kind]).map((kind) => item(KIND_COLOUR[kind] === "busy" ? c.busy : c.causes[KIND_COLOUR[kind]], kind, `${kind} spans`));
-    const least = 0.001 * causes.reduce((a, b) => a + b, 0); // less of it is hardly a pixel; pointing at that names it
-    const shown = CAUSES.filter((cause, k) => causes[k] > least), { dropped, dropped_samples: samples } = this.store.tables;
-    this.legend.replaceChildren(
-      ...(dropped ? [make("span.dropped", { title: "Neither memory nor disk took them: they are missing here" }, `${dropped.toLocaleString("en")} spans dropped`)] : []),
-      ...(samples ? [make("span.dropped", { title: "Nobody fetched them in time: the curves have gaps" }, `${samples.toLocaleString("en")} counter samples dropped`)] : []),
-      ...this.stores.slice(1).map((_, i) => make("span.key", { title: `of two lanes the lower, paler one is ${this.labels[i + 1]}` }, make("span", {}, `paler: ${this.labels[i + 1]}`))),
-      ...first,
-      ...(shown.length ? [make("span.sep"), item(c.busy, "busy", "user code on the device")] : []),
-      ...shown.map((cause) => item(c.causes[cause], cause, CAUSE_TEXT[cause])),
-    );
+    const { end } = this.store, since = end - KNOWN * (this.end - end); // beside a long call that has not ended there stays something to see
+    return Math.max(0, Math.min(marks[marks.length - this.tail].start, this.end - TAIL_NS, since)); // device time is told a little late
   }
 }

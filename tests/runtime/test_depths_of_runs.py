@@ -1,0 +1,122 @@
+"""What a channel holds by its spans is what it held: never more than its capacity, in real runs of threads, and at the end nothing."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections import defaultdict
+
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.timeline import SpanKind, Timeline
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+CHANNELS = ("raw", "made", "last")
+
+
+def busy(ns: int) -> None:
+    """Work, the interpreter's lock held: others wake late."""
+    end = time.perf_counter_ns() + ns
+    while time.perf_counter_ns() < end:
+        pass
+
+
+class Stage(Worker):
+    """Takes items and puts them on, at a pace of its own."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def setup(self) -> None:
+        self.rng = random.Random(self.seed + self.rank)
+
+    def rest(self) -> None:
+        how = self.rng.random()
+        if how < 0.3:
+            time.sleep(self.rng.random() * 1e-4)
+        elif how < 0.6:
+            busy(self.rng.randrange(60_000))
+
+    def produce(self, n: int, out: Outbox) -> None:
+        for i in range(n):
+            self.rest()
+            out.put(i)
+
+    def work(self, inbox: Inbox, out: Outbox) -> None:
+        for batch in inbox:
+            self.rest()
+            out.put_all(batch)
+
+    def consume(self, inbox: Inbox) -> int:
+        total = 0
+        for batch in inbox:
+            self.rest()
+            total += len(batch)
+        return total
+
+
+def run_of(seed: int) -> tuple[Timeline, dict[str, int], int]:
+    """(timeline, capacities, items taken in the end) of a chain with small channels, where one or two ranks are in the middle."""
+    rng = random.Random(seed)
+    room = {name: rng.choice((1, 1, 2, 3)) for name in CHANNELS}
+    flow = Workflow(f"chain{seed}")
+    raw, made, last = (flow.channel(name, capacity=size) for name, size in room.items())
+    source, double, filter_, sink = (flow.worker(Stage, seed, name=name) for name in ("source", "double", "filter", "sink"))
+
+    @flow.iteration
+    def iteration() -> int:
+        source.produce(120, raw)
+        double.work(raw, made)
+        filter_.work(made, last)
+        return sink.consume(last)
+
+    devices = [f"cpu:{k}" for k in range(5)]  # each its own: where two share one, the engine gives a full channel more room rather than stand still
+    plan = ExecutionPlan.spatial(flow, devices, {"source": [0], "double": rng.choice(([1], [1, 2])), "filter": [3], "sink": [4]})
+    run = lab.run(flow, plan, iterations=2, dashboard=False, emulate=True)
+    taken = sum(run.wait())
+    assert run.timeline.elapsed_ns < 60e9, "nothing is as old as the clock"
+    return run.timeline, room, taken
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_channel_ever_holds_more_than_fits(seed: int) -> None:
+    timeline, room, taken = run_of(seed)
+    table = timeline.depths()
+    most = table.groupby("channel", observed=True).depth.max().to_dict()
+    assert taken == 240 and set(most) == set(room)
+    assert all(0 < depth <= room[channel] for channel, depth in most.items()), (most, room)
+    assert (table.groupby("channel", observed=True).depth.last() == 0).all()
+
+
+def test_an_item_is_put_before_it_is_taken() -> None:
+    """By the clock of one host, also where threads wake late."""
+    timeline, _, _ = run_of(3)
+    for channel in CHANNELS:
+        moves = [s for s in timeline.rows() if s.channel == channel and s.items]
+        put, taken = (sorted((s.flow, s.end_ns, s.items) for s in moves if s.kind is kind) for kind in (SpanKind.PUT, SpanKind.GET))
+        when: dict[tuple[int, int], int] = defaultdict(int)
+        assert put and taken and len(put) == sum(n for _, _, n in put)
+        for iteration in range(2):
+            own = [[s for s in moves if s.iteration == iteration and s.kind is kind] for kind in (SpanKind.PUT, SpanKind.GET)]
+            for s in own[0]:
+                when[iteration, s.flow] = s.end_ns
+            for s in own[1]:
+                assert all(when[iteration, i] <= s.end_ns for i in range(s.flow, s.flow + s.items)), s
+
+
+def test_what_one_waits_for_after_its_items_came_is_no_input() -> None:
+    """The stretches of a rank follow each other without a gap: it ran, waited for input or room, or for its device."""
+    timeline, _, _ = run_of(5)
+    gaps = 0
+    for track in timeline.tracks:
+        if not track.devices:
+            continue
+        for iteration in range(2):
+            own = sorted((s.start_ns, s.end_ns) for s in timeline.rows() if s.track == track and s.iteration == iteration and s.end_ns > s.start_ns)
+            gaps += sum(b > a for (_, a), (b, _) in itertools.pairwise(own))
+            assert all(b >= a for (_, a), (b, _) in itertools.pairwise(own)), "two at once"
+    assert gaps == 0
