@@ -25,13 +25,14 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.candidates import Candidate, alike
+from rlinf_lab.planning.choosing import SEVERAL, ranking
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.entries import KINDS, SEARCHED, Entry, of_kind
 from rlinf_lab.planning.feasible import MODES, of_modes
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.patience import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Plans, ranking
+from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.outline import Outline
@@ -350,13 +351,13 @@ class _Planned(_Judge):
     def look(self, setting: Setting) -> _Look:
         try:
             setting.check()
-            found = of_modes(setting, self.modes, self.plans.quick, self.placement.arrangement.staying if self.plans.quick else 0)
+            several = 1 if self.plans.quick or not self.simulate else SEVERAL
+            found = of_modes(setting, self.modes, self.plans.quick, several=several)
         except PlanError:
             return _NOTHING
         if not found:
             return _NOTHING
-        _, simulated, _ = ranking(found, self.plans.best.devices, self.simulate)
-        return self._seen([(c, simulated.get(i, c.seconds)) for i, c in enumerate(found)])
+        return self._seen([(s.candidate, s.seconds) for s in ranking(found, self.plans.best.devices, self.simulate)])
 
     def _seen(self, shown_: Sequence[tuple[Candidate, float]]) -> _Look:
         own, rival, shape = np.inf, np.inf, ""

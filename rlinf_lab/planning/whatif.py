@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.device import extended
-from rlinf_lab.planning.feasible import MOST_GIB
+from rlinf_lab.planning.feasible import MOST_GIB, limited
 from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
 from rlinf_lab.planning.longer import longer
@@ -88,13 +88,14 @@ class Question:
         times = self.items / base.items
         memories = self._memories()
         kinds = tuple(replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds)
+        workers = dict(base.workers)
+        if self.switching != 1:
+            workers = {n: replace(w, onload_s=w.onload_s * self.switching, offload_s=w.offload_s * self.switching) for n, w in workers.items()}
         changed = base.replace(
-            items=self.items, device_memory_gib=memories.get(""), kinds=kinds,
+            items=self.items, workers=workers, device_memory_gib=memories.get(""), kinds=kinds,
             edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
         )  # fmt: skip
         for name, worker in base.workers.items():
-            if self.switching != 1:
-                changed = changed.with_worker(name, onload_s=worker.onload_s * self.switching, offload_s=worker.offload_s * self.switching)
             if worker.lengths is not None and (self.length, self.tail) != (1, 1):
                 changed = longer(changed, name, self.length, self.tail)
         return changed
@@ -104,23 +105,50 @@ class Question:
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes.
         """
+        profile = self.profile(base)
         try:
-            setting = Setting.of(self.profile(base), self.devices, self.chunks, self.rule, self.staleness)
+            setting = Setting.of(profile, self.devices, self.chunks, self.rule, self.staleness)
         except Unplaceable as error:
-            raise PlanError(_refused(error.refusal, len(self.devices) == 1)) from None
+            raise PlanError(self._refused(profile, error.refusal)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
+        setting = _with_known(setting, like.best.candidate.placement.setting)
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
-        staying = like.best.candidate.placement.arrangement.staying
-        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, staying=staying)
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=like.best.known)
+
+    def _refused(self, profile: Profile, refusal: Refusal) -> str:
+        """With what helps, in the fields of a question: nobody else is refused then."""
+        devices = self._enough(refusal, lambda r: r.devices, lambda n: (profile, n)) if len(self.devices) == 1 else None
+        fields = {"devices": devices, "memory_gib": self._enough(refusal, lambda r: r.gib, lambda gib: (limited(profile, gib), None))}
+        advice = ", or ".join(f"{field}={value}" for field, value in fields.items() if value is not None) or refusal.advice
+        return f"{refusal.said} Next: {advice}." if advice else refusal.said
+
+    def _enough(self, refusal: Refusal, of: Callable[[Refusal], int | None], asked: Callable[[int], tuple[Profile, int | None]]) -> int | None:
+        """What one refusal after another asks for, until there is none; None where that is nothing, or no more than before."""
+        wanted, before = of(refusal), 0
+        while wanted is not None and wanted > before:
+            profile, count = asked(wanted)
+            try:
+                Setting.of(profile, self.devices if count is None else dict.fromkeys(self.devices, count), self.chunks, self.rule, self.staleness)
+            except Unplaceable as error:
+                before, wanted = wanted, of(error.refusal)
+            else:
+                return wanted
+        return None
 
 
-def _refused(refusal: Refusal, one_kind: bool) -> str:
-    """With what is likely to help, in the fields of a question."""
-    fields = {"devices": refusal.devices if one_kind else None, "memory_gib": refusal.gib}
-    found = [f"{field}={value}" for field, value in fields.items() if value is not None]
-    advice = ", or ".join(found) or refusal.advice
-    return f"{refusal.said} Next: {advice}." if advice else refusal.said
+
+def _with_known(setting: Setting, before: Setting) -> Setting:
+    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are in none of them."""
+
+    def rest(one: Setting) -> list[object]:
+        workers = {n: replace(w, onload_s=0.0, offload_s=0.0) for n, w in one.profile.workers.items()}
+        others = [getattr(one.profile, f.name) for f in fields(one.profile) if f.name != "workers"]
+        return [getattr(one, f.name) for f in fields(one) if f.name != "profile"] + others + [workers]
+
+    if rest(setting) == rest(before):
+        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)  # where `cached_property` looks
+    return setting
 
 
 def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:

@@ -340,6 +340,6 @@ def test_only_modes_that_were_asked_for_count() -> None:
 
 def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, ways = plan(chain(a=FLAT, b=STEEP), 8, simulate=False, quick=True), list[bool]()
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.of_modes", lambda s, modes, quick, staying: ways.append(quick) or of_modes(s, modes, quick, staying))
+    monkeypatch.setattr("rlinf_lab.planning.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more))
     found = sensitivity(plans)
     assert set(ways) == {True} and next(r for r in found.ranges if r.owner == "b").high == pytest.approx(2.94, rel=0.02)
