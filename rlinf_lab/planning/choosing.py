@@ -72,7 +72,8 @@ def preference(candidate: Candidate) -> tuple[object, ...]:
     then in the order of the graph."""
     tree = candidate.placement.tree
     leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
-    turns = sum(2**n.grain for n in nodes(tree) if isinstance(n, Composed) and n.kind == TEMPORAL)
+    in_turns = [n for n in nodes(tree) if isinstance(n, Composed) and n.kind == TEMPORAL]
+    turns = sum(2**n.grain for n in in_turns if any(n.before.devices) and any(n.after.devices))  # who works on the host makes nobody switch
     counts = [sum(leaf.devices) for leaf in leaves]
     by_worker = sorted((leaf.worker, leaf.devices, leaf.grain) for leaf in leaves)
     return turns, max(counts) - min(counts), sum(leaf.grain for leaf in leaves), [leaf.worker for leaf in leaves], candidate.placement.shape, by_worker
@@ -119,7 +120,7 @@ class _Trials:
             shown[i] = Shown(shown[i].candidate, settled(timeline, shown[i].candidate.placement.setting.staleness)[1], timeline)
 
     def _best_of_each(self, found: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
-        """(seconds, plan) of each shape, simulated in less detail where some were."""
+        """(seconds, plan) of each shape, simulated in less detail where some were: of those that take about as long the one that the search finds fastest."""
         shapes = dict[str, list[tuple[float, Candidate]]]()
         for c, seconds in self._seen.values():
             shapes.setdefault(c.placement.shape, []).append((seconds, c))
@@ -128,7 +129,7 @@ class _Trials:
         best = []
         for some in shapes.values():
             least = min(seconds for seconds, _ in some)
-            best.append(min((s for s in some if s[0] <= least * (1 + TIED)), key=lambda s: preference(s[1])))
+            best.append(min((s for s in some if s[0] <= least * (1 + GAIN)), key=lambda s: (s[1].searched, preference(s[1]))))
         return best
 
     def _climb(self, best: Candidate, found: Sequence[Candidate], most: int) -> int:

@@ -305,7 +305,7 @@ class _Solver:
         """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
         rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]  # powers of two: nothing is rounded
         best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
-        at_once = np.where(rows <= best, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
+        at_once = np.where(rows <= best * EXACT, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
         grain = np.minimum.accumulate(at_once[::-1])[::-1]
         code = np.flatnonzero(lower(best, self.problem.shape))
         seconds = best.reshape(-1)[code]
