@@ -1,9 +1,10 @@
 """Over which range of error in the profile a choice stands: one of its entries (`planning.entries`) multiplied by a factor.
 
 A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers: everybody on the same
-devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as `lab.plan`, given the changed profile, ranks
-nothing else before it (within ``tolerance``; what takes as long is not before it), and it still fits. "It" is the best plan of that shape that is ranked, or
-the very plan that was chosen, kept as it is: a search of the changed profile need not find it again.
+devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as it still fits and takes at most ``tolerance``
+longer (`TOLERANCE`: one percent) than the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is ranked, or
+the very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth apart are no two choices: models
+are good to a few percent, and a simulation moves by some thousandths where chunks go in another order.
 
 Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
 (`_Searched`): between two factors only what is faster by less than `Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what
@@ -43,6 +44,7 @@ from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
 from rlinf_lab.planning.steady import settled, steady
 
+TOLERANCE = 0.01  # relative: so much slower than the best plan that is found, a choice still stands
 WIDEST = 4.0  # times as much, or as little, is looked at
 FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
 FINE = 1e-3  # relative: how near an end is found
@@ -82,11 +84,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do."""
+    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do. ``tolerance``: how much
+    slower than the best plan the choice may be, and stands."""
 
     choice: str
     ranges: tuple[Range, ...]
     left: tuple[tuple[str, str], ...] = ()
+    tolerance: float = 0.0
 
     def __repr__(self) -> str:
         if not self.ranges:
@@ -102,6 +106,8 @@ class Sensitivity:
     def _notes(self) -> list[str]:
         """On how it was found."""
         found = []
+        if self.ranges and self.tolerance:
+            found.append(f"it stands where it takes at most {100 * self.tolerance:.3g} % longer than the best plan")
         if any(r.step for r in self.ranges):
             found.append(f"~ planned again each {100 * STEP:.0f} % and at both ends: what wins for less than that in between may be overlooked")
         if self.left:
@@ -130,17 +136,17 @@ class Sensitivity:
 
 
 def sensitivity(
-    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None,
+    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = TOLERANCE, workers: Collection[str] | None = None,
     seconds: float | None = None,
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``
     (the same devices and ranks for everybody, in whatever chunks).
-    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these. ``seconds``: to spend on it
+    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of these. ``seconds``: to spend on it
     (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are named, without a range.
 
-    The choice stands where `lab.plan` of the changed profile, asked as ``plans`` was, ranks first a plan of its shape, or the very plan, or nothing that is
-    faster than the plan that was chosen, kept as it is. Link, transfer and
-    messages are known to simulated plans only, so with ``simulate=False`` they have no range.
+    The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked as ``plans`` was, ranks, or the plan
+    that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans
+    only, so with ``simulate=False`` they have no range.
     """
     kinds = _checked(plans, entries, of, tolerance, workers, seconds)
     asked = _Question(plans, of, tolerance)
@@ -155,7 +161,7 @@ def sensitivity(
         except Abandoned:
             check()  # nobody wants the others either
             left.append((entry.owner, entry.kind))
-    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left))
+    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance)
 
 
 def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any) -> Sequence[str]:
