@@ -165,7 +165,7 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
 
 def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float, several: int) -> list[Candidate]:
     if known.shapes and (found := _recosted(setting, arrangements, modes, known, ceiling)):
-        return found + _each(setting, arrangements, modes, known, min(c.searched for c in found), several)
+        return found + _each(setting, arrangements, modes, known, min(found, key=lambda c: c.searched), several)
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
     found = _best(setting, in_turns[:2], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
@@ -189,12 +189,13 @@ def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[st
     return found + _best(setting, used, Only(modes, among=known.among), guess, min(ceiling, found[0].searched))
 
 
-def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: float, several: int) -> list[Candidate]:
-    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all."""
+def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: Candidate, several: int) -> list[Candidate]:
+    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all: with those who
+    stayed in it, or who stay in the best one now."""
     found = list[Candidate]()
     for among, staying in known.shapes[:several] if several > 1 else ():
-        some = [a for a in arrangements if a.staying == staying]
-        found += _best(setting, some, Only(modes, among=among), guess, CLOSE * best)[:1]
+        some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
+        found += sorted(_best(setting, some, Only(modes, among=among), guess, CLOSE * best.searched), key=lambda c: c.searched)[:1]
     return found
 
 

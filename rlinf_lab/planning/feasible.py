@@ -51,12 +51,14 @@ class Wish:
 
     def is_possible(self, **changed: Any) -> bool:
         """Whether there is a plan when this and that is changed."""
-        wish = replace(self, **changed)
         try:
-            setting = Setting.of(wish.profile, wish.devices, wish.chunks, wish.rule, wish.staleness)
+            return bool(replace(self, **changed).candidates())
         except PlanError:
             return False
-        return bool(of_modes(setting, wish.modes, quick=True))
+
+    def candidates(self) -> list[Candidate]:
+        """Plans, quickly found. Raises `Unplaceable` where somebody fits nowhere."""
+        return of_modes(Setting.of(self.profile, self.devices, self.chunks, self.rule, self.staleness), self.modes, quick=True)
 
 
 def nearest(wish: Wish, gib: int | None = None, count: int | None = None) -> str:

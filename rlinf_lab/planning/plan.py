@@ -217,8 +217,9 @@ class ExecutionPlan:
 
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, free to be changed."""
-        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
+        """Plain values, free to be changed. Without ``origin`` where no search found it."""
+        found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
+        return found if found["origin"] else {key: value for key, value in found.items() if key != "origin"}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)

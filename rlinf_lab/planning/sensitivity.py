@@ -141,8 +141,9 @@ def sensitivity(
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``
     (the same devices and ranks for everybody, in whatever chunks).
-    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of these. ``seconds``: to spend on it
-    (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are named, without a range.
+    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of
+    these. ``seconds``: to spend on it (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are
+    named, without a range.
 
     The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked as ``plans`` was, ranks, or the plan
     that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans

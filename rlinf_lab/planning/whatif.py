@@ -14,7 +14,7 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.device import extended
-from rlinf_lab.planning.feasible import MOST_GIB, limited
+from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest
 from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
 from rlinf_lab.planning.longer import longer
@@ -117,25 +117,31 @@ class Question:
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=like.best.known)
 
     def _refused(self, profile: Profile, refusal: Refusal) -> str:
-        """With what helps, in the fields of a question: nobody else is refused then."""
-        devices = self._enough(refusal, lambda r: r.devices, lambda n: (profile, n)) if len(self.devices) == 1 else None
-        fields = {"devices": devices, "memory_gib": self._enough(refusal, lambda r: r.gib, lambda gib: (limited(profile, gib), None))}
-        advice = ", or ".join(f"{field}={value}" for field, value in fields.items() if value is not None) or refusal.advice
-        return f"{refusal.said} Next: {advice}." if advice else refusal.said
+        """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
+        wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
+        fields: dict[str, tuple[int | None, Callable[[int], Wish]]] = {
+            "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
+        }
+        if len(self.devices) == 1:
+            fields = {"devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))), **fields}
+        enough = {field: _enough(wanted, changed, field) for field, (wanted, changed) in fields.items()}
+        advice = ", or ".join(f"{field}={value}" for field, value in enough.items() if value is not None)
+        return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
 
-    def _enough(self, refusal: Refusal, of: Callable[[Refusal], int | None], asked: Callable[[int], tuple[Profile, int | None]]) -> int | None:
-        """What one refusal after another asks for, until there is none; None where that is nothing, or no more than before."""
-        wanted, before = of(refusal), 0
-        while wanted is not None and wanted > before:
-            profile, count = asked(wanted)
-            try:
-                Setting.of(profile, self.devices if count is None else dict.fromkeys(self.devices, count), self.chunks, self.rule, self.staleness)
-            except Unplaceable as error:
-                before, wanted = wanted, of(error.refusal)
-            else:
-                return wanted
-        return None
 
+def _enough(wanted: int | None, changed: Callable[[int], Wish], field: str) -> int | None:
+    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
+    before = 0
+    while wanted is not None and wanted > before:
+        try:
+            found = changed(wanted).candidates()
+        except Unplaceable as error:
+            before, wanted = wanted, error.refusal.devices if field == "devices" else error.refusal.gib
+        except PlanError:  # more than can be asked for
+            return None
+        else:
+            return wanted if found else None
+    return None
 
 
 def _with_known(setting: Setting, before: Setting) -> Setting:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from random_profiles import random_profile
+from random_profiles import branching, random_profile
 from six_workers import six_workers
 
 from rlinf_lab.errors import PlanError
@@ -26,25 +26,6 @@ from rlinf_lab.planning.whatif import Question, moved
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 FACTORS = (0.8, 0.9, 0.95, 0.988, 1.012, 1.05, 1.1, 1.25)
 NEAR = 1.01
-
-
-def branching(seed: int) -> tuple[Profile, int, dict[str, Any]]:
-    """Three to five workers, several samples each, some that must leave, some whose ranks are few."""
-    rng = random.Random(seed)
-    names = [f"w{i}" for i in range(rng.choice([3, 4, 5]))]
-    workers: dict[str, Any] = {}
-    for name in names:
-        work, exponent = rng.uniform(5, 200), rng.choice([0.5, 0.7, 0.9, 1.0])
-        workers[name] = {
-            "samples": [{"devices": d, "items": 60, "seconds": round(work / d**exponent, 3)} for d in (1, 4, 8)],
-            "onload_s": rng.choice([0, 0.5, 4]), "offload_s": rng.choice([0, 0.5, 3]),
-            "memory": {"resident_gib": rng.choice([0, 5, 20, 30]), "per_item_gib": rng.choice([0, 0.2])},
-        }  # fmt: skip
-        if rng.random() < 0.3:
-            workers[name]["ranks"] = {"divides": rng.choice([12, 20, 60])}
-    edges = [{"producer": p, "consumer": c, "whole": rng.random() < 0.2} for i, p in enumerate(names) for c in names[i + 1 :] if rng.random() < 0.5]
-    profile = Profile.from_dict({"items": 60, "workers": workers, "edges": edges, "device_memory_gib": rng.choice([None, 48, 80])})
-    return profile, rng.choice([4, 5, 6, 7, 8, 12]), {"chunks": rng.choice([4, 8])}
 
 
 def flow(seed: int) -> tuple[Profile, int, dict[str, Any]]:
@@ -153,7 +134,7 @@ def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     proposed, fresh = drifted(four, "e", 1.5)
     assert proposed <= (1 + WORTH) * 1.005 * fresh
     proposed, fresh = drifted(plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 64), "actor", 1.8)
-    assert proposed <= 1.02 * fresh
+    assert proposed <= (1 + WORTH) * 1.005 * fresh
 
 
 @pytest.mark.slow
