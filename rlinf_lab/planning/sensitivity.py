@@ -39,7 +39,7 @@ from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Orders
 from rlinf_lab.planning.search.solver import Only
-from rlinf_lab.planning.search.trees import evaluate
+from rlinf_lab.planning.search.trees import compositions, evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
 from rlinf_lab.planning.steady import settled, steady
@@ -252,7 +252,7 @@ class _Judge(ABC):
 
     def verdict(self, look: _Look) -> str:
         """What wins; "" where the choice stands."""
-        return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - look.tie) else ""
+        return look.shape if look.rival * self.lead < min(look.own, look.same) * (1 - look.tie) else ""
 
     def changed(self, entry: Entry, factor: float) -> Setting:
         """With one entry of the profile multiplied. Not checked: perhaps nothing fits."""
@@ -280,16 +280,17 @@ class _Searched(_Judge):
             return _NOTHING
         own, same = _seconds(self.placement, setting), self._known_same(setting)
         rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
-        wins = rival < same and rival * self.lead < own
-        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or fits
-            for placement, _ in self._searched(setting, Only(), rival * (1 + 1e-9)):
-                self._remember(placement)
+        wins = rival * self.lead < min(own, same)
+        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or nearly, or fits
+            for only, most in ((Only(), rival), (Only(among=compositions(self.placement.tree)), rival * self.lead))[: 1 + (self.lead > 1)]:
+                for placement, _ in self._searched(setting, only, most * (1 + 1e-9)):
+                    self._remember(placement)
         same = self._known_same(setting)  # with what was found just now: another name, or other chunks, of the same plan
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
         """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
-        return min(_seconds(self.placement, setting) / self.lead, self._known_same(setting)), self._known_others(setting)
+        return min(_seconds(self.placement, setting), self._known_same(setting)) / self.lead, self._known_others(setting)
 
     def _known_same(self, setting: Setting) -> float:
         return min(_seconds(p, setting) for p in self.same)

@@ -13,7 +13,8 @@ from rlinf_lab.planning.entries import Entry, of_kind
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.search.solver import solve
+from rlinf_lab.planning.search.solver import Only, solve
+from rlinf_lab.planning.search.trees import compositions
 from rlinf_lab.planning.sensitivity import FINE, TOLERANCE, WIDEST, Range
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.steady import settled, steady
@@ -58,9 +59,10 @@ def winners(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
     """The shapes that a search of everything finds fastest: more than one where they tie, and the choice's where it takes at most ``tolerance`` longer."""
     like = plans.best.candidate.placement.setting
     setting = Setting.of(profile, like.devices, like.chunks, like.rule)
+    everything, its_shape = Only(), Only(among=compositions(plans.best.candidate.placement.tree))
     found = [
-        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
-        if not Placement(setting, a, f.tree).misfit()
+        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for only in (everything, its_shape)
+        for f in solve(setting.problem(a), math.inf, only) if not Placement(setting, a, f.tree).misfit()
     ]  # fmt: skip
     best = min(seconds for seconds, _ in found)
     most = {plans.best.shape: best * (1 + tolerance)}

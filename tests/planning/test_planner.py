@@ -161,13 +161,13 @@ def test_nothing_beats_the_lower_bound() -> None:
 
 
 def test_the_bound_knows_that_ranks_of_a_generator_end_one_by_one() -> None:
-    """Somebody who waits for none of its responses may have their devices."""
+    """Somebody who waits for none of its responses, or can begin with the first ones, may have their devices."""
     sampler = WorkerProfile((Sample(8, 64.0, 8.0),), "generation", lengths=Lengths(4000.0, mean_tokens=200.0), exponent=1.0)
     other = dataclasses.replace(STEEP, ranks=RankRule(1))
     apart = Profile(64, {"sampler": sampler, "other": other}, (), "apart")
-    together = apart.replace(edges=(EdgeProfile("sampler", "other"),))
-    seconds = [lower_bound(Setting.of(p, 8)).seconds for p in (apart, together)]
-    assert seconds[0] < seconds[1] and all(p.seconds >= seconds[0] for p in plan(apart, 8))
+    streamed, together = (apart.replace(edges=(EdgeProfile("sampler", "other", whole=whole),)) for whole in (False, True))
+    seconds = [lower_bound(Setting.of(p, 8)).seconds for p in (apart, streamed, together)]
+    assert seconds[0] == seconds[1] < seconds[2] and all(p.seconds >= seconds[0] for p in plan(apart, 8))
 
 
 def test_notes_say_what_the_figures_rest_on() -> None:
