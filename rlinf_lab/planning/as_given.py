@@ -1,8 +1,9 @@
 """A plan that somebody gives (made by hand, edited, read from a file) as one that the search could have found, for what it would take under a profile.
 
-Who sits where, in which batches and who leaves its devices is read off the plan; from whose devices are whose follows who takes turns with whom and who
-streams. What has no place in such a plan is refused in words. An executor's own fields (capacities, priorities, units of memory) are not simulated: queues are
-unbounded, and whoever has units of ``memory`` leaves its devices while others work there.
+A plan that the search wrote and nobody edited says how it was found (`planning.origin`). Of any other one, who sits where, in which batches and who leaves
+its devices is read off the plan; from whose devices are whose follows who takes turns with whom and who streams. What has no place in such a plan is refused
+in words. An executor's own fields (capacities, priorities, units of memory) are not simulated: queues are unbounded, and whoever has units of ``memory``
+leaves its devices while others work there.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import numpy as np
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.costs.base import ROUNDING
-from rlinf_lab.planning.execution import chunk_between
+from rlinf_lab.planning.execution import chunk_between, execution_plan
 from rlinf_lab.planning.given import MOST_CHUNKS
+from rlinf_lab.planning.origin import found_by
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
@@ -55,10 +57,26 @@ def as_given(
     Raises `PlanError` naming the worker that the profile allows no such place, what does not fit, or what cannot be simulated from a profile.
     """
     plan.validate(graph)
+    if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
+        return candidate, plan.devices
     reader = _Reader(Setting.of(profile, devices, CHUNKS, rule, plan.staleness), graph, plan)
     if not reader.is_coarse():
         reader = _Reader(Setting.of(profile, devices, min(MOST_CHUNKS, profile.items), rule, plan.staleness), graph, plan)
     return reader.candidate()
+
+
+def _as_found(profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devices: Mapping[str, int], rule: str) -> Candidate | None:
+    """The plan of the search that it was, if that still makes this very plan (nobody has edited it) and fits."""
+    chunks = plan.origin.get("chunks", 0)
+    setting = Setting.of(profile, devices, chunks if isinstance(chunks, int) and 1 <= chunks <= MOST_CHUNKS else CHUNKS, rule, plan.staleness)
+    try:
+        placement = found_by(plan.origin, setting)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from the rest.") from error
+    if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
+        return None
+    candidate = Candidate.of(placement.setting, placement.arrangement, placement.tree)
+    return candidate if math.isfinite(candidate.searched) else None
 
 
 class _Reader:

@@ -96,11 +96,11 @@ def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
 def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
     """Seconds for which a worker keeps others off its devices, for each number of them; inf: as long as it is busy.
 
-    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its responses, they are not lost. The
-    mean rank ends no earlier than the mean response, which takes no longer with more devices.
+    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its responses or can begin with the first
+    ones, they are not lost. The mean rank ends no earlier than the mean response, which takes no longer with more devices.
     """
     found = np.full(setting.shape, np.inf)
-    if setting.overlap or not _related(setting, unit):
+    if setting.overlap or not _is_alone(setting, unit):
         worker = setting.profile.workers[name]
         for axis, kind in enumerate(setting.kinds):
             model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
@@ -119,13 +119,20 @@ def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots
     return float(times[:-1].sum() / ATOMS)
 
 
-def _related(setting: Setting, unit: int) -> bool:
-    """Whether every unit feeds this one or is fed by it, perhaps through others."""
-    found = [{unit}, {unit}]
+def _is_alone(setting: Setting, unit: int) -> bool:
+    """Whether every other unit has ended before this one begins, or begins when it has ended, for somebody on the way waits for everything."""
+    pairs = {(setting.home[e.producer], setting.home[e.consumer], setting.whole(e)) for e in setting.profile.edges}
+    after: dict[bool, set[int]] = {False: {unit}, True: set()}  # fed by it, and those of them that wait for everything
+    before: dict[bool, set[int]] = {False: {unit}, True: set()}
     for _ in setting.units:
-        found[0] |= {c for p, c in setting.edges if p in found[0]}
-        found[1] |= {p for p, c in setting.edges if c in found[1]}
-    return len(found[0] | found[1]) == len(setting.units)
+        for p, c, whole in pairs:
+            if p in after[False] and p != c:
+                after[False].add(c)
+                after[True] |= {c} if whole or p in after[True] else set()
+            if c in before[False] and p != c:
+                before[False].add(p)
+                before[True] |= {p} if whole or c in before[True] else set()
+    return len({unit} | after[True] | before[True]) == len(setting.units)
 
 
 def busy_seconds(setting: Setting, unit: int) -> np.ndarray:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
+from rlinf_lab.planning.nearby import fitting, resized
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.effort import is_exact
-from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders, Problem
+from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders
 from rlinf_lab.planning.search.solver import BOTH, Only, guess
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, nodes
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Tree, compositions, evaluate
+from rlinf_lab.planning.search.variety import varied
 from rlinf_lab.planning.setting import Arrangement, Setting
-from rlinf_lab.planning.sharing import Search, branched, counted, settled
+from rlinf_lab.planning.sharing import Search, branched, counted
 from rlinf_lab.planning.streams import Streamed, follow
 from rlinf_lab.planning.tables import Forms
 
@@ -22,8 +25,11 @@ EVERY_CUT = 4  # of so many units every last composition is looked at, of more o
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
 QUICK_NEIGHBOURS = 12  # followed for a quick answer
+RECENT = 2  # sets of units that stay that are looked at again
 FEW = 32  # branches of a quick search that found nothing
 PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
+NEAR = 1.12  # plans of other shapes over few device counts, which are improved then
+VARIED, MORE = 64, 8  # of these at most that are looked at, and of other shapes than those found before
 SAME = 1.001
 
 
@@ -46,27 +52,87 @@ class Candidate:
         return self.streamed.seconds
 
 
-def candidates(setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, staying: int = 0, ceiling: float = np.inf) -> list[Candidate]:
+@dataclass(frozen=True)
+class Known:
+    """What a search found before: of each plan its compositions (`trees.compositions`) and the units that stay (a mask), the best plans first."""
+
+    shapes: tuple[tuple[frozenset[tuple[str, int, int]], int], ...] = ()
+
+    @classmethod
+    def of(cls, found: Sequence[Candidate]) -> Known:
+        return cls(tuple((compositions(c.placement.tree), c.placement.arrangement.staying) for c in found))
+
+    @cached_property
+    def among(self) -> frozenset[tuple[str, int, int]]:
+        """Of all plans together."""
+        return frozenset().union(*(made for made, _ in self.shapes))
+
+    @property
+    def staying(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(mask for _, mask in self.shapes))
+
+
+NOTHING = Known()
+
+
+def candidates(
+    setting: Setting, modes: tuple[str, ...] = BOTH, quick: bool = False, known: Known = NOTHING, ceiling: float = np.inf, several: int = 1
+) -> list[Candidate]:
     """The fastest plan of each shape that was found, fastest first. Empty when no plan is possible.
 
+    ``several``: so many of each shape, of other numbers of devices or chunks, all about as fast as the best of the shape by the search, which is one of
+    them; also those that only differ in their names.
+
     ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
-    are looked for with the one that is best for turns, and with ``staying`` (a mask), such as that of the plan before; and only plans about as fast as
-    ``ceiling`` (seconds, as the search counts them), or faster.
+    are looked for with the one that is best for turns; with ``known``, such as that of the plan before, only among its shapes, as long as there is a plan of
+    one of them. Only plans about as fast as ``ceiling`` (seconds, as the search counts them), or faster.
     """
-    found: dict[str, Candidate] = {}
+    found: dict[str, list[Candidate]] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
     for arrangement in setting.arrangements():
         by_form.setdefault(arrangement.forms, []).append(arrangement)
     for arrangements in by_form.values():
-        for candidate in _quick(setting, arrangements, modes, staying, ceiling) if quick else _exact(setting, arrangements, modes):
-            shape = candidate.placement.shape
-            if shape not in found or candidate.seconds < found[shape].seconds:
-                found[shape] = candidate
+        for candidate in _quick(setting, arrangements, modes, known, ceiling, several) if quick else _exact(setting, arrangements, modes):
+            found.setdefault(candidate.placement.shape, []).append(candidate)
+    if several > 1 and found and not quick:
+        for candidate in _more(setting, found, modes):
+            found.setdefault(candidate.placement.shape, []).append(candidate)
     if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
-        found = {c.placement.shape: c for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], modes, ceiling, FEW)}
-    best = min((c.seconds for c in found.values()), default=0.0)
-    better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in found.values()]
-    return _distinct(sorted(better, key=lambda c: (c.seconds, c.placement.shape)))
+        found = {c.placement.shape: [c] for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)}
+    firsts = {shape: min(some, key=lambda c: c.seconds) for shape, some in found.items()}
+    best = min((c.seconds for c in firsts.values()), default=0.0)
+    better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in firsts.values()]
+    if several > 1 and not quick:
+        return sorted([*better, *(c for some in found.values() for c in _others(some, several))], key=_by_seconds)
+    return _distinct(sorted(better, key=_by_seconds))
+
+
+def _more(setting: Setting, found: dict[str, list[Candidate]], modes: tuple[str, ...]) -> Iterator[Candidate]:
+    """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best plan: each with its best numbers."""
+    best = min((c for some in found.values() for c in some), key=lambda c: c.searched)
+    arrangement, known = replace(best.placement.arrangement, seating=()), set(found)
+    if len(modes) < len(BOTH) or Orders.of(setting.problem(arrangement)).is_grouped:
+        return
+    for plan in varied(setting.problem(arrangement), NEAR * best.searched)[:VARIED]:
+        if len(known) < len(found) + MORE and Placement(setting, arrangement, plan.tree).shape not in known:
+            for candidate in _best(setting, [arrangement], Only(modes, among=compositions(plan.tree)), guess)[:1]:
+                known.add(candidate.placement.shape)
+                yield candidate
+
+
+def _by_seconds(candidate: Candidate) -> tuple[float, str]:
+    return candidate.seconds, candidate.placement.shape
+
+
+def _others(some: list[Candidate], most: int) -> list[Candidate]:
+    """Of one shape: those that the search finds about as fast as its best one, the best one of what is followed among them."""
+    least = min(c.searched for c in some)
+    near = sorted((c for c in some if c.searched <= CLOSE * least), key=lambda c: c.searched)
+    kept: list[Candidate] = []
+    for c in near[:1] + sorted(near[1:], key=_by_seconds):  # where nobody shares devices it does not matter who may stay
+        if len(kept) < most and not any((c.placement.tree, c.searched, c.seconds) == (k.placement.tree, k.searched, k.seconds) for k in kept):
+            kept.append(c)
+    return kept
 
 
 def _distinct(found: list[Candidate]) -> list[Candidate]:
@@ -97,20 +163,45 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
             yield candidate
 
 
-def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], staying: int, ceiling: float) -> list[Candidate]:
+def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float, several: int) -> list[Candidate]:
+    if known.shapes and (found := _recosted(setting, arrangements, modes, known, ceiling)):
+        return found + _each(setting, arrangements, modes, known, min(found, key=lambda c: c.searched), several)
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
-    some = [a for a in arrangements if a is in_turns[0] or a.staying == staying]
-    found = _best(setting, [*some, *(a for a in in_turns[1:2] if a not in some)], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
+    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
         found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, some, Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
-    return found or _any(setting, in_turns, modes, ceiling)
+            found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
+    return found or _any(setting, in_turns, Only(modes), ceiling)
 
 
-def _any(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], ceiling: float, branches: int = 0) -> list[Candidate]:
+def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float) -> list[Candidate]:
+    """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay where these shapes are turns."""
+    some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
+    found = _best(setting, some, Only(modes, among=known.among), guess, ceiling)
+    if found or TEMPORAL not in modes:
+        return found
+    in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
+    found = _any(setting, in_turns, Only((TEMPORAL,), among=known.among), ceiling)
+    if not found or SPATIAL not in modes:
+        return found
+    used = [a for a in arrangements if a.staying == found[0].placement.arrangement.staying]
+    return found + _best(setting, used, Only(modes, among=known.among), guess, min(ceiling, found[0].searched))
+
+
+def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: Candidate, several: int) -> list[Candidate]:
+    """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all: with those who
+    stayed in it, or who stay in the best one now."""
+    found = list[Candidate]()
+    for among, staying in known.shapes[:several] if several > 1 else ():
+        some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
+        found += sorted(_best(setting, some, Only(modes, among=among), guess, CLOSE * best.searched), key=lambda c: c.searched)[:1]
+    return found
+
+
+def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling: float, branches: int = 0) -> list[Candidate]:
     """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], Only(modes), guess, ceiling, branches))), [])
+    return next((found for a in arrangements if (found := _best(setting, [a], only, guess, ceiling, branches))), [])
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
@@ -164,48 +255,16 @@ def improved(candidate: Candidate, most: int | None = None) -> Candidate:
     looked = itertools.count()
     for _ in range(ROUNDS):
         better = best
-        for tree in _neighbours(best.placement.tree, problem, best.placement.beside):
+        for tree in resized(best.placement.tree, problem, best.placement.beside):
             if most is not None and next(looked) >= most:
                 return better
-            placement = settled(Placement(setting, best.placement.arrangement, tree))
-            if not np.isfinite(evaluate(tree, setting.problem(placement.arrangement))):
+            near = fitting(best.placement, tree)
+            if near is None:
                 continue  # somebody does not fit beside those who are really there
-            streamed = follow(placement)
-            if streamed.seconds < better.seconds * (1 - 1e-9) and not placement.misfit():
-                better = Candidate(placement, evaluate(tree, setting.problem(placement.arrangement)), streamed)
+            streamed = follow(near[0])
+            if streamed.seconds < better.seconds * (1 - 1e-9):
+                better = Candidate(*near, streamed)
         if better is best:
             return best
         best = better
     return best
-
-
-def _neighbours(tree: Tree, problem: Problem, beside: dict[int, int]) -> Iterator[Tree]:
-    """Plans in which one leaf has the next larger or smaller useful number of devices, and perhaps another one makes room or takes what is left."""
-    leaves = [n for n in nodes(tree) if isinstance(n, Leaf)]
-    if len(problem.devices) > 1:
-        return
-    useful = {n.worker: np.flatnonzero(np.isfinite(problem.table(n.worker, beside[n.worker])[n.grain])) for n in leaves}
-    for leaf in leaves:
-        for step in _steps(leaf, useful[leaf.worker]):
-            changes: list[dict[int, int]] = [{leaf.worker: step}]
-            for other in leaves:
-                left = useful[other.worker][useful[other.worker] <= other.devices[0] - (step - leaf.devices[0])]
-                if other.worker != leaf.worker and len(left):
-                    changes.append({leaf.worker: step, other.worker: int(left[-1])})
-            for change in changes:
-                changed = _resized(tree, change)
-                if changed.devices[0] <= problem.devices[0]:
-                    yield changed
-
-
-def _steps(leaf: Leaf, useful: np.ndarray) -> list[int]:
-    at = int(np.searchsorted(useful, leaf.devices[0]))
-    return [int(useful[i]) for i in (at - 1, at + 1) if 0 <= i < len(useful)]
-
-
-def _resized(tree: Tree, counts: dict[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return replace(tree, devices=(counts.get(tree.worker, tree.devices[0]),))
-    before, after = (_resized(part, counts) for part in tree.parts())
-    n = max(before.devices[0], after.devices[0]) if tree.kind == TEMPORAL else before.devices[0] + after.devices[0]
-    return Composed(tree.kind, before, after, (n,), tree.grain)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.costs.base import ROUNDING
+from rlinf_lab.planning.origin import origin_of
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
@@ -35,7 +36,7 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
     turns = _turns(placement)
     plan = ExecutionPlan(
         name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory,
-        placement.setting.staleness, turns.working, priorities(placement, graph),
+        placement.setting.staleness, turns.working, priorities(placement, graph), origin_of(placement),
     )  # fmt: skip
     plan.validate(graph)
     return plan

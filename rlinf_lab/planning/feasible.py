@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.candidates import NOTHING, Candidate, Known, candidates
 from rlinf_lab.planning.given import MOST_DEVICES
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import fewest_apart, shortage, why_no
@@ -20,10 +20,10 @@ MOST_GIB = 10**9
 LOOKED_AT = 512  # devices up to which every one of the next numbers is tried
 
 
-def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool, staying: int = 0) -> list[Candidate]:
-    """The candidates among plans of these modes."""
+def of_modes(setting: Setting, modes: tuple[str, ...], quick: bool, known: Known = NOTHING, several: int = 1) -> list[Candidate]:
+    """The candidates among plans of these modes. ``known``, ``several``: of `candidates`."""
     free = "hybrid" in modes or len(modes) > 1 or len(setting.units) < len(setting.profile.workers)
-    found = candidates(setting, BOTH if free else (modes[0],), quick, staying)
+    found = candidates(setting, BOTH if free else (modes[0],), quick, known, several=several)
     return [c for c in found if c.placement.mode in (*modes, "alone")]
 
 
@@ -51,12 +51,14 @@ class Wish:
 
     def is_possible(self, **changed: Any) -> bool:
         """Whether there is a plan when this and that is changed."""
-        wish = replace(self, **changed)
         try:
-            setting = Setting.of(wish.profile, wish.devices, wish.chunks, wish.rule, wish.staleness)
+            return bool(replace(self, **changed).candidates())
         except PlanError:
             return False
-        return bool(of_modes(setting, wish.modes, quick=True))
+
+    def candidates(self) -> list[Candidate]:
+        """Plans, quickly found. Raises `Unplaceable` where somebody fits nowhere."""
+        return of_modes(Setting.of(self.profile, self.devices, self.chunks, self.rule, self.staleness), self.modes, quick=True)
 
 
 def nearest(wish: Wish, gib: int | None = None, count: int | None = None) -> str:

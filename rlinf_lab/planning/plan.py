@@ -42,6 +42,8 @@ class ExecutionPlan:
     ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
     ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
     ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a worker's depth in the graph).
+    ``origin``: how the search found it, for simulations (`planning.origin`); executors do not look at it, nor do comparisons. Of a plan that was edited
+        since it says nothing, and need not be taken out.
     """
 
     name: str
@@ -56,6 +58,7 @@ class ExecutionPlan:
     staleness: int = 0
     working: Mapping[str, int] = field(default_factory=dict)
     priorities: Mapping[str, int] = field(default_factory=dict)
+    origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         """Lists become tuples, mappings are copied. Raises `PlanError` naming the field that cannot be."""
@@ -66,7 +69,7 @@ class ExecutionPlan:
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
             "staleness": read.staleness(self.staleness), "working": read.working(self.working),
-            "priorities": read.priorities(self.priorities),
+            "priorities": read.priorities(self.priorities), "origin": read.origin(self.origin),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -214,8 +217,9 @@ class ExecutionPlan:
 
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, free to be changed."""
-        return {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
+        """Plain values, free to be changed. Without ``origin`` where no search found it."""
+        found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
+        return found if found["origin"] else {key: value for key, value in found.items() if key != "origin"}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -263,7 +267,7 @@ class ExecutionPlan:
         if not isinstance(other, ExecutionPlan):
             raise PlanError(f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: plans['spatial'].execution.")
         lines = []
-        for f in dataclasses.fields(self):
+        for f in (f for f in dataclasses.fields(self) if f.compare):
             ours, theirs = getattr(self, f.name), getattr(other, f.name)
             if not isinstance(ours, Mapping):
                 pairs = [(f.name, ours, theirs)]

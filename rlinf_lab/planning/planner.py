@@ -17,8 +17,9 @@ from typing import Any
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.as_given import as_given
 from rlinf_lab.planning.bounds import Bound, lower_bound
-from rlinf_lab.planning.candidates import SAME, Candidate, alike
+from rlinf_lab.planning.candidates import NOTHING, Candidate, Known
 from rlinf_lab.planning.caveats import WORTH, caveats
+from rlinf_lab.planning.choosing import SEVERAL, ranking
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
@@ -38,15 +39,12 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
 
-SIMULATED = 6  # plans that are run by the scheduler in virtual time before they are ranked
-OVERLAPPING = 24  # of those whose iterations overlap: what is followed of them is up to 1.7 times as long as what is simulated, where ranks differ in number
-
 ABOUT = "~ followed chunk by chunk, not simulated"
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed chunk by chunk."""
+    """One plan. ``seconds`` of an iteration: simulated, where that was done, else followed chunk by chunk. ``known``: what was found beside it."""
 
     name: str
     candidate: Candidate
@@ -54,6 +52,7 @@ class Planned:
     reason: str
     graph: WorkflowGraph
     devices: tuple[str, ...]
+    known: Known = NOTHING
 
     @property
     def seconds(self) -> float:
@@ -350,10 +349,10 @@ def _counts_of(profile: Profile, plan: ExecutionPlan, devices: Any) -> dict[str,
 
 def searched(
     setting: Setting, graph: WorkflowGraph, names: tuple[str, ...] = (), modes: tuple[str, ...] = MODES, simulate: bool = True, quick: bool = False,
-    staying: int = 0,
+    known: Known = NOTHING,
 ) -> Plans:
-    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``staying``: of `candidates`."""
-    found = of_modes(setting, modes, quick, staying)
+    """`plan` of what was checked. ``names`` of the devices; with none they are ``cuda:0`` and so on. ``known``: of `candidates`."""
+    found = of_modes(setting, modes, quick, known, 1 if quick or not simulate else SEVERAL)
     if not found:
         raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting, modes)}")
     return replace(_ranked(setting, found, simulate, graph, names, modes), quick=quick)
@@ -372,42 +371,18 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
 
 def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
     devices = names or device_names(found[0].placement)
-    order, seconds, timelines = ranking(found, devices, simulate)
-    best = order[0]
-    bound = lower_bound(setting, seconds.get(best, found[best].seconds))
+    order = ranking(found, devices, simulate)
+    best, known = order[0], Known.of([one.candidate for one in order])
+    bound = lower_bound(setting, best.seconds)
     ranked: list[Planned] = []
-    for i in order:
-        own = seconds.get(i, found[i].seconds)
-        why = reason(found[i], own, seconds.get(best, found[best].seconds), timelines.get(i), None if i != best else bound)
-        made = Planned(_name(found[i], ranked), found[i], seconds.get(i), why, graph, devices)
-        if i in timelines:
-            made.__dict__["timeline"] = timelines[i]
+    for one in order:
+        why = reason(one.candidate, one.seconds, best.seconds, one.timeline, None if one is not best else bound)
+        made = Planned(_name(one.candidate, ranked), one.candidate, one.simulated, why, graph, devices, known)
+        if one.timeline is not None:
+            made.__dict__["timeline"] = one.timeline
         ranked.append(made)
     missing = [m for m in modes if not any(p.mode in (m, "alone") for p in ranked)]
     return Plans(tuple(ranked), bound, {m: why_no(setting, m) for m in missing}, setting.profile, setting.devices)
-
-
-def ranking(found: Sequence[Candidate], devices: Sequence[str], simulate: bool = True) -> tuple[list[int], dict[int, float], dict[int, Timeline]]:
-    """(positions of the candidates in the order of the seconds that are shown; of those that were simulated, simulated seconds; and timelines)."""
-    setting, timelines, seconds = found[0].placement.setting, dict[int, Timeline](), dict[int, float]()
-    # The first few, and on until the best is one of them: a followed figure may be a little shorter than the simulated one.
-    order, wanted = _order(found, seconds), OVERLAPPING if setting.overlap else SIMULATED
-    while simulate and (sum(i in seconds for i in order) < min(wanted, len(order)) or order[0] not in seconds):
-        i = next(i for i in order if i not in seconds)
-        timelines[i] = steady(found[i].placement, devices)
-        _, seconds[i] = settled(timelines[i], setting.staleness)
-        order = _order(found, seconds)
-    return order, seconds, timelines
-
-
-def _order(found: Sequence[Candidate], simulated: Mapping[int, float]) -> list[int]:
-    """By the seconds that are shown, without those that the simulation shows to be another one by another name."""
-    order = sorted(range(len(found)), key=lambda i: simulated.get(i, found[i].seconds))
-    kept: list[int] = []
-    for i in order:
-        if not any(i in simulated and k in simulated and simulated[i] <= SAME * simulated[k] and alike(found[i].placement, found[k].placement) for k in kept):
-            kept.append(i)
-    return kept
 
 
 def _name(candidate: Candidate, before: list[Planned]) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rlinf_lab.errors import PlanError, shown
-from rlinf_lab.planning.candidates import Candidate, candidates
+from rlinf_lab.planning.candidates import Candidate, Known, candidates
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.drift import Drift, Window
 from rlinf_lab.planning.given import MOST_ITERATIONS, number, whole
@@ -33,6 +33,7 @@ WINDOW = 8  # iterations
 THRESHOLD = 0.15
 WORTH = 0.02  # a plan that is not faster by this is not proposed
 MOST_MOMENTS = 10**9
+SHAPES = 6  # of those that the search found, whose best plans are looked for again
 
 
 class Running(Protocol):
@@ -161,7 +162,7 @@ def replan(
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
     if same or now is None:
         return found
-    best, notes = _better(readings, now, trials, moments)
+    best, notes = _better(readings, now, trials, moments, plan.known)
     found = replace(found, notes=(*notes, *unknown))
     if best is None:
         return found
@@ -192,9 +193,9 @@ def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tup
     return Readings.of(changed.replace(handovers=tuple(calls)), candidate, seen, tuple(d for d in workers if d.sustained and d.expected))
 
 
-def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tuple[Trial | None, tuple[str, ...]]:
+def _better(readings: Readings, now: Trial, trials: Trials, moments: int, known: Known) -> tuple[Trial | None, tuple[str, ...]]:
     """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what was not simulated."""
-    tried = trials.among(_others(readings.of_both(), now.candidates[0]), now)
+    tried = trials.among(_others(readings.of_both(), now.candidates[0], known), now)
     who = f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes longer or its items do"
     left = () if not tried.left else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
     if tried.trials and tried.trials[0].against(now) <= 1 - WORTH:
@@ -207,13 +208,13 @@ def _better(readings: Readings, now: Trial, trials: Trials, moments: int) -> tup
     return None, left
 
 
-def _others(profiles: tuple[Profile, ...], present: Candidate) -> list[tuple[Candidate, ...]]:
+def _others(profiles: tuple[Profile, ...], present: Candidate, known: Known) -> list[tuple[Candidate, ...]]:
     """Good plans under each of some profiles, each of them under all: without the present one."""
-    setting, staying = present.placement.setting, present.placement.arrangement.staying
+    setting = present.placement.setting
     found: dict[object, tuple[Candidate, ...]] = {_places(present): ()}
     for i, profile in enumerate(profiles):
         again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
-        for candidate in candidates(again, quick=True, staying=staying, ceiling=_under(profile, present).searched):
+        for candidate in candidates(again, quick=True, known=known, ceiling=_under(profile, present).searched, several=SHAPES):
             if _places(candidate) not in found:
                 found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(profiles))
     return [some for some in found.values() if some]

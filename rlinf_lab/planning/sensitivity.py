@@ -1,9 +1,10 @@
 """Over which range of error in the profile a choice stands: one of its entries (`planning.entries`) multiplied by a factor.
 
 A choice is a shape (who shares devices, who streams: its numbers of devices may follow the profile) or one plan with its numbers: everybody on the same
-devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as `lab.plan`, given the changed profile, ranks
-nothing else before it (within ``tolerance``; what takes as long is not before it), and it still fits. "It" is the best plan of that shape that is ranked, or
-the very plan that was chosen, kept as it is: a search of the changed profile need not find it again.
+devices, in the same ranks, staying or leaving (`candidates.alike`), in whatever chunks. It stands as long as it still fits and takes at most ``tolerance``
+longer (`TOLERANCE`: one percent) than the best plan that `lab.plan` finds for the changed profile. "It" is the best plan of that shape that is ranked, or
+the very plan that was chosen, kept as it is: a search of the changed profile need not find it again. Two plans a thousandth apart are no two choices: models
+are good to a few percent, and a simulation moves by some thousandths where chunks go in another order.
 
 Two judges say whether it does. Where the search's seconds are those that plans are ranked by, the search is asked for the best plan that is unlike the choice
 (`_Searched`): between two factors only what is faster by less than `Range.faint` may be overlooked then. Anywhere else (streams of responses, cells, what
@@ -25,23 +26,25 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.candidates import Candidate, alike
+from rlinf_lab.planning.choosing import SEVERAL, ranking
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.entries import KINDS, SEARCHED, Entry, of_kind
 from rlinf_lab.planning.feasible import MODES, of_modes
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.patience import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Plans, ranking
+from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.reading import known
 from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Orders
 from rlinf_lab.planning.search.solver import Only
-from rlinf_lab.planning.search.trees import evaluate
+from rlinf_lab.planning.search.trees import compositions, evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
 from rlinf_lab.planning.steady import settled, steady
 
+TOLERANCE = 0.01  # relative: so much slower than the best plan that is found, a choice still stands
 WIDEST = 4.0  # times as much, or as little, is looked at
 FARTHEST = 1.2  # times as slow as the choice: of slower plans it is not asked how slow they are
 FINE = 1e-3  # relative: how near an end is found
@@ -81,11 +84,13 @@ class Range:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do."""
+    """Ranges of one choice, the narrowest first. ``left``: (owner, entry) of those for which the time that was given did not do. ``tolerance``: how much
+    slower than the best plan the choice may be, and stands."""
 
     choice: str
     ranges: tuple[Range, ...]
     left: tuple[tuple[str, str], ...] = ()
+    tolerance: float = 0.0
 
     def __repr__(self) -> str:
         if not self.ranges:
@@ -101,6 +106,8 @@ class Sensitivity:
     def _notes(self) -> list[str]:
         """On how it was found."""
         found = []
+        if self.ranges and self.tolerance:
+            found.append(f"it stands where it takes at most {100 * self.tolerance:.3g} % longer than the best plan")
         if any(r.step for r in self.ranges):
             found.append(f"~ planned again each {100 * STEP:.0f} % and at both ends: what wins for less than that in between may be overlooked")
         if self.left:
@@ -129,17 +136,18 @@ class Sensitivity:
 
 
 def sensitivity(
-    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = 0.0, workers: Collection[str] | None = None,
+    plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = TOLERANCE, workers: Collection[str] | None = None,
     seconds: float | None = None,
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``
     (the same devices and ranks for everybody, in whatever chunks).
-    ``tolerance``: so much slower still counts as standing (0.02: two percent). ``workers``: only what concerns one of these. ``seconds``: to spend on it
-    (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are named, without a range.
+    ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of
+    these. ``seconds``: to spend on it (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are
+    named, without a range.
 
-    The choice stands where `lab.plan` of the changed profile, asked as ``plans`` was, ranks first a plan of its shape, or the very plan, or nothing that is
-    faster than the plan that was chosen, kept as it is. Link, transfer and
-    messages are known to simulated plans only, so with ``simulate=False`` they have no range.
+    The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked as ``plans`` was, ranks, or the plan
+    that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans
+    only, so with ``simulate=False`` they have no range.
     """
     kinds = _checked(plans, entries, of, tolerance, workers, seconds)
     asked = _Question(plans, of, tolerance)
@@ -154,7 +162,7 @@ def sensitivity(
         except Abandoned:
             check()  # nobody wants the others either
             left.append((entry.owner, entry.kind))
-    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left))
+    return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance)
 
 
 def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any) -> Sequence[str]:
@@ -244,7 +252,7 @@ class _Judge(ABC):
 
     def verdict(self, look: _Look) -> str:
         """What wins; "" where the choice stands."""
-        return look.shape if look.rival < look.same and look.rival * self.lead < look.own * (1 - look.tie) else ""
+        return look.shape if look.rival * self.lead < min(look.own, look.same) * (1 - look.tie) else ""
 
     def changed(self, entry: Entry, factor: float) -> Setting:
         """With one entry of the profile multiplied. Not checked: perhaps nothing fits."""
@@ -272,16 +280,17 @@ class _Searched(_Judge):
             return _NOTHING
         own, same = _seconds(self.placement, setting), self._known_same(setting)
         rival, shape = self._rival(setting, min(min(own, same) * FARTHEST, self._known_others(setting)))
-        wins = rival < same and rival * self.lead < own
-        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or fits
-            for placement, _ in self._searched(setting, Only(), rival * (1 + 1e-9)):
-                self._remember(placement)
+        wins = rival * self.lead < min(own, same)
+        if self.any_numbers and (wins or np.isinf(rival)):  # perhaps with other numbers it is still the best, or nearly, or fits
+            for only, most in ((Only(), rival), (Only(among=compositions(self.placement.tree)), rival * self.lead))[: 1 + (self.lead > 1)]:
+                for placement, _ in self._searched(setting, only, most * (1 + 1e-9)):
+                    self._remember(placement)
         same = self._known_same(setting)  # with what was found just now: another name, or other chunks, of the same plan
         return _NOTHING if np.isinf(min(own, same, rival)) else _Look(own, same, rival, shape)
 
     def known(self, setting: Setting) -> tuple[float, float]:
         """Seconds of the choice, granted its lead, and of the best other plan, among those found so far."""
-        return min(_seconds(self.placement, setting) / self.lead, self._known_same(setting)), self._known_others(setting)
+        return min(_seconds(self.placement, setting), self._known_same(setting)) / self.lead, self._known_others(setting)
 
     def _known_same(self, setting: Setting) -> float:
         return min(_seconds(p, setting) for p in self.same)
@@ -350,13 +359,13 @@ class _Planned(_Judge):
     def look(self, setting: Setting) -> _Look:
         try:
             setting.check()
-            found = of_modes(setting, self.modes, self.plans.quick, self.placement.arrangement.staying if self.plans.quick else 0)
+            several = 1 if self.plans.quick or not self.simulate else SEVERAL
+            found = of_modes(setting, self.modes, self.plans.quick, several=several)
         except PlanError:
             return _NOTHING
         if not found:
             return _NOTHING
-        _, simulated, _ = ranking(found, self.plans.best.devices, self.simulate)
-        return self._seen([(c, simulated.get(i, c.seconds)) for i, c in enumerate(found)])
+        return self._seen([(s.candidate, s.seconds) for s in ranking(found, self.plans.best.devices, self.simulate)])
 
     def _seen(self, shown_: Sequence[tuple[Candidate, float]]) -> _Look:
         own, rival, shape = np.inf, np.inf, ""

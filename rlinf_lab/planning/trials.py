@@ -15,7 +15,7 @@ from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.timeline.timeline import Timeline
 
 MOMENTS = 10_000  # of virtual time at which something begins or ends, in all simulations of one question: about 0.1 s
-DETAIL = 256  # bundles of an iteration, a quarter of a forecast's: seconds change by some thousandths, and those of all plans are compared in the same detail
+DETAIL = 128  # bundles of an iteration, an eighth of a forecast's: seconds change by some thousandths, and those of all plans are compared in the same detail
 LEAST = 1  # plans that are simulated though what was followed of them promises less
 
 

@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
 from rlinf_lab.planning.device import extended
-from rlinf_lab.planning.feasible import MOST_GIB
+from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest
 from rlinf_lab.planning.forecast import graph_of
 from rlinf_lab.planning.given import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
 from rlinf_lab.planning.longer import longer
@@ -88,13 +88,14 @@ class Question:
         times = self.items / base.items
         memories = self._memories()
         kinds = tuple(replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds)
+        workers = dict(base.workers)
+        if self.switching != 1:
+            workers = {n: replace(w, onload_s=w.onload_s * self.switching, offload_s=w.offload_s * self.switching) for n, w in workers.items()}
         changed = base.replace(
-            items=self.items, device_memory_gib=memories.get(""), kinds=kinds,
+            items=self.items, workers=workers, device_memory_gib=memories.get(""), kinds=kinds,
             edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
         )  # fmt: skip
         for name, worker in base.workers.items():
-            if self.switching != 1:
-                changed = changed.with_worker(name, onload_s=worker.onload_s * self.switching, offload_s=worker.offload_s * self.switching)
             if worker.lengths is not None and (self.length, self.tail) != (1, 1):
                 changed = longer(changed, name, self.length, self.tail)
         return changed
@@ -104,23 +105,56 @@ class Question:
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes.
         """
+        profile = self.profile(base)
         try:
-            setting = Setting.of(self.profile(base), self.devices, self.chunks, self.rule, self.staleness)
+            setting = Setting.of(profile, self.devices, self.chunks, self.rule, self.staleness)
         except Unplaceable as error:
-            raise PlanError(_refused(error.refusal, len(self.devices) == 1)) from None
+            raise PlanError(self._refused(profile, error.refusal)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
+        setting = _with_known(setting, like.best.candidate.placement.setting)
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
-        staying = like.best.candidate.placement.arrangement.staying
-        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, staying=staying)
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=like.best.known)
+
+    def _refused(self, profile: Profile, refusal: Refusal) -> str:
+        """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
+        wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
+        fields: dict[str, tuple[int | None, Callable[[int], Wish]]] = {
+            "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
+        }
+        if len(self.devices) == 1:
+            fields = {"devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))), **fields}
+        enough = {field: _enough(wanted, changed, field) for field, (wanted, changed) in fields.items()}
+        advice = ", or ".join(f"{field}={value}" for field, value in enough.items() if value is not None)
+        return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
 
 
-def _refused(refusal: Refusal, one_kind: bool) -> str:
-    """With what is likely to help, in the fields of a question."""
-    fields = {"devices": refusal.devices if one_kind else None, "memory_gib": refusal.gib}
-    found = [f"{field}={value}" for field, value in fields.items() if value is not None]
-    advice = ", or ".join(found) or refusal.advice
-    return f"{refusal.said} Next: {advice}." if advice else refusal.said
+def _enough(wanted: int | None, changed: Callable[[int], Wish], field: str) -> int | None:
+    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
+    before = 0
+    while wanted is not None and wanted > before:
+        try:
+            found = changed(wanted).candidates()
+        except Unplaceable as error:
+            before, wanted = wanted, error.refusal.devices if field == "devices" else error.refusal.gib
+        except PlanError:  # more than can be asked for
+            return None
+        else:
+            return wanted if found else None
+    return None
+
+
+def _with_known(setting: Setting, before: Setting) -> Setting:
+    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are in none of them."""
+
+    def rest(one: Setting) -> list[object]:
+        workers = {n: replace(w, onload_s=0.0, offload_s=0.0) for n, w in one.profile.workers.items()}
+        others = [getattr(one.profile, f.name) for f in fields(one.profile) if f.name != "workers"]
+        return [getattr(one, f.name) for f in fields(one) if f.name != "profile"] + others + [workers]
+
+    if rest(setting) == rest(before):
+        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)  # where `cached_property` looks
+    return setting
 
 
 def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:

@@ -13,8 +13,9 @@ from rlinf_lab.planning.entries import Entry, of_kind
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.sensitivity import FINE, WIDEST, Range
+from rlinf_lab.planning.search.solver import Only, solve
+from rlinf_lab.planning.search.trees import compositions
+from rlinf_lab.planning.sensitivity import FINE, TOLERANCE, WIDEST, Range
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.steady import settled, steady
 
@@ -26,20 +27,20 @@ def entry(plans: Plans, kind: str, owner: str) -> Entry:
     return next(e for e in of_kind(plans.best.candidate.placement.setting, kind) if e.owner == owner)
 
 
-def first(plans: Plans, profile: Profile) -> set[str]:
-    """The shapes that `plan` ranks first: more than one where they tie, and the choice's where that, kept as it is, takes no longer. Of plans that seat
-    everybody alike one is named: it goes by the choice's name here, if it is that."""
+def first(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
+    """The shapes that `plan` ranks first: more than one where they tie, and the choice's where the best plan of its shape that is ranked, or the choice kept as
+    it is, takes at most ``tolerance`` longer. Of plans that seat everybody alike one is named: it goes by the choice's name here, if it is that."""
     like = plans.best.candidate.placement.setting
     again: dict[str, Any] = {"chunks": like.chunks, "rule": like.rule, "staleness": like.staleness, "quick": plans.quick}
     try:
         found = plan(profile, like.devices, simulate=plans.best.simulated is not None, **again)
     except PlanError:
         return {"no plan"}
-    best = [p for p in found if p.seconds <= found.best.seconds * (1 + 1e-6)]
-    shapes = {plans.best.shape if alike(p.candidate.placement, plans.best.candidate.placement) else p.shape for p in best}
-    if plans.best.shape in shapes or kept(plans, profile) > found.best.seconds * (1 + 1e-6):
-        return shapes
-    return {plans.best.shape}
+    named = [(plans.best.shape if alike(p.candidate.placement, plans.best.candidate.placement) else p.shape, p.seconds) for p in found]
+    shapes = {shape for shape, seconds in named if seconds <= found.best.seconds * (1 + 1e-6)}
+    own = min([kept(plans, profile), *(seconds for shape, seconds in named if shape == plans.best.shape)])
+    stands = own <= found.best.seconds * (1 + tolerance) * (1 + 1e-6)
+    return shapes | {plans.best.shape} if stands else shapes - {plans.best.shape}
 
 
 def kept(plans: Plans, profile: Profile) -> float:
@@ -54,28 +55,31 @@ def kept(plans: Plans, profile: Profile) -> float:
     return settled(steady(placement, plans.best.devices), setting.staleness)[1]
 
 
-def winners(plans: Plans, profile: Profile) -> set[str]:
-    """The shapes that a search of everything finds fastest: more than one where they tie."""
+def winners(plans: Plans, profile: Profile, tolerance: float = 0.0) -> set[str]:
+    """The shapes that a search of everything finds fastest: more than one where they tie, and the choice's where it takes at most ``tolerance`` longer."""
     like = plans.best.candidate.placement.setting
     setting = Setting.of(profile, like.devices, like.chunks, like.rule)
+    everything, its_shape = Only(), Only(among=compositions(plans.best.candidate.placement.tree))
     found = [
-        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for f in solve(setting.problem(a))
-        if not Placement(setting, a, f.tree).misfit()
+        (f.seconds, Placement(setting, a, f.tree)) for a in setting.arrangements() for only in (everything, its_shape)
+        for f in solve(setting.problem(a), math.inf, only) if not Placement(setting, a, f.tree).misfit()
     ]  # fmt: skip
     best = min(seconds for seconds, _ in found)
-    return {placement.shape for seconds, placement in found if seconds <= best * (1 + 1e-9)}
+    most = {plans.best.shape: best * (1 + tolerance)}
+    return {placement.shape for seconds, placement in found if seconds <= most.get(placement.shape, best) * (1 + 1e-9)}
 
 
-def at_both_ends(plans: Plans, r: Range) -> int:
-    """Whether the choice wins at both ends, and what is said to win beyond does. How many ends there are."""
+def at_both_ends(plans: Plans, r: Range, tolerance: float = TOLERANCE) -> int:
+    """Planned again: whether the choice takes at most ``tolerance`` longer than the best plan at both ends, takes longer just beyond, and what is said to win
+    there does. How many ends there are."""
     times, links = entry(plans, r.entry, r.owner).times, [frozenset({e.producer, e.consumer}) for e in plans.profile.edges]
     assert r.low <= 1 <= r.high, r
     ends = 0
     for end, inwards, beyond, shape in ((r.low, INSIDE, 1 / BEYOND, r.instead[0]), (r.high, 1 / INSIDE, BEYOND, r.instead[1])):
         inside = end * inwards if (end < 1) == (end * inwards < 1) else 1.0
-        assert plans.best.shape in first(plans, times(plans.profile, inside)), (r, inside)
+        assert plans.best.shape in first(plans, times(plans.profile, inside), tolerance), (r, inside)
         if 1 / WIDEST < end < WIDEST:
-            there = first(plans, times(plans.profile, end * beyond))
+            there = first(plans, times(plans.profile, end * beyond), tolerance)
             assert plans.best.shape not in there, (r, there)
             if same(shape, links) not in {same(t, links) for t in there}:  # it ties, or the same seats have another name a little nearer to the end
                 nearer = set().union(*(first(plans, times(plans.profile, end * beyond ** (k / 12))) for k in range(1, 12)))
@@ -86,14 +90,14 @@ def at_both_ends(plans: Plans, r: Range) -> int:
     return ends
 
 
-def searched_at_both_ends(plans: Plans, r: Range) -> None:
+def searched_at_both_ends(plans: Plans, r: Range, tolerance: float = TOLERANCE) -> None:
     """As a search by itself has it, which knows nothing of what sensitivity asks."""
     times = entry(plans, r.entry, r.owner).times
     assert plans.best.shape in winners(plans, plans.profile)
     for end, inwards, shape in ((r.low, 1.002, r.instead[0]), (r.high, 1 / 1.002, r.instead[1])):
-        assert plans.best.shape in winners(plans, times(plans.profile, end * inwards)), r
+        assert plans.best.shape in winners(plans, times(plans.profile, end * inwards), tolerance), r
         if 1 / WIDEST < end < WIDEST:
-            beyond = winners(plans, times(plans.profile, end / inwards))
+            beyond = winners(plans, times(plans.profile, end / inwards), tolerance)
             assert shape in beyond and plans.best.shape not in beyond, (r, beyond)
 
 

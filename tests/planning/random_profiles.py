@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 from rlinf_lab.planning.profile import Cell, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
 
@@ -29,6 +30,34 @@ def random_profile(seed: int, generators: bool = True, cells: bool = True, memor
         workers[names[-1]] = WorkerProfile((Sample(0, 256.0, rng.uniform(1, 10)),), resource="host")
     return Profile(256, workers, tuple(edges), f"random {seed}", cells=tuple(found), device_memory_gib=rng.choice([60.0, 100.0]) if memory else None,
                    weights=rng.choice(["equal", "tokens"]))  # fmt: skip
+
+
+def branching(seed: int) -> tuple[Profile, int, dict[str, Any]]:
+    """Three to five workers, several samples each, some that must leave, some whose ranks are few."""
+    rng = random.Random(seed)
+    names = [f"w{i}" for i in range(rng.choice([3, 4, 5]))]
+    workers: dict[str, Any] = {}
+    for name in names:
+        work, exponent = rng.uniform(5, 200), rng.choice([0.5, 0.7, 0.9, 1.0])
+        workers[name] = {
+            "samples": [{"devices": d, "items": 60, "seconds": round(work / d**exponent, 3)} for d in (1, 4, 8)],
+            "onload_s": rng.choice([0, 0.5, 4]), "offload_s": rng.choice([0, 0.5, 3]),
+            "memory": {"resident_gib": rng.choice([0, 5, 20, 30]), "per_item_gib": rng.choice([0, 0.2])},
+        }  # fmt: skip
+        if rng.random() < 0.3:
+            workers[name]["ranks"] = {"divides": rng.choice([12, 20, 60])}
+    edges = [{"producer": p, "consumer": c, "whole": rng.random() < 0.2} for i, p in enumerate(names) for c in names[i + 1 :] if rng.random() < 0.5]
+    profile = Profile.from_dict({"items": 60, "workers": workers, "edges": edges, "device_memory_gib": rng.choice([None, 48, 80])})
+    return profile, rng.choice([4, 5, 6, 7, 8, 12]), {"chunks": rng.choice([4, 8])}
+
+
+def any_flow(seed: int) -> tuple[Profile, int, dict[str, Any]]:
+    """(a profile, how many devices, fields of `plan`): one of the two kinds, in few chunks or many, sometimes with iterations that overlap."""
+    rng = random.Random(1000 + seed)
+    if seed % 3 == 2:
+        profile, devices, more = branching(seed)
+        return profile, devices, {**more, "staleness": rng.choice([0, 0, 0, 1, 2])}
+    return random_profile(seed), rng.choice([2, 4, 5, 6, 8, 12]), {"chunks": rng.choice([1, 2, 4, 8, 64]), "staleness": rng.choice([0, 0, 0, 1, 2])}
 
 
 def _worker(rng: random.Random, memory: bool) -> WorkerProfile:

@@ -25,14 +25,14 @@ def profile(name: str) -> Profile:
 
 
 @cache
-def planned(name: str, devices: int, rule: str = "fitted", chunks: int = 64, ranks: int = 0) -> Plans:
+def planned(name: str, devices: int, rule: str = "fitted", chunks: int = 64, ranks: int = 0, simulate: bool = True) -> Plans:
     """``ranks``: model-parallel size of the rollout, where it is not published."""
     given = profile(name)
     if ranks:
         from dataclasses import replace
 
         given = given.with_worker("rollout", ranks=replace(given.workers["rollout"].ranks, devices_per_rank=ranks))
-    return plan(given, devices, rule=rule, chunks=chunks)
+    return plan(given, devices, rule=rule, chunks=chunks, simulate=simulate)
 
 
 def devices(plans: Plans, which: str) -> list[int]:
@@ -40,7 +40,8 @@ def devices(plans: Plans, which: str) -> list[int]:
 
 
 def test_case_1_with_the_public_tools_own_rule() -> None:
-    plans = planned("grpo_1.5b_case1", 128, "rlinf", 512)
+    """By the search, as the tool does it. Simulated, 82/4/32 is 0.9 % faster: its last chunk is through sooner."""
+    plans = planned("grpo_1.5b_case1", 128, "rlinf", 512, simulate=False)
     assert plans["temporal"].candidate.searched == pytest.approx(335.0)
     assert plans["spatial"].candidate.searched == pytest.approx(289.096, abs=5e-4)
     assert devices(plans, "spatial") == [80, 16, 32] and plans.best.mode == "spatial"

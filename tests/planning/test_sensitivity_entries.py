@@ -122,11 +122,11 @@ def test_switching_that_costs_more_makes_others_stream() -> None:
     worker = WorkerProfile((Sample(8, 64.0, 3.0),), exponent=1.0, memory=Memory(50.0), onload_s=0.01, offload_s=0.01)
     plans = plan(two(workers={"a": worker, "b": worker}, device_memory_gib=80.0), 8, simulate=False)
     assert plans.best.shape == "a > b"
-    found = sensitivity(plans, ("switching",)).ranges
+    found = sensitivity(plans, ("switching",), tolerance=0.0).ranges
     assert {r.owner for r in found} == {"a", "b"}
     for r in found:
         assert r.low == 1 / WIDEST and 1 < r.high < WIDEST and r.instead[1] == "a | b"
-        assert at_both_ends(plans, r) == 1
+        assert at_both_ends(plans, r, 0.0) == 1
     fixed = plan(two().with_worker("a", offloadable=False), 8, simulate=False)
     assert not sensitivity(fixed, ("switching",), workers=["a"]).ranges, "it never leaves"
 

@@ -36,6 +36,7 @@ MODERATE = 256  # device counts of a leaf up to which a coarse search alone give
 MANY = 2_000  # more points than these are sorted out at once
 SOME = 400  # of more points than these some are left out in a stepwise search
 SPREAD = 2  # points of each number of devices that are kept of so many, where leaves are cut in groups, and in a stepwise search
+AT_ONCE = 8_000  # points of one granularity or another that are compared together
 ALL = 10_000  # pairs of points that are all looked at
 LEAF = -1
 BOTH = (TEMPORAL, SPATIAL)
@@ -204,7 +205,7 @@ class _Solver:
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._neighbours: dict[int, list[int]] = {}
-        self._least_of: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._least_of: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
@@ -305,7 +306,7 @@ class _Solver:
         """A leaf with calls for each chunk: fill and period are one number, and so the better of a chunk at once and of two halves."""
         rows, scale = self._numbers(leaves.bit_length() - 1, context)[1][0], self._scale[:, None]  # powers of two: nothing is rounded
         best = np.minimum.accumulate((scale * rows)[::-1])[::-1] / scale
-        at_once = np.where(rows <= best, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
+        at_once = np.where(rows <= best * EXACT, np.arange(len(rows))[:, None], len(rows))  # as good at once as in halves: then at once
         grain = np.minimum.accumulate(at_once[::-1])[::-1]
         code = np.flatnonzero(lower(best, self.problem.shape))
         seconds = best.reshape(-1)[code]
@@ -437,16 +438,20 @@ class _Solver:
         """
         problem = self.problem
         if leaf not in self._least_of:
-            self._least_of[leaf] = self._least_numbers(leaf)
-        fills, periods = self._least_of[leaf]
+            fills, periods = self._least_numbers(leaf)
+            closest = np.concatenate([np.zeros_like(periods[:1]), periods[1:]])  # of one chunk none follows: no chunks of inf seconds times zero
+            self._least_of[leaf] = fills, periods, closest
+        fills, periods, closest = self._least_of[leaf]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
         found = fill + (self._scale[g] - 1) * least + periods[0, -1]
-        for h in range(problem.granularities):
+        some = max(1, AT_ONCE // len(code))  # granularities that are looked at together: of few points all
+        for first in range(0, problem.granularities, some):
+            h = np.arange(first, min(first + some, problem.granularities))[:, None]
             times = self._scale[np.maximum(g - h, 0)]
             together = fill + (times - 1) * least + fills[h, beside]
-            if h:  # no chunks of inf seconds times zero
-                together += (self._scale[h] - 1) * np.maximum(times * least, periods[h, beside])
-            np.minimum(found, together, out=found, where=g >= h)
+            together += (self._scale[h] - 1) * np.maximum(times * least, closest[h, beside])
+            for row, coarser in zip(together, g >= h, strict=True):
+                np.minimum(found, row, out=found, where=coarser)
         return found / (1 + problem.staleness)
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:

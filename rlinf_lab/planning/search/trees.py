@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlinf_lab.planning.search.problem import Counts, Cuts, Problem
 
@@ -51,6 +52,11 @@ def nodes(tree: Tree) -> Iterator[Tree]:
     yield tree
     for part in tree.parts():
         yield from nodes(part)
+
+
+def compositions(tree: Tree) -> frozenset[tuple[str, int, int]]:
+    """(kind, leaves before, leaves after) of all of them: a plan's structure without its numbers."""
+    return frozenset((n.kind, n.before.leaves, n.after.leaves) for n in nodes(tree) if isinstance(n, Composed))
 
 
 def leaf_of(tree: Tree, worker: int) -> Leaf:
@@ -120,6 +126,8 @@ def numbers(tree: Tree, problem: Problem) -> Numbers:
 def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], grain: int) -> Numbers:
     """At granularity ``grain``: 2^(tree.grain - grain) of the tree's own chunks make one."""
     own = _own(tree, problem, cuts, beside)
+    if not math.isfinite(own.fill + own.period):
+        return replace(own, fill=math.inf, period=math.inf)  # no chunk of inf seconds times zero
     chunks = 2.0 ** (tree.grain - grain)
     return Numbers(own.fill + (chunks - 1) * own.period, chunks * own.period, own.devices)
 

@@ -1,0 +1,115 @@
+"""What plans of random flows say they take: no less than what none can take, and once more, saved and loaded, to the last bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from random_profiles import any_flow, random_profile
+
+from rlinf_lab.cli import main
+from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.bounds import lower_bound
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import Planned, Plans, plan, planned
+from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.setting import Setting
+
+FLOWS = [range(8), *(pytest.param(range(first, first + 16), marks=pytest.mark.slow) for first in range(8, 232, 16))]
+DOCS = Path(__file__).parents[2] / "docs" / "profiles"
+
+
+def found_for(seeds: range) -> Iterator[tuple[int, Profile, Plans]]:
+    for seed in seeds:
+        profile, devices, more = any_flow(seed)
+        try:
+            yield seed, profile, plan(profile, devices, **more)
+        except PlanError:
+            continue  # nothing fits
+
+
+def read_again(profile: Profile, made: Planned) -> Planned:
+    """Both as files have them."""
+    return planned(Profile.from_dict(json.loads(profile.to_json())), ExecutionPlan.from_json(made.execution.to_json()))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seeds", FLOWS, ids=str)
+def test_no_plan_is_below_the_bound_and_a_saved_one_takes_exactly_what_it_took(seeds: range) -> None:
+    flows = simulated = 0
+    for seed, profile, plans in found_for(seeds):
+        flows += 1
+        for made in plans:
+            assert made.seconds >= plans.bound.seconds * (1 - 1e-9), (seed, made.name, made.shape, made.seconds, plans.bound)
+            if made.simulated is not None:
+                simulated += 1
+                again = read_again(profile, made)
+                assert (again.seconds, again.shape) == (made.seconds, made.shape), (seed, made.name)
+                assert again.simulate(3).elapsed_ns == made.simulate(3).elapsed_ns
+    assert flows > len(seeds) // 2 and simulated > 2 * flows
+
+
+def test_ranks_that_end_early_free_their_devices_for_those_who_take_the_first_responses() -> None:
+    """Long responses on some ranks, and a learner that begins with the first ones on the devices of the others."""
+    rollout = WorkerProfile((Sample(8, 256.0, 40.0),), "generation", lengths=Lengths(4096.0, mean_tokens=500.0), exponent=0.6)
+    learner = WorkerProfile((Sample(8, 256.0, 40.0),), exponent=1.0)
+    streamed = Profile(256, {"rollout": rollout, "learner": learner}, (EdgeProfile("rollout", "learner"),))
+    whole = dataclasses.replace(streamed, edges=(EdgeProfile("rollout", "learner", whole=True),))
+    between = {**streamed.workers, "between": learner}
+    waits = Profile(256, between, (EdgeProfile("rollout", "between", whole=True), EdgeProfile("between", "learner")))
+    bounds = [lower_bound(Setting.of(profile, 8)).seconds for profile in (streamed, whole)]
+    assert bounds[0] < bounds[1], "the devices of ranks that end early are not lost where a part of the responses is enough to begin"
+    work = lower_bound(Setting.of(waits, 8))
+    assert work.seconds >= bounds[1], "whoever is fed by somebody that waits for everything begins later still"
+
+
+def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
+    """What it says of how it was found is of the plan that it was."""
+    plans = plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 16)
+    made = next(p for p in plans if p.simulated is not None and max(p.execution.chunks.values()) > 1)
+    execution = made.execution
+    assert execution.origin and "origin" in execution.to_dict()
+    channel, chunk = next((c, n) for c, n in execution.chunks.items() if n > 1)
+    edited = dataclasses.replace(execution, chunks={**execution.chunks, channel: 2 * chunk})
+    assert edited.origin == execution.origin
+    bare = dataclasses.replace(edited, origin={})
+    assert planned(plans.profile, edited).seconds == planned(plans.profile, bare).seconds
+    assert edited == bare and edited != execution and "origin" not in bare.to_dict() and "origin" not in execution.diff(bare)
+    assert planned(plans.profile, dataclasses.replace(execution, devices=tuple(f"cuda:{i + 3}" for i in range(16)))).seconds == made.seconds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tree": 3}, {"tree": ["rollout"]}, {"tree": ["&", ["a", [1], 0, 0], ["b", [1], 0, 0], [1], 0]}, {"windows": {"a": 3}}, {"seating": ["x"]}],
+)
+def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) -> None:
+    plans = plan(random_profile(3), 6, chunks=4)
+    execution = plans.best.execution
+    broken = dataclasses.replace(execution, origin={**execution.origin, **change})
+    with pytest.raises(PlanError, match=r"origin is not what a search wrote .* Next: without origin"):
+        planned(plans.profile, broken)
+    with pytest.raises(PlanError, match="origin is 3; it must be a mapping"):
+        dataclasses.replace(execution, origin=3)
+
+
+def test_an_origin_of_another_profile_is_left_alone() -> None:
+    """Other workers, or fewer devices than its tree: the plan is what its fields say."""
+    plans = plan(random_profile(3), 6, chunks=4)
+    execution = plans.best.execution
+    seconds = planned(plans.profile, dataclasses.replace(execution, origin={})).seconds
+    for tree in (["nobody", [1], 0, 0], ["a", [600], 0, 0], ["a", [1], 60, 0], ["a", [1, 1], 0, 0], ["a", [1], 0, 99]):
+        other = dataclasses.replace(execution, origin={**execution.origin, "tree": tree})
+        assert planned(plans.profile, other).seconds == seconds
+
+
+def test_the_command_line_says_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = plan(Profile.load(DOCS / "maniskill_openvla.json"), 16)
+    plans.best.execution.save(tmp_path / "plan.json")
+    profile = str(DOCS / "maniskill_openvla.json")
+    assert main(["simulate", "--profile", profile, "--plan", str(tmp_path / "plan.json"), "--iterations", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["iteration_s"] == [float(s) for s in plans.best.simulate(3).iterations()["seconds"]]
+    assert told["iteration_s"][1] == pytest.approx(plans.best.seconds, rel=1e-9)
