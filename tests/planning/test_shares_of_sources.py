@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from mock_runs import run, seconds
@@ -20,7 +22,8 @@ class Shares(Stage):
             self.hand_on(out, i)
 
 
-def case(groups: int, group: int, ranks: int, fixed: float) -> tuple[lab.Workflow, Profile]:
+def case(groups: int, group: int, ranks: int, fixed: float, devices: int | None = None) -> tuple[lab.Workflow, Profile]:
+    """``devices``: of a, which has as many ranks (None: any number)."""
     flow, items = lab.Workflow("two"), groups * group
     x = flow.channel("x", capacity=None, group=group)
     a, b = flow.worker(Shares, 0.0, 0.04, items, group, name="a"), flow.worker(Shares, fixed, 0.002, items, group, name="b")
@@ -32,14 +35,20 @@ def case(groups: int, group: int, ranks: int, fixed: float) -> tuple[lab.Workflo
 
     costs = {"a": (0.0, 0.04, ranks), "b": (fixed, 0.002, 1)}
     workers = {n: WorkerProfile(tuple(Sample(1, float(k), f + e * k) for k in (group, items)), ranks=RankRule(most=r)) for n, (f, e, r) in costs.items()}
+    workers["a"] = dataclasses.replace(workers["a"], devices=devices)
     return flow, Profile(items, workers, (EdgeProfile("a", "b", group),))
 
 
 @pytest.mark.parametrize("groups, group, ranks", [(16, 4, 5), (32, 4, 5), (21, 4, 4), (14, 1, 4), (22, 1, 3), (9, 2, 2)])
 @pytest.mark.parametrize("chunks", [1, 16])
 def test_runs_take_what_plans_say_where_shares_are_not_equal(groups: int, group: int, ranks: int, chunks: int) -> None:
-    flow, profile = case(groups, group, ranks, 0.1)
-    plans = {p.name: p for p in lab.plan(flow, [f"cpu:{i}" for i in range(ranks + 1)], profile, chunks=chunks)}
+    """So many ranks are asked for: 16 groups take five ranks as long as four, and then four are chosen."""
+    flow, profile = case(groups, group, ranks, 0.1, devices=ranks)
+    names = [f"cpu:{i}" for i in range(ranks + 1)]
+    plans = {p.name: p for p in lab.plan(flow, names, profile, chunks=chunks)}
+    chosen = lab.plan(flow, names, case(groups, group, ranks, 0.1)[1], chunks=chunks).best
+    assert chosen.seconds <= min(p.seconds for p in plans.values()) * (1 + 1e-6)
+    assert seconds(run(flow, chosen, 2)) == pytest.approx(chosen.seconds, rel=0.04)
     for planned in (plans["spatial"], plans["temporal"]) if chunks == 1 else [plans["spatial"]]:
         assert planned.placement["a"]["ranks"] == ranks
         assert seconds(run(flow, planned, 2)) == pytest.approx(planned.seconds, rel=0.04), planned
