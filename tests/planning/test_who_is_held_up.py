@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from mock_runs import run, seconds
 
@@ -68,8 +70,8 @@ CASES = {
     "in turn": ("ab bc ac", {"a": (0, 0.005), "b": (0, 0.002), "c": (0, 0.002)}, 4, "a | b | c"),
     # d is slow, and c waits for a batch of everything.
     "fork": ("ab ac ad", {"a": (0, 0.002), "b": (0, 0.002), "c": (1.0, 0.01), "d": (0, 0.02)}, 4, "a | b | c | d"),
-    # While a waits for room, c takes its devices, and keeps them.
-    "taken devices": ("ab cd bd", {"a": (0, 0.002), "b": (0.01, 0.01), "c": (0, 0.04), "d": (0.01, 0.002)}, 3, "(a > c) | (b > d)"),
+    # While a waits for room, c takes its devices, and keeps them. (The other name of these seats, (a > c) | (b > d), is no plan of its own.)
+    "taken devices": ("ab cd bd", {"a": (0, 0.002), "b": (0.01, 0.01), "c": (0, 0.04), "d": (0.01, 0.002)}, 3, "a > (c | (b > d))"),
     # c comes before b, and a could have all ready for it by then.
     "turns": ("ab cd bd", {"a": (0, 0.02), "b": (0.01, 0.01), "c": (0, 0.04), "d": (0.01, 0.002)}, 3, "a | (c > b > d)"),
 }
@@ -82,6 +84,10 @@ def test_nobody_else_is_held_up_by_a_bound(name: str) -> None:
     planned = next(p for p in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile, chunks=16) if p.shape == shape)
     assert seconds(run(flow, planned, 2)) == pytest.approx(planned.seconds, rel=0.02)
     assert 256 in planned.execution.capacities.values()
+    assert seconds(run(flow, dataclasses.replace(planned.execution, capacities={}), 2)) > 1.2 * planned.seconds, "others would wait with it"
+    if name == "taken devices":
+        where = planned.execution.placements
+        assert where["a"] == where["c"] and where["b"] == where["d"] and where["a"] != where["b"]
 
 
 def test_a_chain_on_devices_of_its_own_keeps_its_bounds() -> None:
