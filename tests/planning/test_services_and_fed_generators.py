@@ -11,11 +11,13 @@ import pytest
 from brute_force import best
 
 from rlinf_lab.planning.bounds import lower_bound
+from rlinf_lab.planning.by_rank import has_a_rest
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import solve
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.steady import settled
 
 
 def service(seed: int, most: int = 4) -> tuple[Profile, str]:
@@ -51,18 +53,27 @@ def test_on_the_host_it_streams_as_on_one_more_device(seed: int) -> None:
 @pytest.mark.parametrize("resource", ["host", "device"])
 @pytest.mark.parametrize("seed", range(6))
 def test_in_the_middle_of_a_flow_all_its_requests_are_there_before_it_begins(seed: int, resource: str) -> None:
-    """The search, the followed chunks and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together."""
+    """The search, the followed chunks and the scheduler in virtual time agree: what is known of its lengths holds for requests that start together.
+
+    To the digit, but where the last call of c has less items than the others: its ranks take what there is by themselves. Of plans that the search prefers
+    that is at most 2 %. Of those that the simulation prefers for it at most 4 %, or one call that a rank without more to do is earlier.
+    """
     rng = random.Random(seed)
     first, last = (WorkerProfile((Sample(8, 256.0, rng.uniform(5, 60)),), exponent=1.0) for _ in range(2))
     sample = Sample(0 if resource == "host" else 8, 256.0, rng.uniform(5, 60))
     middle = WorkerProfile((sample,), "generation", exponent=0.6, resource=resource, lengths=Lengths(4096.0, mean_tokens=rng.choice([300.0, 1500.0])))
     profile = Profile(256, {"a": first, "b": middle, "c": last}, (EdgeProfile("a", "b"), EdgeProfile("b", "c")))
-    for made in plan(profile, 8, chunks=16):
+    for made in (*plan(profile, 8, chunks=16, simulate=False), *plan(profile, 8, chunks=16)):
         work, timeline = made.candidate.streamed.work, made.timeline.to_pandas().query("iteration == 0 and kind == 'run'")
         assert work[1].starts[0] >= work[0].ends[-1] * (1 - 1e-9)
         begun, ended = timeline.query("worker == 'b'")["start_ns"].min(), timeline.query("worker == 'a'")["end_ns"].max()
         assert begun >= ended - 1
-        assert made.simulated is None or made.simulated == pytest.approx(made.candidate.seconds, rel=0.04)
+        followed, simulated = made.candidate.seconds, settled(made.timeline, 0)[1]
+        seat, later = made.candidate.placement.seats["c"], 1e-6 * followed
+        if has_a_rest(made.candidate.placement, seat):
+            later = (0.02 if made.simulated is None else 0.04) * followed
+        call = float(np.max(work[2].ends - work[2].starts)) if later > 1e-6 * followed and made.simulated is not None and seat.chunks > 1 else 0.0
+        assert followed - max(later, call) <= simulated <= followed + later, made
         ranks = made.placement["b"]["ranks"]
         assert made.execution.chunks["a_to_b"] == (0 if ranks == 1 else -(-256 // ranks))
 
