@@ -13,6 +13,7 @@ from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
+from rlinf_lab.planning.candidates import NOTHING
 from rlinf_lab.planning.device import extended
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest
 from rlinf_lab.planning.forecast import graph_of
@@ -103,7 +104,8 @@ class Question:
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
         """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
 
-        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes.
+        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there are as
+        many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else other ones may be better, or fit.
         """
         profile = self.profile(base)
         try:
@@ -112,9 +114,11 @@ class Question:
             raise PlanError(self._refused(profile, error.refusal)) from None
         if like is None:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
-        setting = _with_known(setting, like.best.candidate.placement.setting)
+        before = like.best.candidate.placement.setting
+        setting = _with_known(setting, before)
+        known = like.best.known if _devices_of(setting) == _devices_of(before) else NOTHING
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
-        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=like.best.known)
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
 
     def _refused(self, profile: Profile, refusal: Refusal) -> str:
         """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
@@ -155,6 +159,11 @@ def _with_known(setting: Setting, before: Setting) -> Setting:
     if rest(setting) == rest(before):
         setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)  # where `cached_property` looks
     return setting
+
+
+def _devices_of(setting: Setting) -> list[tuple[str, int, float]]:
+    """Of each kind how many, and GiB of one."""
+    return [(kind, n, setting.cap(kind)) for kind, n in setting.devices.items()]
 
 
 def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:
