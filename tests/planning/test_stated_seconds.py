@@ -95,6 +95,28 @@ def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) ->
         dataclasses.replace(execution, origin=3)
 
 
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"seating": [5, 5, 5]}, r"origin\['seating'\]\[0\] is 5: that part of the tree can be seated in [23] ways"),
+        ({"seating": [0, -1]}, r"origin\['seating'\]\[1\] is -1"),
+        ({"seating": [0.5]}, r"origin\['seating'\]\[0\] is 0.5"),
+        ({"seating": [-1] * 9}, r"origin\['seating'\] is \[-1, -1, -1, .*: 9 numbers for a tree of [35] parts"),
+        ({"windows": {"nobody": [1, 2, None]}}, r"origin\['windows'\] names 'nobody'"),
+        ({"windows": {"a": [3, 2, None]}}, r"origin\['windows'\]\['a'\] is from 3 to 2 devices"),
+        ({"windows": {"a": [1, "2", None]}}, r"origin\['windows'\]\['a'\] is from 1 to '2' devices"),
+        ({"meeting": [["a", "nobody"]]}, r"origin\['meeting'\] names 'nobody'"),
+        ({"apart": [["nobody", "a"]]}, r"origin\['apart'\] names 'nobody'"),
+    ],
+)
+def test_an_origin_with_numbers_or_names_that_cannot_be_says_which(change: dict[str, object], says: str) -> None:
+    plans = plan(random_profile(3), 6, chunks=4)
+    execution = plans.best.execution
+    assert len(execution.origin["tree"]) == 5, "somebody takes turns or streams"
+    with pytest.raises(PlanError, match=says + r".* Next: without origin"):
+        planned(plans.profile, dataclasses.replace(execution, origin={**execution.origin, **change}))
+
+
 def test_an_origin_of_another_profile_is_left_alone() -> None:
     """Other workers, or fewer devices than its tree: the plan is what its fields say."""
     plans = plan(random_profile(3), 6, chunks=4)
