@@ -216,8 +216,15 @@ class _Forecast:
                 break
         else:
             step = max(s.chunks for s in seats)
+        if step == self.profile.items and self._unequal_shares():
+            return int(step)
         ranks = max([1, *(s.ranks * (s.chunks if s.worker in self.by_rank else 1) for s in seats if self._independent(s.worker))])
         return step * math.ceil(max(detail, ranks) / step)
+
+    def _unequal_shares(self) -> bool:
+        """Whether the ranks of somebody are handed shares of everything that are not equal: then a bundle is an item, so that they are those of a run."""
+        ranks = [self.placement.seats[e.consumer].ranks for e in self.edges if e.consumer in self.by_rank and e.group == 1 and self.setting.whole(e)]
+        return any(n <= self.profile.items and self.profile.items % n for n in ranks)
 
     def _whole_parts(self, detail: int) -> Iterator[int]:
         """Into how many equal parts the items come that are no part of two items, and then none of two calls."""
