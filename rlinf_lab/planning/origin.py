@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.seating import ways
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, nodes
+from rlinf_lab.planning.seating import ways
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.tables import APART, SINGLE, Forms, Window
 

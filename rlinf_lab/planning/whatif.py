@@ -104,8 +104,8 @@ class Question:
     def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
         """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
 
-        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there are as
-        many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else other ones may be better, or fit.
+        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there
+        are as many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else others may be better, or fit.
         """
         profile = self.profile(base)
         try:
