@@ -83,7 +83,7 @@ def run(flow: lab.Workflow, plan: Any) -> tuple[float, list[list[int]]]:
 
 
 @pytest.mark.parametrize("once", [True, False])
-@pytest.mark.parametrize(("items", "devices"), [(32, 1), (32, 2), (32, 4), (30, 4), (7, 3), (2, 4)])
+@pytest.mark.parametrize(("items", "devices"), [(32, 1), (32, 2), (32, 4), (30, 4), (7, 3), (2, 4), (11, 4), (10, 3)])
 def test_a_run_takes_what_the_plan_says_and_each_rank_has_its_share(items: int, devices: int, once: bool) -> None:
     flow, ranks = flow_of(items, once), set()
     for planned in lab.plan(flow, [f"cpu:{i}" for i in range(devices)], profile_of(items), chunks=8):
