@@ -54,9 +54,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Known:
-    """What a search found before: of each plan its compositions (`trees.compositions`) and the units that stay (a mask), the best plans first."""
+    """What a search found before: of each plan its compositions (`trees.compositions`) and the units that stay (a mask), the best plans first.
+
+    ``alone``: nothing else is looked at, as long as there is a plan of one of these shapes. Not where it was found for other devices, or other memory.
+    """
 
     shapes: tuple[tuple[frozenset[tuple[str, int, int]], int], ...] = ()
+    alone: bool = True
 
     @classmethod
     def of(cls, found: Sequence[Candidate]) -> Known:
@@ -84,8 +88,8 @@ def candidates(
     them; also those that only differ in their names.
 
     ``quick``: good plans of turns, of streams and of both, over few device counts and then nearer ones. Of the sets of units that may stay, plans of both
-    are looked for with the one that is best for turns; with ``known``, such as that of the plan before, only among its shapes, as long as there is a plan of
-    one of them. Only plans about as fast as ``ceiling`` (seconds, as the search counts them), or faster.
+    are looked for with the one that is best for turns; with ``known``, such as that of the plan before, only among its shapes (see `Known`).
+    Only plans about as fast as ``ceiling`` (seconds, as the search counts them), or faster.
     """
     found: dict[str, list[Candidate]] = {}
     by_form: dict[Forms, list[Arrangement]] = {}
@@ -164,15 +168,18 @@ def _exact(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
 
 
 def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float, several: int) -> list[Candidate]:
-    if known.shapes and (found := _recosted(setting, arrangements, modes, known, ceiling)):
-        return found + _each(setting, arrangements, modes, known, min(found, key=lambda c: c.searched), several)
+    before = _recosted(setting, arrangements, modes, known, ceiling) if known.shapes else []
+    if before:
+        before += _each(setting, arrangements, modes, known, min(before, key=lambda c: c.searched), several)
+        if known.alone:
+            return before
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
     found = _best(setting, in_turns[:2], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
         found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
         if TEMPORAL in modes:
             found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
-    return found or _any(setting, in_turns, Only(modes), ceiling)
+    return before + found or _any(setting, in_turns, Only(modes), ceiling)
 
 
 def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float) -> list[Candidate]:

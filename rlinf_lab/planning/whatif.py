@@ -13,7 +13,6 @@ from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.budget import Budget
-from rlinf_lab.planning.candidates import NOTHING
 from rlinf_lab.planning.device import extended
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest
 from rlinf_lab.planning.forecast import graph_of
@@ -105,7 +104,7 @@ class Question:
         """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
 
         ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there
-        are as many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else others may be better, or fit.
+        are as many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else among all.
         """
         profile = self.profile(base)
         try:
@@ -116,7 +115,7 @@ class Question:
             return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
         before = like.best.candidate.placement.setting
         setting = _with_known(setting, before)
-        known = like.best.known if _devices_of(setting) == _devices_of(before) else NOTHING
+        known = replace(like.best.known, alone=_devices_of(setting) == _devices_of(before))
         names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
         return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
 

@@ -121,10 +121,17 @@ def test_with_other_devices_or_memory_a_quick_answer_looks_at_all_shapes() -> No
     base = plan(profile, 8)
     for changed in (moved(Question.of(base), "devices.", 256), moved(Question.of(base), "memory_gib", 192.0), moved(Question.of(base), "memory_gib", None)):
         known, new = changed.answer(profile, like=base), changed.answer(profile)
-        assert [(p.shape, p.seconds) for p in known] == [(p.shape, p.seconds) for p in new] and known.refused == new.refused
+        assert known.best.seconds <= new.best.seconds * (1 + 1e-3) and set(known.refused) <= set(new.refused)
     many = moved(Question.of(base), "devices.", 256).answer(profile, like=base)
     assert many.best.seconds < 80.0 and not set(many.refused) & {"temporal", "spatial"}
     assert many.best.seconds <= 1.01 * plan(profile, 256, simulate=False).best.seconds
+
+
+def test_beside_other_shapes_those_that_were_known_are_looked_at() -> None:
+    """Of six workers on 96 devices a quick search by itself finds 177 s, with a shape that was good on 64 it is 167 s."""
+    base = plan(six_workers(), 64)
+    asked = moved(Question.of(base), "devices.", 96)
+    assert asked.answer(base.profile, like=base).best.seconds < 0.96 * asked.answer(base.profile).best.seconds
 
 
 def test_switching_does_not_make_new_tables(four: Plans) -> None:
