@@ -120,7 +120,7 @@ class WeightTable:
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
         host, store = self._host, self._store(name)
-        alone = len(call.taken_by(host.layout.ranks(call.worker))) == 1
+        alone = host.layout.ranks(call.worker) == 1  # not how many take part now: others may join
         wanted = max(store.known, at_least) if alone else self._of_the_call(process, call, Question(call.call_id, name, at_least))
         if not wanted:
             return NEVER
@@ -313,7 +313,7 @@ class WeightTable:
     def over(self, iteration: int) -> None:
         """This iteration and all before it are: what only their calls may want goes."""
         self._answers = {q: a for q, a in self._answers.items() if a.iteration > iteration}
-        for store in self._stores.values():
+        for store in list(self._stores.values()):  # whose pulls add to it without the mutex
             while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
                 store.held.pop(store.announced.pop(0)[0], None)
 
