@@ -158,9 +158,7 @@ class WeightTable:
                 return held
             store.waiters[process] = wanted
             self._ask(name, store)
-            process.awaited = f"{store.owner}[0]" if store.owner else ""
-            there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
-            process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+            self._say_what_is_there(process, name, store, wanted)
             host._block(process, "value", f"version {wanted} of the weights {name!r}")
         host.flush()
         try:
@@ -171,6 +169,12 @@ class WeightTable:
                 if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
                     store.asked = 0
         return None
+
+    def _say_what_is_there(self, process: Process, name: str, store: Store, wanted: int) -> None:
+        """For whoever looks at its wait."""
+        process.awaited = f"{store.owner}[0]" if store.owner else ""
+        there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
+        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
 
     # --- the version of a call ---------------------------------------------------------------------------------
     def _of_the_call(self, process: Process, call: CallSpec, question: Question) -> int:
@@ -248,6 +252,8 @@ class WeightTable:
             if self._found(store, wanted) is not None:
                 del store.waiters[process]
                 self._host._wake(process)
+            else:
+                self._say_what_is_there(process, name, store, wanted)
         self._ask(name, store)
 
     def _ask(self, name: str, store: Store) -> None:
