@@ -1,4 +1,8 @@
-"""In virtual time: where the rest of a stream is not wanted and nobody reads it any more, calls that put into it end. The rules of `runtime.unwanted`."""
+"""In virtual time: where the rest of a stream is not wanted and nobody reads it any more, calls that put into it end.
+
+The rules of `runtime.unwanted`, as far as a plan tells: a call whose value another one takes goes on to its end. That the loop returns a value, or that
+ranks may meet, is not known here; such calls are foretold to end, though they go on.
+"""
 
 from __future__ import annotations
 

@@ -70,6 +70,8 @@ def leave_behind(host: Host, process: Process, place: int, value: Any, error: Ba
     """See `Context.leave_behind`. ``error``: why there is no value."""
     with host._mutex:
         entry, _ = host._values.entry(place, process.rank, _KEPT)
+        if entry.ready and error is not None:  # it failed after it had left what others go on with
+            return
         if entry.ready:  # whoever asked has the one before
             host._values.forget(place, process.rank)
             entry, _ = host._values.entry(place, process.rank, _KEPT)

@@ -149,7 +149,7 @@ class Scheduler:
                 self.flush_soon()
             else:
                 self.flush()
-            process.waited = process.parked or bool(process.order) or self._mock is not None  # whose time moves within
+            process.waited = process.waited or bool(process.order)
             if process.parked or process.order:
                 self._park(process)
             if process.error is not None:
@@ -183,6 +183,7 @@ class Scheduler:
                     elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
                         self._put_waits(process.queue)
                 process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
+                process.waited = process.parked or self._mock is not None  # whose time moves within; here, for it may be let go before it has parked
         finally:
             self._open(held)
 

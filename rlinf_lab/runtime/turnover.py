@@ -79,9 +79,11 @@ def close(host: Host, process: Process) -> None:
             failed.append(error)
             trace = "".join(traceback.format_exception(error))
             leave_behind(host, process, place, None, WorkerError.of(process.worker, process.rank, "leave", error, trace))
-    process.instance.close()
-    if failed:
-        raise failed[0]
+    try:
+        process.instance.close()
+    finally:
+        if failed:
+            raise failed[0]
 
 
 def left(host: Host, process: Process) -> None:

@@ -120,7 +120,7 @@ class WeightTable:
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
         host, store = self._host, self._store(name)
-        alone = len(call.taken_by(host.layout.ranks(call.worker))) == 1
+        alone = host.layout.ranks(call.worker) == 1  # not how many take part now: others may join
         wanted = max(store.known, at_least) if alone else self._of_the_call(process, call, Question(call.call_id, name, at_least))
         if not wanted:
             return NEVER
@@ -158,9 +158,7 @@ class WeightTable:
                 return held
             store.waiters[process] = wanted
             self._ask(name, store)
-            process.awaited = f"{store.owner}[0]" if store.owner else ""
-            there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
-            process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+            self._say_what_is_there(process, name, store, wanted)
             host._block(process, "value", f"version {wanted} of the weights {name!r}")
         host.flush()
         try:
@@ -171,6 +169,12 @@ class WeightTable:
                 if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
                     store.asked = 0
         return None
+
+    def _say_what_is_there(self, process: Process, name: str, store: Store, wanted: int) -> None:
+        """For whoever looks at its wait."""
+        process.awaited = f"{store.owner}[0]" if store.owner else ""
+        there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
+        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
 
     # --- the version of a call ---------------------------------------------------------------------------------
     def _of_the_call(self, process: Process, call: CallSpec, question: Question) -> int:
@@ -248,6 +252,8 @@ class WeightTable:
             if self._found(store, wanted) is not None:
                 del store.waiters[process]
                 self._host._wake(process)
+            else:
+                self._say_what_is_there(process, name, store, wanted)
         self._ask(name, store)
 
     def _ask(self, name: str, store: Store) -> None:
@@ -313,7 +319,7 @@ class WeightTable:
     def over(self, iteration: int) -> None:
         """This iteration and all before it are: what only their calls may want goes."""
         self._answers = {q: a for q, a in self._answers.items() if a.iteration > iteration}
-        for store in self._stores.values():
+        for store in list(self._stores.values()):  # whose pulls add to it without the mutex
             while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
                 store.held.pop(store.announced.pop(0)[0], None)
 

@@ -32,7 +32,7 @@ from rlinf_lab.workflow.worker import Worker
 T = TypeVar("T")
 TIMEOUT_SECONDS = 120.0
 LEAVE_SECONDS = 0.5
-GAVE_UP = 1 << 32  # more than there are ranks
+ALL_GO, GIVEN_UP, TOO_LATE = "all go", "given up", "too late"
 _NUMBERS = itertools.count(1)  # of groups in this process
 LOOPBACK = "127.0.0.1"
 
@@ -258,22 +258,27 @@ class RankGroup:
 
     def _assemble(self, store: Any) -> None:
         """Wait until all are at the store: forming a group is torch's own wait, in which nobody hears that the call has been given up. All go on, or nobody:
-        who gives up says so by a number that nobody can overlook who has not seen all of them yet."""
+        whoever has seen all of them, or gives up, says so at the store, where the first word counts for all."""
         ranks, pause, deadline = self._worker.ranks, 0.0005, time.monotonic() + self._timeout.total_seconds()
-        there = store.add("here", 1)
-        while there < ranks:
-            late = time.monotonic() > deadline
-            if late or self._worker.cancelled:
-                if (there := store.add("here", GAVE_UP) - GAVE_UP) == ranks:  # another one may have seen that
-                    return
-                there += GAVE_UP
+        there, word = store.add("here", 1), ""
+        while not word:
+            if there == ranks:
+                word = ALL_GO
+            elif store.check(["word"]) or self._worker.cancelled:
+                word = GIVEN_UP
+            elif time.monotonic() > deadline:
+                word = TOO_LATE
             else:
                 time.sleep(pause)
                 pause = min(2 * pause, 0.02)
                 there = store.add("here", 0)
-        if there > ranks:
-            if not self._worker.cancelled:
-                raise TimeoutError(f"{self._worker!r}: not all of its {ranks} ranks came to form a group. Next: a RankGroup(timeout=) of more seconds.")
+        word = store.compare_set("word", "", word).decode()
+        if word == TOO_LATE:
+            raise TimeoutError(
+                f"{self._worker!r}: {there} of its {ranks} ranks came to form a group within {self._timeout.total_seconds():g} s. Next: a RankGroup(timeout=) "
+                f"of more seconds."
+            )
+        if word == GIVEN_UP:
             raise Cancelled(f"{self._worker!r}: its group was not formed, because the call was given up.")
 
     def _joined(self, store: Any, address: str) -> Any:

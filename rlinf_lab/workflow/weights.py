@@ -35,6 +35,9 @@ class Weights:
         To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
         the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a
         version, and what is pulled cannot be written.
+
+        Where a worker of the flow has several ranks, versions are kept until all iterations are over whose calls may want them: of a learner that
+        publishes often in an iteration, so many. (One that publishes for each update of large weights better does so once, at the end of its call.)
         """
         check_shipping(self, bucket_mib)
         self._newest = Published(self._newest.version + 1, state)

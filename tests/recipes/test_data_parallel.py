@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import random
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import rlinf_lab as lab
@@ -348,3 +354,36 @@ def test_an_exchange_that_meets_the_group_of_another_rank_is_named() -> None:
     message = r"rank 1 gave 'of its own' to an exchange\(\) of its own where this rank began `with group:`.*in the same order"
     with lab.session(flow, plan, emulate=True) as session, pytest.raises(lab.WorkerError, match=message):
         session.step()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_group_is_formed_by_all_ranks_or_by_none(seed: int) -> None:
+    """Whoever gives up while the last one comes: three that looked at different instants had each drawn a conclusion of its own."""
+    rng = random.Random(seed)
+    seen = set()
+    for _ in range(60):
+        store, gives_up, words = dist.HashStore(), [rng.random() < 0.4 for _ in range(3)], [""] * 3
+        delays = [rng.random() * 2e-3 for _ in range(3)]
+
+        def come(rank: int, store: Any = store, gives_up: list[bool] = gives_up, words: list[str] = words, delays: list[float] = delays) -> None:
+            worker = SimpleNamespace(ranks=3, cancelled=False, name="learner")
+            group = SimpleNamespace(_worker=worker, _timeout=datetime.timedelta(seconds=20))
+            timer = threading.Timer(delays[rank], lambda: setattr(worker, "cancelled", gives_up[rank]))
+            timer.start()
+            time.sleep(delays[rank - 1])
+            try:
+                RankGroup._assemble(group, store)
+                words[rank] = "formed"
+            except Cancelled:
+                words[rank] = "given up"
+            timer.join()
+
+        threads = [threading.Thread(target=come, args=(rank,)) for rank in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(words)) == 1, words
+        assert words[0] == "formed" or any(gives_up)
+        seen.add(words[0])
+    assert "formed" in seen

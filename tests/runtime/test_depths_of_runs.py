@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import time
 from collections import defaultdict
 
@@ -11,6 +12,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.host import Host
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -120,3 +122,35 @@ def test_what_one_waits_for_after_its_items_came_is_no_input() -> None:
             gaps += sum(b > a for (_, a), (b, _) in itertools.pairwise(own))
             assert all(b >= a for (_, a), (b, _) in itertools.pairwise(own)), "two at once"
     assert gaps == 0
+
+
+class Turns(Worker):
+    def turn(self) -> None:
+        time.sleep(0.05)
+
+
+def test_who_is_let_go_before_it_has_parked_has_waited_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wait for the device was written as work, so two had one device at once."""
+    flush = Host.flush
+
+    def slow(self: Host) -> None:
+        flush(self)
+        caller = sys._getframe(1)
+        if caller.f_code.co_name == "_post" and caller.f_locals["process"].parked:  # as where a socket is full, or another thread has the interpreter
+            time.sleep(0.08)
+
+    monkeypatch.setattr(Host, "flush", slow)
+    flow = Workflow("turns")
+    a, b = flow.worker(Turns, name="a"), flow.worker(Turns, name="b")
+
+    @flow.iteration
+    def iteration() -> None:
+        a.turn()
+        b.turn()
+
+    run = lab.run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), iterations=3, dashboard=False, emulate=True)
+    run.wait()
+    rows = run.timeline.rows()
+    runs = sorted((s.start_ns, s.end_ns) for s in rows if s.kind is SpanKind.RUN)
+    assert len(runs) >= 6 and any(s.kind is SpanKind.LOCK for s in rows)
+    assert all(one[1] <= other[0] for one, other in itertools.pairwise(runs)), runs

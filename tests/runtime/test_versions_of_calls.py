@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +165,56 @@ def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pyt
     executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.0005)
     assert_one_version(calls_of(executor, 8), 0)
     assert held and max(held) <= 1, held
+
+
+class Gives(Worker):
+    def give(self, out: Outbox, there: threading.Event) -> None:
+        out.put(0)
+        assert there.wait(20)
+        out.put_all(range(1, 40))
+
+
+class Takes(Worker):
+    def act(self, inbox: Inbox, weights: Weights, pulled: threading.Event) -> Any:
+        version = weights.pull().version
+        pulled.set()
+        for _ in inbox:
+            time.sleep(0.01)
+        return self.rank, version
+
+
+class Publishes(Worker):
+    def learn(self, weights: Weights, pulled: threading.Event, published: threading.Event) -> None:
+        assert pulled.wait(20)
+        weights.publish("new")
+        published.set()
+
+
+def test_who_joins_a_call_gets_what_the_one_rank_that_began_it_has() -> None:
+    """It had begun alone, so nobody had asked for a version of the call."""
+    flow, events = Workflow("joined"), [threading.Event() for _ in range(3)]
+    weights, items = flow.weights("actor"), flow.channel("items", capacity=2)
+    gives, acts, learns = flow.worker(Gives, name="gives"), flow.worker(Takes, name="acts"), flow.worker(Publishes, name="learns")
+
+    @flow.iteration
+    def iteration(there: Any, pulled: Any, published: Any) -> Any:
+        gives.give(items, there)
+        acted = acts.act(items, weights, pulled)
+        learns.learn(weights, pulled, published)
+        return acted
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2", "cpu:3"], {"gives": [0], "acts": [1, 2], "learns": [3]})
+    executor = LocalExecutor(flow, plan, emulate=True, absent={"acts": [1]})
+    executor.start()
+    s = Session(executor)
+    there, pulled, published = events
+    one = s.submit(there, pulled, published)
+    assert published.wait(20)
+    s.join("acts", 1)
+    there.set()
+    s.finish()
+    assert sorted(one.wait()) == [(0, 0), (1, 0)]
+    assert executor.stop().late == []
 
 
 class PullsTwice(Worker):

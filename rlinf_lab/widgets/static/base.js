@@ -154,7 +154,7 @@ export function blend(hex, over, part) {
 export function isolated(name) { return /[\u0590-\u08ff\u200e\u200f\u202a-\u202e\u2066-\u2069\ufb1d-\ufefc]/.test(name) ? `\u2068${name}\u2069` : name; }
 
 const END = 7; // letters at the end of a name that are kept: they say which device of a node it is
-const HALVES = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g; // of characters that were cut in two
+const HALVES = /([\ud800-\udbff][\udc00-\udfff])|[\ud800-\udfff]/g; // whole characters, and those that were cut in two (older browsers know no lookbehind)
 
 /**
  * Map of each of `names` to as much of it as `fits(text)` lets through: its beginning and its end, and of those that are alike there what begins where
@@ -183,7 +183,7 @@ export function shortNames(names, fits) {
 
 /** A name from letter `from` on, without letters of its middle where that is too long. */
 function shortName(name, fits, from) {
-  const before = from ? "…" : "", cut = (n) => `${before}${name.slice(from, n)}…${name.slice(-END)}`.replace(HALVES, "");
+  const before = from ? "…" : "", cut = (n) => `${before}${name.slice(from, n)}…${name.slice(-END)}`.replace(HALVES, "$1");
   if (fits(before + name.slice(from))) return before + name.slice(from);
   let low = from + 1, high = Math.max(low, name.length - END); // so many letters fit, or it is the least; so many do not
   while (high - low > 1) { const mid = (low + high) >> 1; if (fits(cut(mid))) low = mid; else high = mid; }
