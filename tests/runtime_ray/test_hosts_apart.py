@@ -226,7 +226,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
         try:
             made.connect()
         except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here: {error.stderr}")
+            if not any(word in error.stderr.lower() for word in ("not permitted", "denied")):  # else it is a fault of this test's
+                raise
+            pytest.skip(f"this machine lets nobody make network namespaces: {error.stderr}")
         made.start_ray()
         yield made
     finally:
