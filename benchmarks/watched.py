@@ -123,9 +123,10 @@ def nanoseconds_per_write(count: int) -> float:
     queue, call = SimpleNamespace(number=recorder.channel("obs")), SimpleNamespace(iteration=3, method="step")
     rank = SimpleNamespace(
         track=recorder.track("worker", 0, ("cpu:0",)), method=recorder.name("step"), call=call, queue=queue, first=0, bound_ns=0, bound_batch=0,
-        lock_waited=False, since=0, on_device=True, worker="worker",
+        lock_waited=False, lock_from=0, waited=True, since=0, on_device=True, worker="worker",
     )  # fmt: skip
     start = time.thread_time_ns()
     for _ in range(count // 2):  # as a rank does: what ran has ended, then what it waited for
-        writer.resumed(rank, SpanKind.GET, writer.end_run(rank), 1)
+        writer.end_run(rank)
+        writer.resumed(rank, SpanKind.GET, 1)
     return (time.thread_time_ns() - start) / (2 * (count // 2))

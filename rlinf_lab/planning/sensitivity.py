@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
@@ -26,10 +26,12 @@ import numpy as np
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.candidates import Candidate, alike
+from rlinf_lab.planning.choosing import DETAIL as LESS
 from rlinf_lab.planning.choosing import SEVERAL, ranking
 from rlinf_lab.planning.costs import GenerationModel
 from rlinf_lab.planning.entries import KINDS, SEARCHED, Entry, of_kind
 from rlinf_lab.planning.feasible import MODES, of_modes
+from rlinf_lab.planning.forecast import DETAIL
 from rlinf_lab.planning.given import number
 from rlinf_lab.planning.patience import Abandoned, as_long_as, check, wanted_now
 from rlinf_lab.planning.placement import Placement
@@ -53,7 +55,9 @@ FAINT = 5e-3  # relative: what is faster by less may be overlooked between two f
 FAINTEST = 4e-2  # so much where another plan takes as long as the choice whatever the factor
 TIES, MORE = 16, 4  # of them on the way to one end before twice as much may be overlooked, and twice again after so many more
 LEAP = 0.01  # relative: how near each other factors of memory are looked at where seconds leap
-STEP = 0.1  # relative: how near each other factors are planned again
+STEP = 0.1  # relative: how near each other factors are looked at
+AGAIN = 2**0.5  # times: between two factors that are not farther apart it need not be planned again
+BESIDE = 3  # other plans of each of these that are looked at between them
 APART = 0.02  # relative: between two factors that are farther apart nobody is looked for where what was found says that all take longer by so much
 SAME = 1e-6  # relative: seconds of the search and those that are shown, where they are the same ones
 TIE = 1e-7  # relative: a simulation counts in nanoseconds
@@ -66,11 +70,12 @@ class Range:
     """The choice stands from ``low`` to ``high`` times the profile's value of an ``entry`` of ``owner``: a worker, or what else `planning.entries` names.
     ``instead``: shapes that win beyond each end, "" at `WIDEST`.
 
-    ``step``: planned again at factors so far from each other (a tenth; of handovers, and of plans that were not simulated, farther where every other plan that
-    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for chunks go in another order), and at both ends; what wins
-    between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other that none between them makes another
-    plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as long as the choice all the way; of
-    memory, whose effect can be sudden: within 1 %).
+    ``step``: looked at with factors so far from each other (a tenth; of handovers, and of plans that were not simulated, farther where every other plan that
+    was found takes longer by 2 % all the way: simulated seconds may fall where an entry grows, for chunks go in another order). It is planned again at both
+    ends, and on the way at each of these factors, or, where the plans found so take 1 % longer than would win, at each third or fourth, with the plans found
+    there run at those between; what wins between two of them for less than that may be overlooked. 0: searched again with factors near enough to each other
+    that none between them makes another plan faster by more than ``faint`` (half a percent; up to 4 % far from the profile's value where another plan takes as
+    long as the choice all the way; of memory, whose effect can be sudden: within 1 %).
     """
 
     owner: str
@@ -109,7 +114,7 @@ class Sensitivity:
         if self.ranges and self.tolerance:
             found.append(f"it stands where it takes at most {100 * self.tolerance:.3g} % longer than the best plan")
         if any(r.step for r in self.ranges):
-            found.append(f"~ planned again each {100 * STEP:.0f} % and at both ends: what wins for less than that in between may be overlooked")
+            found.append(f"~ looked at each {100 * STEP:.0f} % and planned again at both ends: what wins for less than that in between may be overlooked")
         if self.left:
             found.append(f"not looked at, there was no time left: {', '.join(f'{owner} {entry}' for owner, entry in self.left)}. Next: more seconds=")
         return found
@@ -332,7 +337,7 @@ class _Searched(_Judge):
 @dataclass(frozen=True)
 class _Look:
     """Seconds of the choice, of the best plan known that counts as the choice, and of the best other one, and the shape of that. ``rival`` may be a bound:
-    then none is faster. ``exact``: whether they are those of the search, of all plans that were ranked."""
+    then none is faster. ``exact``: whether they are those of the search, of all plans that were ranked. ``others``: the best of these, if they are known."""
 
     own: float
     same: float
@@ -340,6 +345,7 @@ class _Look:
     shape: str
     exact: bool = True
     tie: float = 1e-9
+    others: tuple[Placement, ...] = ()
 
 
 _NOTHING = _Look(np.inf, np.inf, 0.0, "no plan")
@@ -368,26 +374,29 @@ class _Planned(_Judge):
         return self._seen([(s.candidate, s.seconds) for s in ranking(found, self.plans.best.devices, self.simulate)])
 
     def _seen(self, shown_: Sequence[tuple[Candidate, float]]) -> _Look:
-        own, rival, shape = np.inf, np.inf, ""
-        for candidate, seconds in shown_:
-            if self._is_chosen(candidate.placement):
-                own = min(own, seconds)
-            elif seconds < rival:
-                rival, shape = seconds, candidate.placement.shape
+        own = min((seconds for c, seconds in shown_ if self._is_chosen(c.placement)), default=np.inf)
+        others = sorted(((seconds, c.placement) for c, seconds in shown_ if not self._is_chosen(c.placement)), key=lambda o: o[0])
+        rival, shape = (others[0][0], others[0][1].shape) if others else (np.inf, "")
         if rival < own:  # of each shape one plan was ranked, perhaps none of this one; but it may take as long, or less
-            own = min(own, self._itself(shown_[0][0].placement.setting))
-        return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE)
+            own = min(own, self._seconds(self.placement, shown_[0][0].placement.setting, DETAIL))
+        return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE, tuple(p for _, p in others[:BESIDE]))
+
+    def known(self, setting: Setting, others: Iterable[Placement]) -> tuple[float, float]:
+        """Seconds of the choice as it is, granted its lead, and of the best of some others, in less detail."""
+        own, *rivals = (self._seconds(p, setting, LESS) for p in (self.placement, *others))
+        return own / self.lead, min(rivals, default=np.inf)
 
     def _is_chosen(self, placement: Placement) -> bool:
         """By another name, too."""
         return (self.any_numbers and placement.shape == self.placement.shape) or alike(placement, self.placement)
 
-    def _itself(self, setting: Setting) -> float:
-        placement = replace(self.placement, setting=setting)
+    def _seconds(self, like: Placement, setting: Setting, detail: int) -> float:
+        """Of a plan under a changed setting, as it is ranked; inf where it does not fit any more."""
+        placement = replace(like, setting=setting)
         if placement.misfit() or not np.isfinite(_seconds(placement, setting)):
             return np.inf
         if self.simulate:
-            return settled(steady(placement, self.plans.best.devices), setting.staleness)[1]
+            return settled(steady(placement, self.plans.best.devices, detail), setting.staleness)[1]
         return Candidate.of(setting, placement.arrangement, placement.tree).seconds
 
 
@@ -494,12 +503,13 @@ class _Scan(_Factors):
 
 
 class _Steps(_Factors):
-    """Planned again, at factors not far from each other."""
+    """Planned again, at factors not far from each other. What is found there is looked at between them, too."""
 
     step, guesses = STEP, 4
 
     def __init__(self, asked: _Planned, entry: Entry) -> None:
         super().__init__(asked, entry)
+        self.asked = asked
         self.only_grow = not (entry.unsettles or (asked.simulate and entry.kind in SEARCHED))
 
     def _look(self, factor: float) -> _Look:
@@ -526,12 +536,24 @@ class _Steps(_Factors):
         `_Scan` has it; simulated ones may fall, too, where chunks go in another order: then nothing is known of factors between two."""
         if high / low - 1 <= STEP:
             return True
+        if self._stands_between(low, high):
+            return True
         if not self.only_grow:
             return False
         first, last, growth = self._look(low), self._look(high), self.entry.growth
         at = _meeting(low, high, first.rival, last.rival, growth)
         own = min(first.own * (at / low) ** growth, last.own) if growth else last.own
         return bool(own * (1 + APART) <= first.rival * self.judge.lead)
+
+
+    def _stands_between(self, low: float, high: float) -> bool:
+        """Whether the choice is that far ahead of what was found at both factors, if they are not far from each other, at each step between them."""
+        if self.entry.unsettles or high / low > AGAIN * (1 + FINE):
+            return False
+        others = {(p.tree, p.arrangement): p for f in (low, high) for p in self._look(f).others}
+        steps = math.ceil(math.log(high / low) / math.log(1 + STEP))
+        between = (self.asked.known(self._changed(float(f)), others.values()) for f in np.geomspace(low, high, steps + 1)[1:-1])
+        return all(own * (1 + APART) <= rival for own, rival in between)
 
 
 def _meeting(low: float, high: float, first: float, last: float, growth: float | None) -> float:

@@ -28,6 +28,14 @@ def test_a_benchmark_runs(name: str) -> None:
     assert done.stdout.strip()
 
 
+def test_a_span_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder's benchmark takes half a minute and is slow; it had gone on calling what was gone."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    from watched import nanoseconds_per_write
+
+    assert nanoseconds_per_write(200) > 0
+
+
 def test_the_readme_example_runs() -> None:
     text = (ROOT / "README.md").read_text()
     code = text.split("```python\n")[1].split("```")[0]

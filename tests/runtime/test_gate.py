@@ -14,6 +14,8 @@ from rlinf_lab.runtime.gate import Gate
 
 @pytest.fixture(params=["file", "no file", "no more files"])
 def gate(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    if request.param == "file":
+        monkeypatch.setattr(gates, "MOST", 1 << 20)  # whatever gates other tests have left in this process
     if request.param == "no file":
         monkeypatch.setattr(gates, "MOST", 0)
         monkeypatch.setattr(gates, "_FREE", [])
