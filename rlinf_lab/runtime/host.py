@@ -302,7 +302,7 @@ class Host(Scheduler):
             for port in process.ports:
                 port.refuse_incomplete()
         except NobodyReads:
-            self.unwanted.leave_off(process)
+            value = self.unwanted.leave_off(process, call)
         except BaseException as raised:
             error = wire.described(process, call, raised)
         self._spans.end_run(process)

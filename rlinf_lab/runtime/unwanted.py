@@ -21,6 +21,7 @@ from rlinf_lab.planning.waits import Wait
 from rlinf_lab.runtime import turnover, wire
 from rlinf_lab.runtime.meetings import may_meet
 from rlinf_lab.runtime.queues import Queue
+from rlinf_lab.runtime.values import Unmade
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
 from rlinf_lab.workflow.declaration import signature_of
 
@@ -149,10 +150,14 @@ class Unwanted:
         with self._host._mutex:
             wire.remark(self._host, f"{who} goes on", text, at_once=True)
 
-    def leave_off(self, process: Process) -> None:
-        """Its call has ended by that."""
+    def leave_off(self, process: Process, call: CallSpec) -> Unmade | None:
+        """Its call has ended by that. What stands for its value."""
         for port in process.ports:
             port.moved.left_off = True
+        return None if self._returns_nothing(call) else Unmade(f"{process.label}.{call.method}() of iteration {call.iteration}", tuple(call.channels(WRITE)))
+
+    def _returns_nothing(self, call: CallSpec) -> bool:
+        return signature_of(self._host._declarations[call.worker].function(call.method)).return_annotation in (None, type(None), "None")
 
     def _is_in_vain(self, process: Process) -> bool:
         return (call := self._call_in_vain(process)) is not None and not self._why_it_goes_on(call)
@@ -172,7 +177,7 @@ class Unwanted:
             self._meets[worker] = self._host.layout.ranks(worker) > 1 and may_meet(self._host._declarations[worker].cls)
         if self._meets[worker]:  # one that is cut off within a collective breaks it for the others
             return "its ranks may meet"
-        if signature_of(self._host._declarations[worker].function(call.method)).return_annotation in (None, type(None), "None"):
+        if self._returns_nothing(call):
             return ""
         wanted = self._wanted.get(call.iteration)
         return "the loop may still ask for its value" if wanted is None else "its value is wanted" if call.call_id in wanted else ""

@@ -6,8 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import Cancelled
+from rlinf_lab.errors import Cancelled, WorkflowError
 from rlinf_lab.runtime.process import Process
+
+
+@dataclass(frozen=True)
+class Unmade:
+    """Instead of what a call would have returned that ended because nobody read what it put. ``call``: for people; ``channels``: what it put into."""
+
+    call: str
+    channels: tuple[str, ...]
+
+    def error(self) -> WorkflowError:
+        into = ", ".join(map(repr, self.channels))
+        return WorkflowError(
+            f"{self.call} has no value: nobody read what it put into {into} any more, and it ended there. Next: take the value in the same iteration "
+            f"(return it, or give it to another call), then the call goes on to its end; or leave out discard_unread=True."
+        )
 
 
 @dataclass(eq=False)
@@ -25,6 +40,8 @@ class Value:
     def get(self) -> Any:
         if self.error is not None:
             raise self.error
+        if isinstance(self.value, Unmade):
+            raise self.value.error()
         return self.value
 
     def leave(self, process: Process) -> None:

@@ -14,7 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.planning import scripts as sim
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.simulator import SimCall, Simulator
@@ -38,6 +38,10 @@ class Maker(Worker):
                 out.put(1)
         finally:
             ENDED.append(self.name)
+
+    def endless(self, out: Outbox) -> str:
+        while True:
+            out.put(1)
 
     def stubborn(self, out: Outbox) -> None:
         while True:
@@ -242,6 +246,31 @@ def test_a_call_that_somebody_reads_goes_on_to_its_end(kind: str) -> None:
     executor.start()
     assert in_time(Session(executor).step) == ("all", 300)
     assert executor.stop() == Ended()
+
+
+@kinds
+@pytest.mark.parametrize("late", [False, True])
+def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
+    """It was None to a call of the next iteration, and to whoever asked the handle later."""
+    flow, kept = Workflow("kept"), list[Any]()
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        before = kept[-1:] if not late else []
+        kept.append(maker.endless(items))
+        taken = taker.take(items)
+        return taken, [taker.keep(handle) for handle in before]
+
+    executor = executor_of(kind, flow, plan_of(flow))
+    executor.start()
+    one = Session(executor)
+    assert in_time(one.step) == (1, [])
+    told = r"maker\[0\].endless\(\) of iteration 0 has no value: nobody read what it put into 'items'.* Next: take the value in the same iteration"
+    with pytest.raises((WorkflowError, WorkerError), match=told):
+        in_time(kept[-1].wait if late else one.step)
+    executor.stop()
 
 
 @kinds
