@@ -39,7 +39,7 @@ from rlinf_lab.timeline.store import ITERATION, Growing, SpanStore
 from rlinf_lab.timeline.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
 from rlinf_lab.timeline.windows import WINDOW_DTYPE, Ints, Windows, WindowTracker
 
-__all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account"]
+__all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account", "shares"]
 
 _FRESH = 4  # stretches at the end that are never joined: spans that come a little late make few of them new
 _NOWHERE = Placement.of([], [])
@@ -216,6 +216,18 @@ class Ledger:
             iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
             old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
         self._stretches = [stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old] + fresh
+
+
+def shares(accounting: Accounting) -> tuple[float, list[tuple[str, float]]]:
+    """Of the elapsed time of all devices: how much somebody worked, and the bubbles by cause, largest first. For a picture that is kept up to date: without
+    pandas, in a tenth of the time of `Timeline.bubbles`."""
+    total = (accounting.end_ns - accounting.start_ns) * len(accounting.devices)
+    if not total:
+        return 0.0, []
+    rows = accounting.columns("start", "end", "cause")
+    lengths = rows["end"] - rows["start"]
+    ns = {str(cause): int(lengths[rows["cause"] == number].sum()) for number, cause in enumerate(CAUSES)}
+    return int(accounting.busy_ns.sum()) / total, [(cause, n / total) for cause, n in sorted(ns.items(), key=lambda c: -c[1]) if n]
 
 
 def _edges(starts: Ints, cuts: Ints, begin: int, end: int) -> list[int]:

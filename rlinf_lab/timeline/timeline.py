@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.accounting import Accounting, Ledger
+from rlinf_lab.timeline.accounting import Accounting, Ledger, shares
 from rlinf_lab.timeline.clock import seconds_shown
 from rlinf_lab.timeline.files import holds, path_of, reading, writing
 from rlinf_lab.timeline.span import Span
@@ -311,10 +311,11 @@ class Timeline(SpanStore):
         devices = len(self.devices)
         text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, {seconds_shown(self.elapsed_ns / 1e9)}"
         if devices and self.elapsed_ns:
-            text += f", busy {100 * self.utilisation().mean():.1f} %"
-            table = self.bubbles()
-            parts = [f"{c} {100 * share:.1f} %" for c, share in zip(table["cause"], table["share"], strict=True) if share >= 0.0005]
-            text += f", bubbles: {', '.join(parts)}" if parts else "" if len(table) else ", no bubbles"
+            accounting = self.accounting()
+            busy, by_cause = shares(accounting)
+            text += f", busy {100 * busy:.1f} %"
+            parts = [f"{cause} {100 * share:.1f} %" for cause, share in by_cause if share >= 0.0005]
+            text += f", bubbles: {', '.join(parts)}" if parts else "" if by_cause else ", no bubbles"
         if self.clock_errors:
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
         if self.clock_jumps:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
-from rlinf_lab.timeline.accounting import CAUSES, Accounting, account
+from rlinf_lab.timeline.accounting import CAUSES, Accounting, account, shares
 
 K = SpanKind
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -197,6 +197,9 @@ def test_one_cause_per_nanosecond_and_the_sum_is_exact(spans, marks):
     accounting = account(timeline)
     assert accounting.sum_error_ns() == timeline.bubble_sum_error_ns() == 0
     assert (accounting.bubbles["end"] > accounting.bubbles["start"]).all()
+    (busy, by_cause), table = shares(accounting), timeline.bubbles()
+    assert by_cause == [(cause, pytest.approx(share)) for cause, share in zip(table["cause"], table["share"], strict=True)]
+    assert busy + sum(share for _, share in by_cause) == pytest.approx(1.0 if timeline.elapsed_ns else 0.0)
     counted: Counter = Counter()
     for row in accounting.bubbles:
         for ns in range(row["start"], row["end"]):
