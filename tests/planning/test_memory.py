@@ -168,10 +168,11 @@ def test_who_stays_is_not_switched_out() -> None:
     assert orders == [("ONLOAD", stays), ("ONLOAD", first), ("OFFLOAD", first), ("ONLOAD", second), ("OFFLOAD", second), ("ONLOAD", first)]
 
 
-def test_random_plans_fit_as_executed() -> None:
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 30), marks=pytest.mark.slow)], ids=str)
+def test_random_plans_fit_as_executed(seeds: range) -> None:
     """Accounted for again from the execution plan: who may be on a device at the same time, and what they hold."""
     checked = 0
-    for seed in range(30):
+    for seed in seeds:
         try:
             profile = random_profile(seed)
             plans = plan(profile, 4, chunks=4, simulate=False, quick=seed % 3 > 0)
@@ -180,13 +181,14 @@ def test_random_plans_fit_as_executed() -> None:
         for planned in plans:
             checked += 1
             assert _most_at_once(profile, planned) <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
-    assert checked > 30
+    assert checked > len(seeds)
 
 
-def test_random_plans_with_shared_weights_fit_as_executed() -> None:
+@pytest.mark.parametrize("seeds", [range(14), pytest.param(range(14, 40), marks=pytest.mark.slow)], ids=str)
+def test_random_plans_with_shared_weights_fit_as_executed(seeds: range) -> None:
     """Each weights once on a device, whoever of their holders is there."""
     checked = shared = 0
-    for seed in range(40):
+    for seed in seeds:
         made, rng = random_profile(seed), random.Random(seed)
         names = [n for n, w in made.workers.items() if w.resource == "device"]
         if len(names) < 2:
@@ -205,7 +207,7 @@ def test_random_plans_with_shared_weights_fit_as_executed() -> None:
             most = _most_at_once(profile, planned)
             assert most <= (profile.device_memory_gib or math.inf) + 1e-6, (seed, planned)
             shared += _most_at_once(profile, planned, once=False) > (profile.device_memory_gib or math.inf)
-    assert checked > 30 and shared > 3, (checked, shared)
+    assert checked > len(seeds) and shared > 1, (checked, shared)
 
 
 def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> float:

@@ -56,6 +56,7 @@ def test_turns_in_another_order_and_hosts_in_another_place_are_looked_at(seed: i
     is_as_fast(profile, profile.scaled(worker, factor), {40: 12, 58: 16}[seed], {})
 
 
+@pytest.mark.slow
 def test_a_shape_that_only_the_simulation_prefers_is_found_on_both_sides() -> None:
     """The actor a tenth slower: the plan for the profile as it is had been 4 % faster than the best one that was found."""
     profile = Profile.load(DOCS / "grpo_7b_by_hand.json")
@@ -104,15 +105,20 @@ def four() -> Plans:
     return plan(six_workers(4), 32)
 
 
-def test_a_quick_answer_knows_the_shapes_that_the_search_found(four: Plans) -> None:
-    """Where the slider stands it is the same plan, and elsewhere hardly slower than the best one."""
-    asked = Question.of(four)
-    now = asked.answer(four.profile, like=four).best
+def test_where_the_slider_stands_a_quick_answer_is_the_same_plan(four: Plans) -> None:
+    now = Question.of(four).answer(four.profile, like=four).best
     assert now.seconds <= 1.01 * min(p.candidate.seconds for p in four)
-    for field, value in (("devices.", 48), ("memory_gib", 48.0), ("switching", 3.0), ("items", 1024)):
-        question = moved(asked, field, value)
-        best = plan(question.profile(four.profile), dict(question.devices), simulate=False).best
-        assert question.answer(four.profile, like=four).best.seconds <= 1.03 * best.seconds, field
+
+
+@pytest.mark.parametrize(("field", "value"), [
+    ("memory_gib", 48.0), pytest.param("devices.", 48, marks=pytest.mark.slow), pytest.param("switching", 3.0, marks=pytest.mark.slow),
+    pytest.param("items", 1024, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_a_quick_answer_knows_the_shapes_that_the_search_found(four: Plans, field: str, value: float) -> None:
+    """Hardly slower than the best one."""
+    question = moved(Question.of(four), field, value)
+    best = plan(question.profile(four.profile), dict(question.devices), simulate=False).best
+    assert question.answer(four.profile, like=four).best.seconds <= 1.03 * best.seconds
 
 
 def test_with_other_devices_or_memory_a_quick_answer_looks_at_all_shapes() -> None:
@@ -127,6 +133,7 @@ def test_with_other_devices_or_memory_a_quick_answer_looks_at_all_shapes() -> No
     assert many.best.seconds <= 1.01 * plan(profile, 256, simulate=False).best.seconds
 
 
+@pytest.mark.slow
 def test_beside_other_shapes_those_that_were_known_are_looked_at() -> None:
     """Of six workers on 96 devices a quick search by itself finds 177 s, with a shape that was good on 64 it is 167 s."""
     base = plan(six_workers(), 64)
@@ -152,6 +159,10 @@ def drifted(plans: Plans, worker: str, factor: float) -> tuple[float, float]:
 def test_replanning_is_no_worse_than_planning_again(four: Plans) -> None:
     proposed, fresh = drifted(four, "e", 1.5)
     assert proposed <= (1 + WORTH) * 1.005 * fresh
+
+
+@pytest.mark.slow
+def test_replanning_of_a_reasoning_flow_is_no_worse_than_planning_again() -> None:
     proposed, fresh = drifted(plan(Profile.load(DOCS / "grpo_7b_by_hand.json"), 64), "actor", 1.8)
     assert proposed <= (1 + WORTH) * 1.005 * fresh
 
