@@ -70,6 +70,16 @@ def test_what_cannot_work_is_one_line(arguments: list[str], says: str, capsys: p
     assert says in said and "Traceback" not in said
 
 
+def test_advice_for_a_mode_without_a_plan_can_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, sample = tmp_path / "two.json", {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]}
+    path.write_text(json.dumps({"items": 64, "workers": {"a": sample, "b": sample}, "edges": [{"producer": "a", "consumer": "b"}]}))
+    asked = ["simulate", "--profile", str(path), "--devices", "4", "--plan"]
+    assert main([*asked, "hybrid"]) == 2
+    said = capsys.readouterr().err
+    assert "There is no hybrid plan" in said and said.rstrip().endswith("Next: --plan temporal.")
+    assert main([*asked, "temporal"]) == 0
+
+
 def simulated(capsys: pytest.CaptureFixture, *arguments: str) -> dict:
     assert main(["simulate", "--profile", MANISKILL, "--json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)
