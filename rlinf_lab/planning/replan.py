@@ -157,7 +157,8 @@ def replan(
     seconds = (followed if now is None else now.seconds)[0]
     elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
     more = [m for w in profile.workers if (m := MoreBatches.of(plan.candidate, seen, w, expected[w])) is not None]
-    unknown = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold) + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
+    others = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold)
+    unknown = others + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
         unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
