@@ -80,6 +80,12 @@ def test_advice_for_a_mode_without_a_plan_can_be_followed(tmp_path: Path, capsys
     assert main([*asked, "temporal"]) == 0
 
 
+def test_one_is_not_several(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "one.json").write_text(json.dumps({"name": "one", "items": 8, "workers": {"a": {"samples": [{"devices": 1, "items": 8, "seconds": 1}]}}}))
+    assert main(["plan", "--profile", str(tmp_path / "one.json"), "--devices", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 plan for 'one' on 1 device; none can take less than 1 s")
+
+
 def simulated(capsys: pytest.CaptureFixture, *arguments: str) -> dict:
     assert main(["simulate", "--profile", MANISKILL, "--json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)

@@ -94,6 +94,12 @@ def test_errors_name_the_field(path: str, value: Any, error: type[Exception], sa
         Profile.from_dict(changed(path, value))
 
 
+def test_a_worker_on_the_host_cannot_be_pinned() -> None:
+    """It takes no device: the number was passed over in silence."""
+    with pytest.raises(ConfigError, match=r"workers\.a\.devices is 2, but a worker on the host takes no device\. Next: leave it out, or resource: 'device'"):
+        Profile(8, {"a": WorkerProfile((Sample(0, 8, 2.0),), resource="host", devices=2)})
+
+
 def test_whole_numbers_may_be_written_as_floats_as_the_schema_has_it() -> None:
     """JSON and its schemas know numbers only: other tools write 512.0."""
     plain = json.loads(json.dumps(changed("items", 512)))
