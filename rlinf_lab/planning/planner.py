@@ -325,7 +325,12 @@ def planned(
     if memory_gib is not None:
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
         profile = limited(profile, memory_gib)
-    candidate, names = as_given(profile, graph, plan, counts, rule)
+    try:
+        candidate, names = as_given(profile, graph, plan, counts, rule)
+    except Unplaceable as error:  # the plan has its devices: only memory can be asked for
+        gib, wanted = error.refusal.gib, error.refusal.devices
+        advice = f"memory_gib={gib}" if gib is not None else f"a plan on {counted(wanted, 'device')}" if wanted else "a plan for this profile"
+        raise PlanError(f"{error.refusal.said} Next: {advice}.") from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
     made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)

@@ -80,6 +80,17 @@ def test_advice_for_a_mode_without_a_plan_can_be_followed(tmp_path: Path, capsys
     assert main([*asked, "temporal"]) == 0
 
 
+def test_advice_for_a_plan_of_a_file_can_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sample, path, made = [{"devices": 1, "items": 64, "seconds": 8.0}], tmp_path / "two.json", tmp_path / "plan.json"
+    workers = {"a": {"samples": sample}, "b": {"samples": sample, "memory": {"resident_gib": 30}}}
+    path.write_text(json.dumps({"items": 64, "device_memory_gib": 80, "workers": workers, "edges": [{"producer": "a", "consumer": "b"}]}))
+    assert main(["plan", "--profile", str(path), "--devices", "4", "--save", str(made)]) == 0
+    asked = ["simulate", "--profile", str(path), "--plan", str(made), "--memory-gib"]
+    assert main([*asked, "25"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("needs 30 GiB on 1 device, and a device has 25 GiB. Next: --memory-gib 30.")
+    assert main([*asked, "30"]) == 0
+
+
 def test_one_is_not_several(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     (tmp_path / "one.json").write_text(json.dumps({"name": "one", "items": 8, "workers": {"a": {"samples": [{"devices": 1, "items": 8, "seconds": 1}]}}}))
     assert main(["plan", "--profile", str(tmp_path / "one.json"), "--devices", "1"]) == 0
