@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -95,7 +96,6 @@ class SimulateCommand(PlanCommand):
         show(json.dumps(report, indent=1) if self.json else _text(report))
         return 0
 
-
     def chosen(self) -> Planned:
         if self.plan.lower().endswith(".json") or (self.plan and not self.devices and Path(self.plan).exists()):
             return self._given()
@@ -156,6 +156,7 @@ def counts(text: str) -> int | Mapping[str, int]:
 
 def in_flags(said: str) -> str:
     """What an error says of keywords of `plan`, in the words of the command line: ``memory_gib=90`` is ``--memory-gib 90``."""
+    said = re.sub(r"\bplans\[('[^']*')\]", lambda found: f"--plan {shlex.quote(found[1][1:-1])}", said)
     said = _KEYWORD.sub(lambda found: f"{_flag(found[1])} {_plain(found[2])}", said)
     said = re.sub(r"^devices\['([^']*)'\] is", r"--devices: \1 is", said)
     return re.sub(rf"(^(?=(?:{_NAMES}) is )|(?<=It stands in )(?=devices\.))({_NAMES})", lambda found: _flag(found[2]), said)

@@ -71,7 +71,7 @@ def _as_found(profile: Profile, graph: WorkflowGraph, plan: ExecutionPlan, devic
     setting = Setting.of(profile, devices, chunks if isinstance(chunks, int) and 1 <= chunks <= MOST_CHUNKS else CHUNKS, rule, plan.staleness)
     try:
         placement = found_by(plan.origin, setting)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError) as error:
         raise PlanError(f"Plan {plan.name!r}: origin is not what a search wrote ({error!r}). Next: without origin it is read from the rest.") from error
     if placement is None or placement.misfit() or execution_plan(placement, graph, plan.devices, plan.name) != plan:
         return None

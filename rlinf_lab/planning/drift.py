@@ -67,6 +67,11 @@ class Window:
         timeline = timeline.snapshot()
         spans, over = timeline.spans, whole_iterations(timeline)
         runs = spans[(spans["kind"] == SpanKind.RUN) & (spans["iteration"] >= 0)]
+        if not len(runs) and np.isin(spans["kind"], (SpanKind.RUN, SpanKind.LABEL)).any():
+            raise PlanError(
+                "No span of the timeline says of which iteration it is, as those of other tools: it cannot be told what an iteration takes. "
+                "Next: lab.profile_from_trace(timeline, ...) and lab.plan with it, or the timeline of a run of lab.run."
+            )
         every = np.unique(runs["iteration"])
         every = every if over is None else every[np.isin(every, sorted(over))]
         warm = every[1:][-most:]

@@ -74,7 +74,7 @@ def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tupl
     kinds = {BUSY: (SpanKind.RUN,), SWITCHING: (SpanKind.ONLOAD, SpanKind.OFFLOAD)}
     within = spans[(spans["end"] > origin) & (spans["start"] < end)]
     at = {name: i for i, name in enumerate(planned.devices)}
-    found: list[Bar] = []
+    found, melted = list[Bar](), list[int]()
     for number, track in enumerate(tracks):
         if track.worker not in workers:
             continue
@@ -85,7 +85,38 @@ def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tupl
             rows = own[np.isin(own["kind"], of)]
             rows = rows[np.argsort(rows["start"], kind="stable")]
             starts, ends = (np.maximum(rows["start"], origin) - origin) / 1e9, (np.minimum(rows["end"], end) - origin) / 1e9
-            found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in _merged(starts, ends, (end - origin) / 1e9)]
+            bars = _merged(starts, ends, (end - origin) / 1e9)
+            if len(bars) < len(rows):
+                melted += range(len(found), len(found) + len(bars))
+            found += [(a, b, first, stop, workers.index(track.worker), kind) for a, b in bars]
+    return _told_apart(found, melted, FINEST * (end - origin) / 1e9)
+
+
+def _told_apart(bars: list[Bar], melted: list[int], least: float) -> list[Bar]:
+    """Bars of several workers on one lane at the same time, for ``least`` seconds or longer, were turns too fine to be seen: each has its part of the height.
+    Nobody else works on a lane at the same time, so only ``melted`` ones, those of workers whose spans were joined, are looked at."""
+    lanes: dict[int, list[int]] = {}
+    for i in melted:
+        for lane in range(int(bars[i][2]), int(bars[i][3])):
+            lanes.setdefault(lane, []).append(i)
+    beside: dict[int, set[int]] = {}
+    for some in lanes.values():
+        open_: list[int] = []
+        for i in sorted(some, key=lambda i: bars[i][0]) if len({bars[i][4] for i in some}) > 1 else ():
+            open_ = [k for k in open_ if bars[k][1] - bars[i][0] >= least]
+            for k in open_:
+                if bars[k][4] != bars[i][4] and min(bars[k][1], bars[i][1]) - bars[i][0] >= least:
+                    beside.setdefault(i, {i}).add(k)
+                    beside.setdefault(k, {k}).add(i)
+            open_.append(i)
+    found = list[Bar]()
+    for i, bar in enumerate(bars):
+        start, end, first, stop, worker, kind = bar
+        there = sorted({bars[k][4] for k in beside.get(i, ())}) or [worker]
+        alike = len({bars[k][2:4] for k in beside.get(i, ())}) <= 1
+        at, parts = there.index(worker), len(there)
+        for low, high in [(first, stop)] if alike else [(lane, lane + 1) for lane in range(int(first), int(stop))]:
+            found.append((start, end, low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts, worker, kind))
     return found
 
 

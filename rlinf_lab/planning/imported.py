@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,8 @@ def profile_from_trace(
     notes += [f"{worker}: {own.left_out}." for worker, own in seen.items() if own.left_out]
     if iterations is not None and marked not in (0, iterations):
         notes.append(f"The trace marks {marked} iterations, {iterations} were asked for: seconds are its time over {iterations}.")
+    if not marked:
+        notes += _on_iterations(seen, iterations)
     found = {}
     for worker, own in seen.items():
         count = (devices or {}).get(worker, own.seen_on)
@@ -70,6 +73,17 @@ def profile_from_trace(
             notes.append(f"{worker}: the trace does not name its devices, so its {lanes} as one each. Give devices={{{worker!r}: ...}}.")
         found[worker] = WorkerProfile((Sample(count, float(items), own.busy_ns(count) / 1e9 / counted),), resource="device" if count else "host")
     return Profile(items, found, tuple(EdgeProfile(p, c) for p, c in edges), name, notes=tuple(notes))
+
+
+def _on_iterations(seen: Mapping[str, _Seen], iterations: int | None) -> list[str]:
+    """Of a trace that marks none: what speaks for others than were counted."""
+    lanes = {worker: max(Counter(s.track for s in own.spans).values()) for worker, own in seen.items()}
+    if iterations is None:
+        said = listing([f"{worker} {of(n, 'span')}" for worker, n in lanes.items()])
+        several = f"The trace marks no iterations, so all of it counts as one (on a lane: {said}). Next: iterations=..., where it is of several."
+        return [several] * (max(lanes.values()) > 1)
+    fewer = listing([f"{worker} {of(n, 'span')}" for worker, n in lanes.items() if n < iterations])
+    return [f"{fewer} on a lane, fewer than the {of(iterations, 'iteration')} that were asked for: seconds are its time over {iterations}."] * (fewer != "none")
 
 
 def _check(timeline: object, workers: object, edges: object, devices: object) -> None:

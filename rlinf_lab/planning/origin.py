@@ -40,8 +40,8 @@ def origin_of(placement: Placement) -> dict[str, Any]:
 def found_by(origin: Mapping[str, Any], setting: Setting) -> Placement | None:
     """The plan that `origin_of` described, under another setting; None where that has other units or fewer devices.
 
-    Raises `AttributeError`, `KeyError`, `TypeError` or `ValueError` for what `origin_of` does not write: where names or numbers are well formed and cannot be,
-    a `ValueError` that says which field and value.
+    Raises `AttributeError`, `KeyError`, `OverflowError`, `RecursionError`, `TypeError` or `ValueError` for what `origin_of` does not write: where names or
+    numbers are well formed and cannot be, a `ValueError` that says which field and value.
     """
     heads = [unit.members[0] for unit in setting.units]
     cells, stay, tree = dict(origin.get("cells", {})), set(origin.get("stay", ())), _read(origin["tree"], heads)

@@ -36,7 +36,7 @@ from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, Orders
 from rlinf_lab.planning.setting import CHUNKS, Setting
 from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import WorkflowGraph
+from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
 ABOUT = "~ followed chunk by chunk, not simulated"
@@ -227,7 +227,7 @@ class Plans(Sequence[Planned]):
     def __repr__(self) -> str:
         width = max(len(p.name) for p in self.ranked)
         least = f"none can take less than {self.bound.seconds:.4g} s ({self.bound.why})"
-        lines = [f"{len(self.ranked)} plans for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
+        lines = [f"{counted(len(self.ranked), 'plan')} for {self.profile.name!r} on {_budget(self.devices)}; {least}"]
         for plan in self.ranked:
             places = ", ".join(f"{w} {at['devices']}" for w, at in plan.placement.items())
             lines.append(f"  {plan.name:<{width}}  {_about(plan) + format(plan.seconds, '.4g'):>10} s  {plan.shape}  [{places}]  {plan.reason}")
@@ -256,7 +256,7 @@ class Plans(Sequence[Planned]):
         head = "".join(f"<th style='text-align:left'>{h}</th>" for h in ("plan", "seconds", "speed", "shape", "devices", "why"))
         notes = "".join(f"<br><small>{escape(n)}</small>" for n in (*self._legend(), *self.notes))
         return (
-            f"<div><b>{len(self.ranked)} plans</b> for {escape(self.profile.name)} on {escape(_budget(self.devices))}; none can take less than "
+            f"<div><b>{counted(len(self.ranked), 'plan')}</b> for {escape(self.profile.name)} on {escape(_budget(self.devices))}; none can take less than "
             f"{self.bound.seconds:.4g} s ({escape(self.bound.why)})<table><tr>{head}</tr>{rows}</table>{notes}</div>"
         )
 
@@ -325,7 +325,12 @@ def planned(
     if memory_gib is not None:
         number("memory_gib", memory_gib, 0, MOST_GIB, above=True)
         profile = limited(profile, memory_gib)
-    candidate, names = as_given(profile, graph, plan, counts, rule)
+    try:
+        candidate, names = as_given(profile, graph, plan, counts, rule)
+    except Unplaceable as error:  # the plan has its devices: only memory can be asked for
+        gib, wanted = error.refusal.gib, error.refusal.devices
+        advice = f"memory_gib={gib}" if gib is not None else f"a plan on {counted(wanted, 'device')}" if wanted else "a plan for this profile"
+        raise PlanError(f"{error.refusal.said} Next: {advice}.") from None
     timeline = steady(candidate.placement, names)
     _, seconds = settled(timeline, plan.staleness)
     made = Planned(plan.name, candidate, seconds, "as it was given", graph, names)
@@ -411,4 +416,4 @@ def _place(at: Mapping[str, Any]) -> str:
 
 
 def _budget(devices: Mapping[str, int]) -> str:
-    return " + ".join(f"{n} {kind or 'devices'}" for kind, n in devices.items())
+    return " + ".join(f"{n} {kind}" if kind else counted(n, "device") for kind, n in devices.items())

@@ -192,6 +192,8 @@ def _check_worker(profile: Parts, name: str, worker: WorkerProfile) -> None:
     where = f"profile.workers.{name}"
     if not worker.samples:
         raise ConfigError(f"{where}.samples is empty. Next: one measurement, such as {{'devices': 1, 'items': {profile.items}, 'seconds': 1.0}}.")
+    if worker.resource == "host" and worker.devices is not None:
+        raise ConfigError(f"{where}.devices is {worker.devices}, but a worker on the host takes no device. Next: leave it out, or resource: 'device'.")
     for i, sample in enumerate(worker.samples):
         if sample.devices == 0 and worker.resource == "device":
             raise ConfigError(f"{where}.samples[{i}].devices is 0. Next: at least 1, or resource: 'host' for a worker that takes no device.")

@@ -115,11 +115,24 @@ def _such(kind: Any) -> str:
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = _float(value, where)
+    if kind is int and isinstance(value, float) and value.is_integer():  # JSON and its schemas know numbers only: 64.0 is a whole one
+        value = int(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: such as {_such(kind)}.")
+        raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: {_nearby(kind, value)}.")
     if kind is float and not math.isfinite(value):
         raise ConfigError(f"{where} is {value}; it must be finite. Next: such as {_such(kind)}.")
     return value
+
+
+def _nearby(kind: Any, value: Any) -> str:
+    """What was meant, perhaps: the number in a text, the whole number beside a fraction; else any value of the type."""
+    try:
+        meant = float(value) if kind in (int, float) and isinstance(value, (str, float)) else math.nan
+    except ValueError:
+        meant = math.nan
+    if not 0 < meant < 1e15:
+        return f"such as {_such(kind)}"
+    return f"{max(1, round(meant))}" if kind is int else f"{meant:.12g}"
 
 
 def _float(value: Any, where: str) -> float:
@@ -176,7 +189,7 @@ def _typed(kind: Any, value: Any, where: str) -> None:
     else:
         of = {int: numbers.Integral, float: numbers.Real}.get(kind, kind)
         if not isinstance(value, of) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: such as {_such(kind)}.")
+            raise ConfigError(f"{where} is {shown(value)}; it must be {_NAMES[kind]}. Next: {_nearby(kind, value)}.")
         if kind is float and not math.isfinite(_float(value, where)):
             raise ConfigError(f"{where} is {value}; it must be finite. Next: such as {_such(kind)}.")
         if kind is str:

@@ -10,6 +10,7 @@ that was not simulated.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -156,7 +157,8 @@ def replan(
     seconds = (followed if now is None else now.seconds)[0]
     elapsed = Drift.of("an iteration", seconds, seen.elapsed_of(profile), threshold)
     more = [m for w in profile.workers if (m := MoreBatches.of(plan.candidate, seen, w, expected[w])) is not None]
-    unknown = _other_items(plan.candidate, seen, threshold) + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
+    others = _other_workers(plan, seen) + _other_items(plan.candidate, seen, threshold)
+    unknown = others + tuple(map(str, more)) + ((_unaccounted(elapsed, more),) if elapsed.sustained else ())
     if now is None:
         unknown = (_unreached(f"the plan that runs ({seconds:.4g} s, followed chunk by chunk)", moments), *unknown)
     found = Replan((*workers, *handed), readings.as_measured, None, seconds, seconds, 0.0, len(seen.warm), elapsed, plan.seconds, unknown, now is not None)
@@ -228,6 +230,18 @@ def _places(candidate: Candidate) -> tuple[object, ...]:
 
 def _unreached(what: str, moments: int) -> str:
     return f"{what}: not simulated, for that takes more than the {moments} moments that were allowed. Next: replan(..., moments={10 * moments})."
+
+
+def _other_workers(plan: Planned, seen: Window) -> tuple[str, ...]:
+    """A note on who computes beside the plan's workers: no plan counts their seconds, and perhaps they hold the others up."""
+    took = {w: statistics.median(s) for w, s in seen.workers.items() if w not in plan.candidate.placement.setting.profile.workers}
+    said = listing([f"{worker} {seconds:.4g} s" for worker, seconds in took.items() if seconds])
+    if not any(took.values()):
+        return ()
+    return (
+        f"others compute in the timeline, too, whom plan {plan.name!r} does not place: {said} an iteration, which no plan here counts. "
+        f"Next: a profile with them, lab.profile_from_run(flow, plan.execution, run.timeline), and lab.plan with it.",
+    )
 
 
 def _other_items(candidate: Candidate, seen: Window, threshold: float) -> tuple[str, ...]:

@@ -545,7 +545,6 @@ class _Steps(_Factors):
         own = min(first.own * (at / low) ** growth, last.own) if growth else last.own
         return bool(own * (1 + APART) <= first.rival * self.judge.lead)
 
-
     def _stands_between(self, low: float, high: float) -> bool:
         """Whether the choice is that far ahead of what was found at both factors, if they are not far from each other, at each step between them."""
         if self.entry.unsettles or high / low > AGAIN * (1 + FINE):

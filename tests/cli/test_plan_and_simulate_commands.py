@@ -70,6 +70,33 @@ def test_what_cannot_work_is_one_line(arguments: list[str], says: str, capsys: p
     assert says in said and "Traceback" not in said
 
 
+def test_advice_for_a_mode_without_a_plan_can_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, sample = tmp_path / "two.json", {"samples": [{"devices": 1, "items": 64, "seconds": 8.0}]}
+    path.write_text(json.dumps({"items": 64, "workers": {"a": sample, "b": sample}, "edges": [{"producer": "a", "consumer": "b"}]}))
+    asked = ["simulate", "--profile", str(path), "--devices", "4", "--plan"]
+    assert main([*asked, "hybrid"]) == 2
+    said = capsys.readouterr().err
+    assert "There is no hybrid plan" in said and said.rstrip().endswith("Next: --plan temporal.")
+    assert main([*asked, "temporal"]) == 0
+
+
+def test_advice_for_a_plan_of_a_file_can_be_followed(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    sample, path, made = [{"devices": 1, "items": 64, "seconds": 8.0}], tmp_path / "two.json", tmp_path / "plan.json"
+    workers = {"a": {"samples": sample}, "b": {"samples": sample, "memory": {"resident_gib": 30}}}
+    path.write_text(json.dumps({"items": 64, "device_memory_gib": 80, "workers": workers, "edges": [{"producer": "a", "consumer": "b"}]}))
+    assert main(["plan", "--profile", str(path), "--devices", "4", "--save", str(made)]) == 0
+    asked = ["simulate", "--profile", str(path), "--plan", str(made), "--memory-gib"]
+    assert main([*asked, "25"]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("needs 30 GiB on 1 device, and a device has 25 GiB. Next: --memory-gib 30.")
+    assert main([*asked, "30"]) == 0
+
+
+def test_one_is_not_several(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "one.json").write_text(json.dumps({"name": "one", "items": 8, "workers": {"a": {"samples": [{"devices": 1, "items": 8, "seconds": 1}]}}}))
+    assert main(["plan", "--profile", str(tmp_path / "one.json"), "--devices", "1"]) == 0
+    assert capsys.readouterr().out.startswith("1 plan for 'one' on 1 device; none can take less than 1 s")
+
+
 def simulated(capsys: pytest.CaptureFixture, *arguments: str) -> dict:
     assert main(["simulate", "--profile", MANISKILL, "--json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)

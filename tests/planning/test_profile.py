@@ -94,6 +94,21 @@ def test_errors_name_the_field(path: str, value: Any, error: type[Exception], sa
         Profile.from_dict(changed(path, value))
 
 
+def test_a_worker_on_the_host_cannot_be_pinned() -> None:
+    """It takes no device: the number was passed over in silence."""
+    with pytest.raises(ConfigError, match=r"workers\.a\.devices is 2, but a worker on the host takes no device\. Next: leave it out, or resource: 'device'"):
+        Profile(8, {"a": WorkerProfile((Sample(0, 8, 2.0),), resource="host", devices=2)})
+
+
+def test_whole_numbers_may_be_written_as_floats_as_the_schema_has_it() -> None:
+    """JSON and its schemas know numbers only: other tools write 512.0."""
+    plain = json.loads(json.dumps(changed("items", 512)))
+    floats = json.loads(json.dumps(plain), parse_int=float)
+    jsonschema.validate(floats, schema(Profile))
+    found = Profile.from_dict(floats)
+    assert found == Profile.from_dict(plain) and type(found.items) is int and type(found.edges[0].group) is int
+
+
 def test_bounds_hold_for_profiles_made_in_python() -> None:
     with pytest.raises(ConfigError, match=r"workers\.a\.samples\[0\]\.seconds is -2 s"):
         Profile(8, {"a": WorkerProfile((Sample(1, 8, -2.0),))})
@@ -162,6 +177,10 @@ def test_two_edges_between_two_workers_are_refused() -> None:
         ({"workers": {}}, "profile.items is missing: items of one iteration. Next: 'items': 1."),
         ({"items": 4}, "profile.workers is missing: by name. Next: 'workers': {...}."),
         ({"items": "four", "workers": {}}, "it must be a whole number. Next: such as 1."),
+        ({"items": "64", "workers": {}}, "it must be a whole number. Next: 64."),
+        ({"items": 63.7, "workers": {}}, "it must be a whole number. Next: 64."),
+        ({"items": 0.2, "workers": {}}, "it must be a whole number. Next: 1."),
+        ({"items": 4, "device_memory_gib": "79.5", "workers": {}}, "it must be a number. Next: 79.5."),
         ({"items": 4, "workers": []}, "it must be an object, by name. Next: {'a name': {...}}."),
         ({"items": 4, "workers": {}, "edges": {}}, "it must be a list. Next: [{...}]."),
         ({"items": 4, "workers": {"a": {"samples": [], "in_turn": [["b"]]}}}, "it must have 2 entries. Next: such as ['a name', 0.5]."),

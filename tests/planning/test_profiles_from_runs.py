@@ -16,6 +16,7 @@ from rlinf_lab.planning.measured import Observed, within
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import plan as search
 from rlinf_lab.planning.profile import RankRule
+from rlinf_lab.planning.replan import replan
 from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
 from rlinf_lab.timeline.batch import SpanBatch
 from rlinf_lab.timeline.span import SpanKind
@@ -319,6 +320,26 @@ def test_two_streams_of_a_gpu_are_one_device(tmp_path: Path) -> None:
     (tmp_path / "streams.json").write_text(json.dumps({"traceEvents": events}))
     (sample,) = profile_from_trace(Timeline.open(tmp_path / "streams.json"), {"rollout": "rollout"}, 64, []).workers["rollout"].samples
     assert (sample.devices, sample.seconds) == (1, pytest.approx(3.0))  # as long as either of them works
+
+
+def test_numbers_of_iterations_that_a_trace_does_not_mark_and_that_can_hardly_be_are_noted(tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": f"generate {i}", "ts": i * 2e6, "dur": 1_000_000, "pid": 1, "tid": 1} for i in range(4)]
+    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
+    trace = Timeline.open(tmp_path / "ray.json")
+    said = {n: " ".join(profile_from_trace(trace, {"a": "gen*"}, 8, [], iterations=n, devices={"a": 1}).notes) for n in (None, 2, 4, 8)}
+    assert "marks no iterations, so all of it counts as one (on a lane: a 4 spans). Next: iterations=..." in said[None]
+    assert "a 4 spans on a lane, fewer than the 8 iterations" in said[8]
+    assert not any("on a lane" in said[n] for n in (2, 4))
+    assert "on a lane" not in " ".join(profile_from_trace(trace, {"a": "generate 1"}, 8, [], devices={"a": 1}).notes)
+
+
+def test_a_trace_without_iterations_is_not_waited_for(tmp_path: Path) -> None:
+    events = [{"ph": "X", "name": "generate", "ts": i * 2e6, "dur": 1_000_000, "pid": 1, "tid": 1} for i in range(4)]
+    (tmp_path / "ray.json").write_text(json.dumps({"traceEvents": events}))
+    trace = Timeline.open(tmp_path / "ray.json")
+    found = search(profile_from_trace(trace, {"a": "gen*"}, 8, [], iterations=4), 1).best
+    with pytest.raises(PlanError, match=r"No span of the timeline says of which iteration it is.*Next: lab\.profile_from_trace"):
+        replan(trace, found)
 
 
 def test_lanes_that_name_no_device_are_said_to_be_counted(tmp_path: Path) -> None:

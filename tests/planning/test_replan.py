@@ -101,6 +101,16 @@ def test_cells_and_long_tails() -> None:
         assert next(d for d in drifting.drifts if d.worker == worker).factor == pytest.approx(1.5, rel=0.05)
 
 
+def test_who_computes_beside_the_plans_workers_is_named() -> None:
+    best = plan(chain(), 8)["temporal"]
+    more = plan(chain().replace(workers={**chain().workers, "judge": flat(5.0)}, edges=(EdgeProfile("a", "b"), EdgeProfile("b", "judge"))), 8)
+    shape = next(p for p in more if {at["devices"] for at in p.placement.values()} == {8})
+    found = replan(shape.simulate(4), best)
+    (note,) = (n for n in found.notes if "does not place" in n)
+    assert "judge 4 s an iteration" in note and "Next: " in note
+    assert not any("does not place" in n for n in replan(run_of(best, chain()), best).notes)
+
+
 def test_what_cannot_be_compared_is_refused() -> None:
     best = plan(chain(), 8).best
     with pytest.raises(PlanError, match="has 2 iterations that came to an end; the first one warms up"):

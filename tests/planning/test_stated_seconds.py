@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,10 +82,18 @@ def test_a_plan_that_was_edited_is_read_from_its_fields() -> None:
     assert planned(plans.profile, dataclasses.replace(execution, devices=tuple(f"cuda:{i + 3}" for i in range(16)))).seconds == made.seconds
 
 
+def nested(parts: int) -> list[object]:
+    tree: list[object] = ["a", [1], 0, 0]
+    for _ in range(parts):
+        tree = ["|", tree, ["b", [1], 0, 0], [2], 0]
+    return tree
+
+
 @pytest.mark.parametrize(
     "change",
-    [{"tree": 3}, {"tree": ["rollout"]}, {"tree": ["&", ["a", [1], 0, 0], ["b", [1], 0, 0], [1], 0]}, {"windows": {"a": 3}}, {"seating": ["x"]}],
-)
+    [{"tree": nested(2000)}, {"tree": ["a", [math.inf], 0, 0]}, {"tree": ["a", [1], math.inf, 0]}, {"tree": 3}, {"tree": ["rollout"]},
+     {"tree": ["&", ["a", [1], 0, 0], ["b", [1], 0, 0], [1], 0]}, {"windows": {"a": 3}}, {"seating": ["x"]}],
+)  # fmt: skip
 def test_an_origin_that_no_search_wrote_is_refused(change: dict[str, object]) -> None:
     plans = plan(random_profile(3), 6, chunks=4)
     execution = plans.best.execution
