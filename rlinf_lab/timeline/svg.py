@@ -59,10 +59,10 @@ def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
     JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style sheet shows it and hides the image.
     The name is of this picture alone, for a notebook may hold what is taken out beside what the reader has run. ``width``: CSS pixels of the image; 0: its own.
     """
-    name, data = f"rl-{zlib.crc32(drawn.encode()):x}", base64.b64encode(image.encode()).decode("ascii")
+    name, data = f"picture-{zlib.crc32(drawn.encode()):x}", base64.b64encode(image.encode()).decode("ascii")
     style = f"<style>.{name}-drawn{{display:block!important}}.{name}-image{{display:none!important}}</style>"
     wide = f' width="{width}"' if width else ""
-    seen = f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" src="data:image/svg+xml;base64,{data}"/>'
+    seen = f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" src="data:image/svg+xml;base64,{data}">'
     return f'<div style="display:none" class="{name}-drawn">{style}{drawn}</div>{seen}'
 
 
