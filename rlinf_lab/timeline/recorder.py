@@ -101,10 +101,10 @@ class Recorder:
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
         """The number of this worker rank's lane; the same arguments give the same number.
 
-        Raises `TimelineError` for anything but a name, a number and names of devices.
+        Raises `TimelineError` for anything but a name, a number of 64 bits and names of devices.
         """
         named = not isinstance(devices, str) and all(isinstance(device, str) for device in devices)
-        if not (named and isinstance(worker, str) and isinstance(rank, Integral)):
+        if not (named and isinstance(worker, str) and isinstance(rank, Integral) and -(1 << 63) <= rank < 1 << 63):  # tables and files have 64 bits
             said = f"track({shown(worker)}, {shown(rank)}, {shown(devices)})"
             raise TimelineError(f"{said}: a worker's name, its rank, names of devices. Next: recorder.track('actor', 0, ('cuda:0',)).")
         key = Track(writable(worker), int(rank), tuple(map(writable, devices)), self.host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import sys
 import threading
@@ -45,6 +46,24 @@ def shown_svg(scene: Scene) -> str:
         _times[name] += 1
         name = f"{name}-{_times[name]}"
     return _svg(scene, "auto", name)
+
+
+def shown_html(scene: Scene) -> str:
+    """`shown_svg`, also for a page that takes SVG out of HTML."""
+    return anywhere(shown_svg(scene), to_svg(scene, "light"), scene.title, scene.width)
+
+
+def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
+    """HTML that shows the SVG ``drawn``, and ``image``, another SVG, where a page takes that out and leaves its words.
+
+    JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style sheet shows it and hides the image.
+    The name is of this picture alone, for a notebook may hold what is taken out beside what the reader has run. ``width``: CSS pixels of the image; 0: its own.
+    """
+    name, data = f"picture-{zlib.crc32(drawn.encode()):x}", base64.b64encode(image.encode()).decode("ascii")
+    style = f"<style>.{name}-drawn{{display:block!important}}.{name}-image{{display:none!important}}</style>"
+    wide = f' width="{width}"' if width else ""
+    seen = f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" src="data:image/svg+xml;base64,{data}">'
+    return f'<div style="display:none" class="{name}-drawn">{style}{drawn}</div>{seen}'
 
 
 def to_svg(scene: Scene, theme: str = "auto") -> str:

@@ -298,11 +298,12 @@ class Timeline(SpanStore):
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from rlinf_lab.timeline.svg import shown_svg
+        from rlinf_lab.timeline.svg import shown_html, shown_svg
 
         frozen = self.snapshot()
-        plain, picture = repr(frozen), shown_svg(frozen._scene(960, "device"))
-        html = f"<div>{picture}<div><small>{escape(plain)}</small></div></div>"
+        plain, drawn = repr(frozen), frozen._scene(960, "device")
+        picture = shown_svg(drawn)
+        html = f"<div>{shown_html(drawn)}<div><small>{escape(plain)}</small></div></div>"
         return {"text/plain": plain, "text/html": html, "image/svg+xml": picture}
 
     def __repr__(self) -> str:

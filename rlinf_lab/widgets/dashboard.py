@@ -10,15 +10,15 @@ from typing import Any
 
 import traitlets
 
-from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
+from rlinf_lab.widgets.pushable import check_config, check_push
 from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
-STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits", "load_note")
 OVER = ("finished", "failed", "stopped")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
@@ -30,7 +30,7 @@ class Dashboard(PushedWidget):
     ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
     ``"learner.loss"``). Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none). ``every_seconds`` promises
     that something is pushed that often while the run is not over: the page then says when nothing has been heard for long, as of a kernel
-    that was restarted. None promises nothing. Raises `ConfigError` for a promise that is no time.
+    that was restarted. None promises nothing. Raises `ConfigError` for arguments that make no sense.
     """
 
     _esm = module(*DASHBOARD)
@@ -49,6 +49,7 @@ class Dashboard(PushedWidget):
     ) -> None:
         if every_seconds is not None and not (isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf):
             raise ConfigError(f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: every_seconds=60, or None.")
+        check_config(title, plan, devices, iterations, charts)
         self._feed: TimelineFeed | None = None
         self._later: Update | None = None  # device time that goes with the next message
         self._state: dict[str, Any] = {}
@@ -59,7 +60,7 @@ class Dashboard(PushedWidget):
         self._callbacks: list[Callable[[str], None]] = []
         self._is_over = False
         self._kept: tuple[Any, ...] = ()  # what the stored picture shows
-        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": iterations, "charts": list(charts), "buttons": buttons}
+        config = {"title": title, "plan": plan, "devices": list(devices), "iterations": _plain(iterations), "charts": list(charts), "buttons": buttons}
         super().__init__(config=config | {"every_seconds": every_seconds})
 
     def push(
@@ -84,7 +85,10 @@ class Dashboard(PushedWidget):
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended.
+        Raises `ConfigError` for what cannot be shown, and then nothing of it is.
         """
+        rows = list(metrics) if isinstance(metrics, Iterable) else [metrics]
+        check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
             content, parts = self._news(timeline, final).content()
@@ -93,10 +97,9 @@ class Dashboard(PushedWidget):
             if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
                 content["now"] = max(0, now_ns - origin)
             if state is not None:
-                self._check(state)
-                self._state.update({key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in state.items()})
+                self._state.update({key: _plain(value) for key, value in state.items()})
                 content["state"] = dict(self._state)
-            if rows := [_sayable(row) for row in metrics]:
+            if rows := [_sayable(row) for row in rows]:
                 self._metrics.update((row["iteration"], row) for row in rows)
                 content["metrics"] = rows
             if counters is not None:
@@ -147,13 +150,9 @@ class Dashboard(PushedWidget):
 
     def on_command(self, callback: Callable[[str], None]) -> None:
         """Call ``callback("pause" | "resume" | "stop")`` when a button is pressed. It runs in the kernel's comm thread."""
+        if not callable(callback):
+            raise ConfigError(f"on_command({shown(callback)}): a function of one text. Next: on_command(print).")
         self._callbacks.append(callback)
-
-    @staticmethod
-    def _check(state: Mapping[str, Any]) -> None:
-        for name in state:
-            if name not in STATE_FIELDS:
-                raise UnknownNameError.of("field of a run's state", name, STATE_FIELDS)
 
     def _news(self, timeline: Timeline | None, final: bool) -> Update:
         if timeline is None:
@@ -217,6 +216,14 @@ class Dashboard(PushedWidget):
 def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of metrics as JSON can hold it: numbers of any library as Python's, what diverged as text."""
     return {key: _number(value) if isinstance(value, Real) else value for key, value in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A number of any library as JSON can hold it, None for one that is not finite; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return value
+    number = _number(value)
+    return None if isinstance(number, str) else number
 
 
 def _number(value: Real) -> int | float | str:

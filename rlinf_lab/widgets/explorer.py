@@ -17,7 +17,7 @@ from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.planner import Plans
 from rlinf_lab.planning.sensitivity import Sensitivity, sensitivity
 from rlinf_lab.planning.whatif import Question, Slider, described, moved, sliders
-from rlinf_lab.timeline.svg import shown_svg
+from rlinf_lab.timeline.svg import shown_html
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.aside import Aside
 from rlinf_lab.widgets.assets import module, stylesheet
@@ -185,7 +185,7 @@ class PlanExplorer(PushedWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         picture = schedules(self.plans)
-        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{shown_svg(picture)}", repr(self), picture), **kwargs)
+        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{shown_html(picture)}", repr(self), picture), **kwargs)
 
     def __repr__(self) -> str:
         best = self.plans.best

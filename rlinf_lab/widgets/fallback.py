@@ -12,7 +12,7 @@ from typing import Any
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.picture import Line, Scene, Word, heading, scene, stacked
 from rlinf_lab.timeline.png import png_bytes
-from rlinf_lab.timeline.svg import shown_svg
+from rlinf_lab.timeline.svg import anywhere, shown_html
 
 _WIDTH, _HEIGHT, _PAD = 240, 90, 14
 _IN_A_ROW = 3
@@ -63,7 +63,7 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
             parts.append(heading(label))
         if len(now):
             parts.append(scene(now, now.accounting()))
-            html.append(f"<div>{shown_svg(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
+            html.append(f"<div>{shown_html(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
     return Still("".join(html), text, stacked(parts, " over ".join(labels)) if parts else None)
 
 
@@ -128,11 +128,12 @@ def _caption(key: str, values: Sequence[float]) -> str:
 
 def _curve(key: str, values: Sequence[float]) -> str:
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in _points(values))
-    return (
+    drawn = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<text x="0" y="10" font-size="11" fill="currentColor">{escape(_caption(key, values))}</text>'
         f'<polyline fill="none" stroke="#3c82d2" stroke-width="1.75" points="{points}"/></svg>'
     )
+    return f"<div>{anywhere(drawn, drawn, _caption(key, values))}</div>"  # an image has the ink of light paper by itself
 
 
 def _curve_row(curves: Sequence[tuple[str, Sequence[float]]]) -> Scene:

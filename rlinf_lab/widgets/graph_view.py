@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlinf_lab.timeline.files import writing
-from rlinf_lab.workflow.drawing import graph_svg
+from rlinf_lab.workflow.drawing import graph_html, graph_svg
 from rlinf_lab.workflow.graph import WorkflowGraph
 
 
@@ -30,7 +30,7 @@ class GraphView:
         return Path(path)
 
     def _repr_html_(self) -> str:
-        return self.svg
+        return graph_html(self.svg)
 
     def __repr__(self) -> str:
         return repr(self.graph)

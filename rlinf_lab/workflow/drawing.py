@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
 
+from rlinf_lab.timeline.svg import anywhere
 from rlinf_lab.workflow.channel import DEFAULT_CAPACITY
 from rlinf_lab.workflow.shapes import Arrow, Box, Curve, fitting, path, room_around, short, text_width
 
@@ -36,6 +37,11 @@ body[data-jp-theme-light="false"] .rl-graph{--rl-g-edge:#4b96ff}
 .rl-graph .under{fill:var(--rl-g-paper)}
 .rl-graph .name{font-weight:600}
 """.replace("\n", "")
+
+
+def graph_html(svg: str) -> str:
+    """A picture of `graph_svg` for a page, also for one that takes SVG out of HTML: there it has the colours of light paper."""
+    return anywhere(svg, svg.replace("(prefers-color-scheme:dark)", "not all"), "workflow graph")
 
 
 def graph_svg(

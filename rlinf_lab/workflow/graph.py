@@ -245,9 +245,9 @@ class WorkflowGraph:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from rlinf_lab.workflow.drawing import graph_svg
+        from rlinf_lab.workflow.drawing import graph_html, graph_svg
 
-        return graph_svg(self.nodes, self.edges, self.value_edges, self.cells)
+        return graph_html(graph_svg(self.nodes, self.edges, self.value_edges, self.cells))
 
 
 def counted(number: int, noun: str) -> str:

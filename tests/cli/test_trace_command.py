@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlinf_lab.cli import main
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.narrow import narrow
 
 K = SpanKind
 
@@ -99,3 +102,31 @@ def test_a_time_that_is_none_is_named(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["trace", str(tmp_path / "odd.json")]) == 2
     said = capsys.readouterr().err
     assert "odd.json" in said and "the time of an event is" in said and "Next: " in said
+
+
+_FUNCTOR = "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, at::native::internal::{}Functor<float> >, {}>"
+
+
+def test_the_names_of_kernels_fit_into_a_terminal_and_stay_different(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """Kernels of one template differ in the middle of hundreds of characters. A line break or an escape in a name is no line, and erases nothing."""
+    end = "std::array<char*, 3ul> >(int, " * 4
+    kernels = [_FUNCTOR.format("Mul", end), _FUNCTOR.format("Add", end), f"void cutlass::Kernel2<{'sm80_tensorop_' * 20}>", "two\nlines \x1b[2J"]
+    kernel = {"ph": "X", "cat": "kernel", "pid": 0, "tid": 7, "dur": 10, "args": {"device": 0, "stream": 7}}
+    events = [{**kernel, "name": name, "ts": 10 * i} for i, name in enumerate(kernels)]
+    (tmp_path / "kernels.json").write_text(json.dumps(events))
+    assert main(["trace", str(tmp_path / "kernels.json")]) == 0
+    said = capsys.readouterr().out
+    lines = said.split("Critical path\n")[1].split("\n\n")[0].splitlines()
+    assert len(lines) == 4 and max(map(len, said.splitlines())) <= 120
+    assert sum("MulFunctor" in line for line in lines) == sum("AddFunctor" in line for line in lines) == 1
+    assert "\x1b" not in said and r"two\nlines \x1b[2J" in said
+    assert main(["trace", str(tmp_path / "kernels.json"), "--json"]) == 0
+    assert {step["name"] for step in json.loads(capsys.readouterr().out)["critical_path"]} == set(kernels), "scripts have the names as they are"
+
+
+@given(names=st.lists(st.text("ab<\n", max_size=90), max_size=9), most=st.integers(40, 60))
+def test_names_are_never_wider_than_the_column(names: list[str], most: int) -> None:
+    cut = narrow(names, most)
+    assert all(len(text) <= most and text.isprintable() for text in cut)
+    assert all(text == name for text, name in zip(cut, names, strict=True) if len(name) <= most and name.isprintable() and "…" not in text)
+    assert len(set(cut)) == len(set(names))

@@ -478,7 +478,7 @@ def test_samples_that_nobody_fetches_are_no_spans_that_are_missing():
     assert "3 counter samples DROPPED" in repr(recorder) and "3 counter samples DROPPED" in repr(timeline) and "spans DROPPED" not in repr(timeline)
 
 
-@pytest.mark.parametrize("given_", [("a", 0, "cpu:0"), ("a", 0, (1,)), (5, 0), ("a", "0"), ("a", 0.5)])
+@pytest.mark.parametrize("given_", [("a", 0, "cpu:0"), ("a", 0, (1,)), (5, 0), ("a", "0"), ("a", 0.5), ("a", 1 << 63), ("a", -(1 << 64))])
 def test_lanes_that_make_no_sense_are_refused(given_: tuple):
     with pytest.raises(TimelineError, match=r"track\(.*Next: recorder\.track\('actor'"):
         Recorder().track(*given_)

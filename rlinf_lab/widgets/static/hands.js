@@ -5,12 +5,15 @@ import { NOTCH, sparse } from "./instants.js";
 import { moves } from "./paint.js";
 import { RULER } from "./rows.js";
 
-const SEARCH_MS = 120, SCROLLS = /^(Arrow(Up|Down)|Page(Up|Down)|Home|End)$/;
+const SEARCH_MS = 120, RESTS = 4, SCROLLS = /^(Arrow(Up|Down)|Page(Up|Down)|Home|End)$/;
 
 /** Connect the view's elements to what they do. */
 export function listen(view) {
   const c = view.canvas, search = view.search;
   c.addEventListener("wheel", (e) => onWheel(view, e), { passive: false });
+  const scrolled = (e) => { if (!e.defaultPrevented) view.scrolledAt = [e.clientX, e.clientY]; };
+  window.addEventListener("wheel", scrolled, { passive: true });
+  view.forget = () => window.removeEventListener("wheel", scrolled);
   c.addEventListener("pointerdown", (e) => onDown(view, e));
   c.addEventListener("pointermove", (e) => onMove(view, e));
   c.addEventListener("pointerup", (e) => onUp(view, e));
@@ -33,7 +36,16 @@ function unhover(view) {
   if (view.hovered) { view.hovered = null; view.redraw(); }
 }
 
+/** Whether it is the page that is being scrolled: the timeline came under a pointer that has rested since. */
+function passesBy(view, e) {
+  const [x, y] = view.scrolledAt || [Infinity, 0];
+  if (!e.ctrlKey && Math.hypot(e.clientX - x, e.clientY - y) < RESTS) return true;
+  view.scrolledAt = null;
+  return false;
+}
+
 function onWheel(view, e) {
+  if (passesBy(view, e)) return;
   e.preventDefault();
   unhover(view);
   const x = e.offsetX;
@@ -43,6 +55,7 @@ function onWheel(view, e) {
 }
 
 function onDown(view, e) {
+  view.scrolledAt = null;
   view.canvas.focus({ preventScroll: true });
   view.canvas.setPointerCapture(e.pointerId);
   const bar = scrolls(view) && e.offsetX > view.width - 9;

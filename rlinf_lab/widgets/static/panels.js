@@ -151,7 +151,7 @@ export function headline(keys, rows, bubbles) {
     if (DIVERGED.has(value)) return [label(key), value, points.length ? `was ${figures(points[points.length - 1][1])}` : ""];
     return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, points)];
   });
-  tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", "mean of last 5"]);
+  tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", `mean of last ${recent.length}`]);
   const pace = Object.keys(rows.last || {}).find((k) => /(^|[._])steps_per_second$/.test(k));
   if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
   const row = bubbles.last;

@@ -4,6 +4,7 @@ import { CATEGORIES, OTHER } from "./lane.js";
 
 export const RULER = 30;
 const HEAD = 15, GAP = 6, COUNTER = 26, LEAST = 13, TALLEST = 44, COMB = 16, SUBLANE = 5, NAMED = 14, WHOLE = 56;
+const NOWHERE = "no device"; // over the lanes of the driver and of others that work on none
 /** Colour by kind: ten colours that are told apart with any vision. */
 export const KIND_COLOUR = { run: "busy", get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "fill", transfer: "drain", wait: "tail", setup: "setup" };
 
@@ -39,7 +40,9 @@ export function listRows(stores, by, counters) {
       for (const track of store.tracks) if (track.worker === worker) both(track, { title: `${track.rank} on ${track.devices.join(", ")}`, device: track.devices[0] });
     }
   }
-  stores.forEach((s, layer) => { for (const track of s.tracks) if (!placed.has(track) && (track.spans.count || track.points.count || track.labels.count)) add(track, layer, { title: track.label, device: "" }); });
+  const elsewhere = stores.flatMap((s, layer) => s.tracks.filter((t) => !placed.has(t) && (t.spans.count || t.points.count || t.labels.count)).map((track) => [track, layer]));
+  if (elsewhere.length) rows.push({ kind: "device", layer: 0, title: NOWHERE }); // else they would seem to be on the device above them
+  for (const [track, layer] of elsewhere) add(track, layer, { title: track.label, device: "" });
   if (counters) {
     const names = [...new Set(stores.flatMap((s) => [...s.counters.keys()]))];
     for (const name of names) stores.forEach((s, layer) => { if (s.counters.has(name)) rows.push({ kind: "counter", layer, title: name, series: s.counters.get(name) }); });

@@ -52,6 +52,7 @@ export class TimelineView {
 
   destroy() {
     this.stopTheme();
+    this.forget();
     this.observer.disconnect();
     this.redraw.stop();
   }

@@ -1,0 +1,56 @@
+"""Names that fit into a column of a terminal: a GPU's kernels are called by hundreds of characters, and any name may hold a line break."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+_HEAD, _BEFORE = 16, 8  # characters that are kept of the beginning, and before what tells names apart
+
+
+def narrow(names: Sequence[str], most: int = 56) -> list[str]:
+    """The names on one line of ``most`` characters each, by their beginning and end; where these do not tell two apart, by what does, or by a number."""
+    plain = [_on_a_line(name) for name in names]
+    cut = {name: _middle(name, most) for name in plain}
+    for ordered in _alike(cut):
+        cut |= {name: _around(name, max(_common(name, other) for other in _beside(ordered, i)), most) for i, name in enumerate(ordered)}
+    for ordered in _alike(cut):  # of several that differ here and there
+        for number, name in enumerate(ordered, 1):
+            mark = f" #{number}"
+            cut[name] = cut[name][: most - len(mark)] + mark
+    return [cut[name] for name in plain]
+
+
+def _alike(cut: Mapping[str, str]) -> list[list[str]]:
+    """Names that are shown as the same text, each group sorted."""
+    groups = defaultdict(list)
+    for name, shown in cut.items():
+        groups[shown].append(name)
+    return [sorted(group) for group in groups.values() if len(group) > 1]
+
+
+def _on_a_line(name: str) -> str:
+    """What no terminal prints as it is (line breaks, escapes that colour or erase) as Python writes it."""
+    return name if name.isprintable() else "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name)
+
+
+def _middle(name: str, most: int) -> str:
+    tail = most // 3
+    return name if len(name) <= most else f"{name[: most - tail - 1]}…{name[-tail:]}"
+
+
+def _around(name: str, place: int, most: int) -> str:
+    """The beginning, and what lies around ``place``, where it differs from another."""
+    begin = max(_HEAD, place - _BEFORE)
+    end = begin + most - _HEAD - 2
+    return f"{name[:_HEAD]}…{name[begin:end]}{'…' if end < len(name) else ''}"
+
+
+def _common(one: str, other: str) -> int:
+    """How many characters both begin with."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _beside(ordered: Sequence[str], i: int) -> list[str]:
+    """Of sorted names those beside one: no other begins with more of it."""
+    return [*ordered[max(0, i - 1) : i], *ordered[i + 1 : i + 2]]

@@ -1,0 +1,57 @@
+"""What a dashboard can be told: anything else is refused where it is pushed, for a page cannot say whose mistake it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.timeline import Timeline
+
+STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits", "load_note")
+_KINDS = {
+    "state": str, "message": str, "load_note": str, "iteration": Integral, "iterations": Integral, "elapsed_seconds": Real, "eta_seconds": Real,
+}  # fmt: skip
+_OPTIONAL = ("iterations", "elapsed_seconds", "eta_seconds")
+_NAMED = {str: "a text", Integral: "a whole number", Real: "a number"}
+
+
+def check_config(title: object, plan: object, devices: object, iterations: object, charts: object) -> None:
+    """Raises `ConfigError` for arguments of `Dashboard` that make no sense."""
+    for name, text in (("title", title), ("plan", plan)):
+        if not isinstance(text, str):
+            raise ConfigError(f"Dashboard({name}={shown(text)}): a text. Next: {name}='mine'.")
+    for name, texts, example in (("devices", devices, "['cpu:0']"), ("charts", charts, "('loss',)")):
+        if isinstance(texts, str) or not isinstance(texts, Iterable) or not all(isinstance(text, str) for text in texts):
+            raise ConfigError(f"Dashboard({name}={shown(texts)}): names. Next: {name}={example}.")
+    if iterations is not None and (isinstance(iterations, bool) or not isinstance(iterations, Integral) or iterations < 0):
+        raise ConfigError(f"Dashboard(iterations={shown(iterations)}): how many there will be. Next: iterations=50, or None.")
+
+
+def check_push(state: object, rows: list[Any], timeline: object, counters: object, frame: object, now_ns: object) -> None:
+    """Raises `ConfigError` for what `Dashboard.push` cannot show, `UnknownNameError` for a field of the state that there is not."""
+    if state is not None:
+        _check_state(state)
+    for row in rows:
+        if not isinstance(row, Mapping) or not isinstance(row.get("iteration"), Integral):
+            raise ConfigError(f"push(metrics=[{shown(row)}, ...]): rows with their iteration. Next: metrics=[{{'iteration': 0, 'loss': 0.5}}].")
+    if timeline is not None and not isinstance(timeline, Timeline):
+        raise ConfigError(f"push(timeline={shown(timeline)}): a Timeline. Next: timeline=run.timeline.")
+    if counters is not None and not (isinstance(counters, Mapping) and all(isinstance(value, Real) for value in counters.values())):
+        raise ConfigError(f"push(counters={shown(counters)}): utilisation from 0 to 1 by device. Next: counters={{'cpu:0': 0.5}}.")
+    if frame is not None and not isinstance(frame, bytes | bytearray | memoryview):
+        raise ConfigError(f"push(frame={shown(frame)}): the bytes of a PNG or JPEG file. Next: frame=path.read_bytes().")
+    if now_ns is not None and not isinstance(now_ns, Integral):
+        raise ConfigError(f"push(now_ns={shown(now_ns)}): whole ns of the timeline's clock. Next: now_ns=time.monotonic_ns().")
+
+
+def _check_state(state: object) -> None:
+    if not isinstance(state, Mapping):
+        raise ConfigError(f"push({shown(state)}): fields of a run's state. Next: push({{'state': 'running', 'iteration': 3}}).")
+    for name, value in state.items():
+        if name not in STATE_FIELDS:
+            raise UnknownNameError.of("field of a run's state", name, STATE_FIELDS)
+        kind = _KINDS.get(name)
+        if kind is not None and not isinstance(value, kind) and not (value is None and name in _OPTIONAL):
+            raise ConfigError(f"push({{{name!r}: {shown(value)}}}): {_NAMED[kind]}. Next: push({{'state': 'running', 'iteration': 3}}).")

@@ -1,0 +1,67 @@
+"""A saved notebook in the JupyterLab of somebody who has not run it: outputs are not trusted there, SVG and style sheets are taken out of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from test_live_widgets import DASHBOARD, data, pixels
+
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(180)]
+
+PIPELINE = """
+import rlinf_lab as lab
+
+class Source(lab.Worker):
+    def produce(self, n: int, out: lab.Outbox): ...
+
+class Sink(lab.Worker):
+    def consume(self, inbox: lab.Inbox): ...
+
+flow = lab.Workflow("pipeline")
+things = flow.channel("things")
+source, sink = flow.worker(Source), flow.worker(Sink)
+
+@flow.iteration
+def iteration():
+    source.produce(9, things)
+    sink.consume(things)
+
+flow
+"""
+CELLS = [
+    DASHBOARD,
+    "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)",
+    "sample.timeline",
+    PIPELINE,
+]
+PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/svg\"]')].filter((e) => e.offsetWidth).map((e) => e.naturalWidth > 100)"
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
+    path = jupyterlab.write_notebook(f"mine-{theme}", CELLS)
+    lab = jupyterlab.open_notebook(path, theme=theme)
+    lab.run_all()
+    lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and lab.page.locator(".rl-timeline").count() == 2, "the widgets")
+    assert lab.page.evaluate(PICTURES) == [], "who has run it sees what is drawn"
+    assert lab.page.locator("svg[role=img]:visible").count() >= 1
+    lab.save()
+    lab.wait_until(lambda: path.read_text().count("data:image/svg") >= 4, "the file")
+    book = json.loads(path.read_text())
+    book["cells"][0]["source"] = "# of somebody else"  # so its signature is not of this machine
+    other = path.with_name(f"theirs-{theme}.ipynb")
+    other.write_text(json.dumps(book))
+    jupyterlab.close_pages()
+    lab = jupyterlab.open_notebook(other, theme=theme)
+    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) >= 7, "the pictures", 20)  # three timelines, three curves, a graph
+    assert all(lab.page.evaluate(PICTURES))
+    words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()
+    assert not any("cpu:0cpu:1" in text or "sourceSource" in text for text in words), "words without their places"
+    for picture in (".rlinf-lab-still img[alt^=Timeline]", ".jp-OutputArea-executeResult img[alt^=Timeline]"):
+        image = lab.page.locator(picture).first
+        image.scroll_into_view_if_needed()
+        assert len(np.unique(pixels(lab.page, picture).reshape(-1, 3), axis=0)) > 20
+    lab.screenshot(f"of-somebody-else-{theme}")
