@@ -36,9 +36,9 @@ def _decide(host: Host, here: str, peer: str) -> None:
         assert host.loop is not None
         host.loop.break_off(
             ExecutorError(
-                f"Host {host._who_lives_at(here)} has lost its connection to host {host._who_lives_at(peer)}, and both still answer here: the network between "
-                f"their nodes is cut, one of these is going down, or the process that carried their messages was killed. The session has ended by that. Next: lab.check(flow, plan, ...) "
-                f"says which nodes reach each other; then run again."
+                f"Host {host._who_lives_at(here)} has lost its connection to host {host._who_lives_at(peer)}, and both still answer here: the network "
+                f"between their nodes is cut, one of these is going down, or the process that carried their messages was killed. The session has ended by that. "
+                f"Next: lab.check(flow, plan, ...) says which nodes reach each other; then run again."
             )
         )
     host.flush()
