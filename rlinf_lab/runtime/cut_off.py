@@ -37,8 +37,8 @@ def _decide(host: Host, here: str, peer: str) -> None:
         host.loop.break_off(
             ExecutorError(
                 f"Host {host._who_lives_at(here)} has lost its connection to host {host._who_lives_at(peer)}, and both still answer here: the network "
-                f"between their nodes is cut, one of these is going down, or the process that carried their messages was killed. The session has ended by that. "
-                f"Next: lab.check(flow, plan, ...) says which nodes reach each other; then run again."
+                f"between their nodes is cut, one of these is going down, or the process that carried their messages was killed. The session has "
+                f"ended by that. Next: lab.check(flow, plan, ...) says which nodes reach each other; then run again."
             )
         )
     host.flush()
