@@ -44,6 +44,11 @@ def nodes() -> dict[int, Node]:
         return {number: living[name] for number, name in enumerate(seen) if name in living}
 
 
+def _numbers_given() -> int:
+    with _LOCK:
+        return len(_SEEN.get(load_ray().get_runtime_context().gcs_address, ()))
+
+
 def free_resources() -> dict[str, Mapping[str, float]]:
     """What nobody has reserved, by the id of the node."""
     said = answer_of_ray(lambda ray, seconds: ray.get_all_resource_usage(timeout=seconds))
@@ -133,16 +138,17 @@ def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
 def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False) -> dict[int, str]:
     """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
 
-    Raises `PlanError` when they do not come in time, or have fewer GPUs or cores than the devices say (``emulate``: cores may be fewer);
-    `Cancelled` when ``stopped()``.
+    Raises `PlanError` when they do not come in time (at once for one that was here and has gone: its number is never used again), or have fewer GPUs or
+    cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when ``stopped()``.
     """
     wanted = {0, *(Device.parse(name).node for name in devices)}
     deadline = time.monotonic() + seconds
     while missing := sorted(wanted - set(found := nodes())):
         if stopped():
             raise Cancelled("The run was stopped while it waited for nodes.")
+        lacking = [d for d in devices if Device.parse(d).node in missing]
+        _refuse_gone(lacking, found)
         if time.monotonic() > deadline:
-            lacking = [d for d in devices if Device.parse(d).node in missing]
             raise PlanError(
                 f"The plan uses {', '.join(lacking)}, and this Ray has {len(found)} node{'s' * (len(found) != 1)} after waiting {seconds:g} s. "
                 f"Next: add nodes with `ray start --address=...`, or a plan on lab.devices(address='auto')."
@@ -153,6 +159,17 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         if number and not emulate:
             _refuse_missing_cores(number, found[number], devices)
     return {number: found[number].id for number in wanted}
+
+
+def _refuse_gone(lacking: Sequence[str], living: Mapping[int, Node]) -> None:
+    """What they are on has left the cluster, or died: it cannot come back, for who joins has a new number."""
+    given = _numbers_given()
+    if gone := [d for d in lacking if Device.parse(d).node < given]:
+        there = ", ".join(f"node{number}" if number else "this one" for number in sorted(living))
+        raise PlanError(
+            f"The plan uses {', '.join(gone)}, and that node has left the cluster or died; a node that joins has a new number. There are now: {there}. "
+            f"Next: a plan on lab.devices(address='auto')."
+        )
 
 
 def _refuse_too_few_gpus(number: int, node: Node, devices: Sequence[str]) -> None:
