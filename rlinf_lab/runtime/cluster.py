@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from rlinf_lab.runtime.ray_start import check_address, ensure_ray
 from rlinf_lab.runtime.servant import Task
 
 JOIN_SECONDS = 60
+TOLD_AFTER_SECONDS = 2.0
 ANSWER_SECONDS = (5.0, 20.0, 20.0)  # for a question that takes milliseconds: so often, and so long, it is asked
 ALIVE = 0  # GcsNodeInfo.state in Ray's protocol
 T = TypeVar("T")
@@ -142,7 +144,8 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
     cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when ``stopped()``.
     """
     wanted = {0, *(Device.parse(name).node for name in devices)}
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline, told = began + seconds, False
     while missing := sorted(wanted - set(found := nodes())):
         if stopped():
             raise Cancelled("The run was stopped while it waited for nodes.")
@@ -150,8 +153,13 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         _refuse_gone(lacking, found)
         if time.monotonic() > deadline:
             raise PlanError(
-                f"The plan uses {', '.join(lacking)}, and this Ray has {len(found)} node{'s' * (len(found) != 1)} after waiting {seconds:g} s. "
+                f"The plan uses {', '.join(lacking)}, and this Ray has {_counted(found)} after waiting {seconds:g} s. "
                 f"Next: add nodes with `ray start --address=...`, or a plan on lab.devices(address='auto')."
+            )
+        if not told and time.monotonic() > began + TOLD_AFTER_SECONDS:
+            told = True
+            logging.getLogger("rlinf_lab").warning(
+                "Waiting up to %g s for a node that is not there yet: the plan uses %s, and this Ray has %s.", seconds, ", ".join(lacking), _counted(found)
             )
         time.sleep(0.1)
     for number in sorted(wanted):
@@ -159,6 +167,10 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         if number and not emulate:
             _refuse_missing_cores(number, found[number], devices)
     return {number: found[number].id for number in wanted}
+
+
+def _counted(living: Mapping[int, Node]) -> str:
+    return f"{len(living)} node{'s' * (len(living) != 1)}"
 
 
 def _refuse_gone(lacking: Sequence[str], living: Mapping[int, Node]) -> None:

@@ -30,7 +30,7 @@ class Unchanged:
         if not (name := self.changed()):
             return None
         return WorkflowError(
-            f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({name} in place): who pulls it now would get other weights "
+            f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({name} in place): who pulls it now would get others "
             f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in model.state_dict().items()}})."
         )
 

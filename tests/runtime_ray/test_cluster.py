@@ -129,6 +129,17 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
 
 
+def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, a minute went by without a word."""
+    monkeypatch.setattr(cluster, "nodes", lambda: {0: Node("0", "", {"CPU": 2.0})})
+    monkeypatch.setattr(cluster, "_numbers_given", lambda: 1)
+    monkeypatch.setattr(cluster, "TOLD_AFTER_SECONDS", 0.1)
+    with pytest.raises(PlanError, match="and this Ray has 1 node after waiting 0.5 s"):
+        cluster.wait_for_nodes(["node1/cpu:0"], lambda: False, 0.5)
+    said = [r.getMessage() for r in caplog.records]
+    assert said == ["Waiting up to 0.5 s for a node that is not there yet: the plan uses node1/cpu:0, and this Ray has 1 node."]
+
+
 def test_a_node_that_has_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, a minute, for a number that is never used again; and told that the Ray has 3 nodes, where the plan uses node2."""
     living = {n: Node(str(n), "", {"CPU": 2.0}) for n in (0, 1, 3)}
