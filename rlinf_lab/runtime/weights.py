@@ -287,18 +287,24 @@ class WeightTable:
         if not number:
             held = store.held.get(version) or store.held[store.known]
             if (refusal := self._refusal(store, name, held)) is not None:
-                self._host.report(WorkerError.of(store.owner, 0, "publish", refusal, f"version {held.version} of the weights {name!r}, asked for by {host!r}"))
+                self._report(store, refusal, f"version {held.version} of the weights {name!r}, asked for by {host!r}")
                 return
             if held.shipping is None:
                 self._host.say(host, ("weights", name, held.version, held.state))
                 return
             last = self._outgoing.get((name, host))
-            base = last.cargo if held.shipping.delta and last is not None and last.cargo is not None and last.version == have else None
-            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket)
+            same = held.shipping.delta and last is not None and last.cargo is not None and last.version == have and not last.unchanged.changed()
+            self._outgoing[name, host] = Outgoing(held.version, held.state, last.cargo if same and last is not None else None, held.shipping.bucket)
         outgoing = self._outgoing[name, host]
         if number and outgoing.version != version:  # of a transfer that was broken off
             return
+        if number and (refusal := outgoing.unchanged.refusal(version, name, store.owner)) is not None:
+            self._report(store, refusal, f"version {version} of the weights {name!r}, on its way to {host!r}")
+            return
         self._host.say(host, ("weights", name, outgoing.version, Bucket(outgoing, number)))
+
+    def _report(self, store: Store, refusal: WorkflowError, trace: str) -> None:
+        self._host.report(WorkerError.of(store.owner, 0, "publish", refusal, trace))
 
     def arrived(self, name: str, version: int, state: Any) -> None:
         store = self._store(name)

@@ -64,6 +64,31 @@ def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: 
         assert s.step(False, False) == (3, 5.0)
 
 
+@pytest.mark.parametrize("bucket", [None, 0.001])
+def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: float | None) -> None:
+    """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
+    flow = Workflow("deltas")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(InPlace, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration() -> object:
+        return actor.act(learner.learn(bucket, weights).wait(), weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        assert [s.step() for _ in range(4)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+class InPlace(Worker):
+    def setup(self) -> None:
+        self.state = {"bias": torch.zeros(100_000), "other": torch.ones(100_000)}
+
+    def learn(self, bucket: float | None, weights: Weights) -> int:
+        self.state["bias"].add_(1)
+        return weights.publish(self.state, delta=True, bucket_mib=bucket)
+
+
 def test_what_is_looked_at() -> None:
     held = torch.zeros(2)
     state = {"a": [1, (held.detach(), "x")], "b": None}
