@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.runtime.pickling import OnDevice, pickled
+from rlinf_lab.runtime.unchanged import Unchanged
 
 WORD = 4  # bytes; what changes in an update is a float or two halves
 BUCKET = 16 << 20
@@ -69,6 +70,7 @@ class Outgoing:
 
     def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int) -> None:
         self.version, self.base = version, base
+        self.unchanged = Unchanged(state)  # its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
         self._state, self._bucket, self._lock = state, bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []

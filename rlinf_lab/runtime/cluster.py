@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
@@ -18,6 +19,7 @@ from rlinf_lab.runtime.ray_start import check_address, ensure_ray
 from rlinf_lab.runtime.servant import Task
 
 JOIN_SECONDS = 60
+TOLD_AFTER_SECONDS = 2.0
 ANSWER_SECONDS = (5.0, 20.0, 20.0)  # for a question that takes milliseconds: so often, and so long, it is asked
 ALIVE = 0  # GcsNodeInfo.state in Ray's protocol
 T = TypeVar("T")
@@ -42,6 +44,11 @@ def nodes() -> dict[int, Node]:
         seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
         seen += sorted(set(living) - set(seen), key=lambda n: (living[n].address, n))
         return {number: living[name] for number, name in enumerate(seen) if name in living}
+
+
+def _numbers_given() -> int:
+    with _LOCK:
+        return len(_SEEN.get(load_ray().get_runtime_context().gcs_address, ()))
 
 
 def free_resources() -> dict[str, Mapping[str, float]]:
@@ -133,19 +140,26 @@ def _of_all_nodes(here: Sequence[str], kind: str | None) -> list[str]:
 def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds: float = JOIN_SECONDS, *, emulate: bool = False) -> dict[int, str]:
     """Node ids of the nodes that these devices are on; waits for those that have not joined yet.
 
-    Raises `PlanError` when they do not come in time, or have fewer GPUs or cores than the devices say (``emulate``: cores may be fewer);
-    `Cancelled` when ``stopped()``.
+    Raises `PlanError` when they do not come in time (at once for one that was here and has gone: its number is never used again), or have fewer GPUs or
+    cores than the devices say (``emulate``: cores may be fewer); `Cancelled` when ``stopped()``.
     """
     wanted = {0, *(Device.parse(name).node for name in devices)}
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    deadline, told = began + seconds, False
     while missing := sorted(wanted - set(found := nodes())):
         if stopped():
             raise Cancelled("The run was stopped while it waited for nodes.")
+        lacking = [d for d in devices if Device.parse(d).node in missing]
+        _refuse_gone(lacking, found)
         if time.monotonic() > deadline:
-            lacking = [d for d in devices if Device.parse(d).node in missing]
             raise PlanError(
-                f"The plan uses {', '.join(lacking)}, and this Ray has {len(found)} node{'s' * (len(found) != 1)} after waiting {seconds:g} s. "
+                f"The plan uses {', '.join(lacking)}, and this Ray has {_counted(found)} after waiting {seconds:g} s. "
                 f"Next: add nodes with `ray start --address=...`, or a plan on lab.devices(address='auto')."
+            )
+        if not told and time.monotonic() > began + TOLD_AFTER_SECONDS:
+            told = True
+            logging.getLogger("rlinf_lab").warning(
+                "Waiting up to %g s for a node that is not there yet: the plan uses %s, and this Ray has %s.", seconds, ", ".join(lacking), _counted(found)
             )
         time.sleep(0.1)
     for number in sorted(wanted):
@@ -153,6 +167,21 @@ def wait_for_nodes(devices: Sequence[str], stopped: Callable[[], bool], seconds:
         if number and not emulate:
             _refuse_missing_cores(number, found[number], devices)
     return {number: found[number].id for number in wanted}
+
+
+def _counted(living: Mapping[int, Node]) -> str:
+    return f"{len(living)} node{'s' * (len(living) != 1)}"
+
+
+def _refuse_gone(lacking: Sequence[str], living: Mapping[int, Node]) -> None:
+    """What they are on has left the cluster, or died: it cannot come back, for who joins has a new number."""
+    given = _numbers_given()
+    if gone := [d for d in lacking if Device.parse(d).node < given]:
+        there = ", ".join(f"node{number}" if number else "this one" for number in sorted(living))
+        raise PlanError(
+            f"The plan uses {', '.join(gone)}, and that node has left the cluster or died; a node that joins has a new number. There are now: {there}. "
+            f"Next: a plan on lab.devices(address='auto')."
+        )
 
 
 def _refuse_too_few_gpus(number: int, node: Node, devices: Sequence[str]) -> None:

@@ -16,8 +16,9 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rlinf_lab.errors import WorkflowError
+from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.cargo import BUCKET, Arrived, Bucket, Cargo, Outgoing, assembled
+from rlinf_lab.runtime.unchanged import Unchanged
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 
@@ -45,6 +46,7 @@ class Held:
     version: int
     state: Any = None
     shipping: Shipping | None = None
+    unchanged: Unchanged | None = None  # where it was published
     buckets: list[Arrived] | None = None
     base: Cargo | None = None
     opening: threading.Lock = field(default_factory=threading.Lock)
@@ -97,7 +99,7 @@ class WeightTable:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._stores: dict[str, Store] = {}
-        self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None]]]] = {}  # published in the call that is going on
+        self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None, Unchanged]]]] = {}  # published in the call that is going on
         self._outgoing: dict[tuple[str, str], Outgoing] = {}  # by store and host: what is on its way, or came there last
         self._answers: dict[Question, Answer] = {}
         self._keeps = any(host.layout.ranks(worker) > 1 for worker in host.layout.graph.workers)  # else nobody wants any but the newest
@@ -107,6 +109,7 @@ class WeightTable:
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
     def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
+        unchanged = Unchanged(state)
         with self._host._mutex:
             store, unseen = self._store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
             if process.rank:
@@ -115,7 +118,7 @@ class WeightTable:
                 )
             if store.owner not in ("", process.worker):
                 raise WorkflowError(f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, flow.weights(...).")
-            unseen.append((state, shipping))
+            unseen.append((state, shipping, unchanged))
             return store.known + len(unseen)
 
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
@@ -130,7 +133,13 @@ class WeightTable:
             with host._spans.wait(process):
                 while (held := self._awaited(process, store, name, wanted)) is None:
                     pass
+        if (refusal := self._refusal(store, name, held)) is not None:
+            raise refusal
         return self._opened(store, held)
+
+    @staticmethod
+    def _refusal(store: Store, name: str, held: Held) -> WorkflowError | None:
+        return None if held.unchanged is None else held.unchanged.refusal(held.version, name, store.owner)
 
     def _found(self, store: Store, wanted: int) -> Held | None:
         """Under the mutex: this version, or the first one after it; where none is kept, any after it."""
@@ -277,16 +286,25 @@ class WeightTable:
         store = self._store(name)
         if not number:
             held = store.held.get(version) or store.held[store.known]
+            if (refusal := self._refusal(store, name, held)) is not None:
+                self._report(store, refusal, f"version {held.version} of the weights {name!r}, asked for by {host!r}")
+                return
             if held.shipping is None:
                 self._host.say(host, ("weights", name, held.version, held.state))
                 return
             last = self._outgoing.get((name, host))
-            base = last.cargo if held.shipping.delta and last is not None and last.cargo is not None and last.version == have else None
-            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket)
+            same = held.shipping.delta and last is not None and last.cargo is not None and last.version == have and not last.unchanged.changed()
+            self._outgoing[name, host] = Outgoing(held.version, held.state, last.cargo if same and last is not None else None, held.shipping.bucket)
         outgoing = self._outgoing[name, host]
         if number and outgoing.version != version:  # of a transfer that was broken off
             return
+        if number and (refusal := outgoing.unchanged.refusal(version, name, store.owner)) is not None:
+            self._report(store, refusal, f"version {version} of the weights {name!r}, on its way to {host!r}")
+            return
         self._host.say(host, ("weights", name, outgoing.version, Bucket(outgoing, number)))
+
+    def _report(self, store: Store, refusal: WorkflowError, trace: str) -> None:
+        self._host.report(WorkerError.of(store.owner, 0, "publish", refusal, trace))
 
     def arrived(self, name: str, version: int, state: Any) -> None:
         store = self._store(name)

@@ -9,6 +9,7 @@
     unwanted, unread            the driver to everyone: nobody reads a stream any more; its home to the driver: so many items of it are left
     wanted                      the driver to everyone: the loop has returned, and somebody takes the values of these calls
     ended, failed, broken       everyone to the driver: one rank has done one call; the iteration cannot go on; nor can the session (see `unsent`)
+    cut_off                     to the driver: one host does not hear another one any more
     under_way                   the driver to everyone, where there are fillers: an iteration begins, or is over
     join, joined, leave, left   the driver to the host of a rank that comes or goes, and back; see `members`
     admit, admitted, give_up_place, take_part, dismiss   a rank takes part in a call that is under way, or takes nothing more
@@ -29,7 +30,7 @@ from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerErro
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.engine import Part
 from rlinf_lab.planning.waits import standstill
-from rlinf_lab.runtime import turnover
+from rlinf_lab.runtime import cut_off, turnover
 from rlinf_lab.runtime.parcels import Parcel
 from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
@@ -354,7 +355,8 @@ HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "collected": _on_collected, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
     "fix": _on_fix, "fixed": lambda host, question, version: host.weights.fixed(question, version),
-    "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "call": _on_call, "seal": _on_seal, "cancel": _on_cancel, "retire": _on_retire,
+    "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "cut_off": cut_off.heard, "call": _on_call, "seal": _on_seal,
+    "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "unwanted": _on_unwanted, "wanted": _on_wanted, "unread": _on_unread, "under_way": _on_under_way, "delayed": _on_delayed,
     "count": _on_count,
     "join": turnover.join, "joined": _on_joined, "leave": turnover.leave, "left": _on_left, "dismiss": turnover.dismiss_reader,
@@ -392,12 +394,15 @@ def death(host: Host, name: str) -> ExecutorError:
 
 
 def lost(host: Host, name: str) -> None:
-    """A host has died: tell the driver, and let nobody wait for it."""
+    """A host has died, or is cut off from this one: let nobody wait for it. Anywhere else than with the driver that is the driver's to say."""
     error = death(host, name)
     with host._mutex:
         host.dead.add(name)
-        if host.loop is not None:
-            host.loop.forget(name, error)
+        if host.loop is None:
+            host.failure = host.failure or error
+            host.say(host.place[DRIVER, 0], ("cut_off", host.name, name))
+            return
+        host.loop.forget(name, error)
         host._fail(error)
         for process in host.ranks:
             if process.call is not None:

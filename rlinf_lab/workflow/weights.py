@@ -32,6 +32,9 @@ class Weights:
     def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
         """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ...
 
+        ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in model.state_dict().items()}``. A tensor that was changed
+        in place after it was published fails whoever wants that version.
+
         To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
         the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a
         version, and what is pulled cannot be written.

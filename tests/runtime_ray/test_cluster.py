@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from one_worker import one_worker
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import cluster
 from rlinf_lab.runtime.cluster import Node
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.listener import Listener
@@ -99,6 +101,15 @@ with lab.session(flow, plan, executor="ray", address=cluster.address) as session
     assert [sorted(g["bundles"].values(), key=str) for g in bundles] == [[{"CPU": 1.0}] * 3], bundles
 shutdown()
 assert ray.is_initialized() and len([n for n in ray.nodes() if n["Alive"]]) == 3
+cluster.remove_node(cluster.worker_nodes.copy().pop(), allow_graceful=False)
+while len(left := nodes()) == 3:
+    time.sleep(0.1)
+started = time.monotonic()
+try:
+    lab.run(flow, plan, 1, executor="ray", address=cluster.address).wait(60)
+except PlanError as error:
+    print("gone:", error)
+assert time.monotonic() - started < 20
 ray.shutdown()
 cluster.shutdown()
 print("spread over three nodes")
@@ -114,7 +125,33 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "spread over three nodes" in done.stdout
     assert re.search(r"reserved: Ray could not reserve what the plan needs within 5 s: node 2 \(\S+\): 1 CPU wanted, 0 free\. Next:", done.stdout), done.stdout
+    assert re.search(r"gone: The plan uses node\d/cpu:\d, and that node has left the cluster", done.stdout), done.stdout
     assert "refused: The plan uses node2/cpu:1, and this Ray has 2 nodes after waiting 1 s. Next: add nodes" in done.stdout
+
+
+def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Before, a minute went by without a word."""
+    monkeypatch.setattr(cluster, "nodes", lambda: {0: Node("0", "", {"CPU": 2.0})})
+    monkeypatch.setattr(cluster, "_numbers_given", lambda: 1)
+    monkeypatch.setattr(cluster, "TOLD_AFTER_SECONDS", 0.1)
+    with pytest.raises(PlanError, match="and this Ray has 1 node after waiting 0.5 s"):
+        cluster.wait_for_nodes(["node1/cpu:0"], lambda: False, 0.5)
+    said = [r.getMessage() for r in caplog.records]
+    assert said == ["Waiting up to 0.5 s for a node that is not there yet: the plan uses node1/cpu:0, and this Ray has 1 node."]
+
+
+def test_a_node_that_has_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, a minute, for a number that is never used again; and told that the Ray has 3 nodes, where the plan uses node2."""
+    living = {n: Node(str(n), "", {"CPU": 2.0}) for n in (0, 1, 3)}
+    monkeypatch.setattr(cluster, "nodes", lambda: living)
+    monkeypatch.setattr(cluster, "_numbers_given", lambda: 5)
+    for gone in (2, 4):
+        started = time.monotonic()
+        with pytest.raises(PlanError, match=rf"uses node{gone}/cpu:0, and that node has left.*There are now: this one, node1, node3. Next: "):
+            cluster.wait_for_nodes(["cpu:0", f"node{gone}/cpu:0"], lambda: False)
+        assert time.monotonic() - started < 5
+    with pytest.raises(PlanError, match="and this Ray has 3 nodes after waiting 0.2 s"):
+        cluster.wait_for_nodes(["node5/cpu:0"], lambda: False, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,90 @@
+"""A host that does not hear another one any more: the driver says why, and the calls that cannot go on are not taken for calls that are done."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class Source(Worker):
+    def make(self, count: int, out: Outbox) -> int:
+        for i in range(count):
+            out.put(i)
+            self.compute(0.002)
+        return count
+
+
+class Sink(Worker):
+    def take(self, cuts: bool, inbox: Inbox) -> int:
+        found = 0
+        for batch in inbox:
+            found += len(batch)
+            if cuts and found > 20:
+                cuts = False
+                for link in gc.get_objects():
+                    if isinstance(link, Link) and link.peer == "host0":
+                        link._socket.shutdown(socket.SHUT_RDWR)
+        return found
+
+
+def two_hosts() -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("cut")
+    items = flow.channel("items")
+    source, sink = flow.worker(Source, name="source"), flow.worker(Sink, name="sink")
+
+    @flow.iteration
+    def iteration(count: int, cuts: bool) -> tuple:
+        return source.make(count, items), sink.take(cuts, items)
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"source": [0], "sink": [1]})
+
+
+def test_a_connection_that_ends_while_both_live_is_an_error_in_seconds() -> None:
+    """Before, the sink waited for ever."""
+    flow, plan = two_hosts()
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        assert s.step(10, False) == (10, 10)
+        start = time.monotonic()
+        with pytest.raises(ExecutorError, match=r"Host 'host0' \(source\[0\]\) has lost its connection to host 'host1' \(sink\[0\]\).*Next:"):
+            s.step(1_000_000, True)
+        assert time.monotonic() - start < 15
+        with pytest.raises(ExecutorError, match="has lost its connection"):
+            s.step(10, False)
+
+
+def test_who_hears_of_a_death_first_ends_no_call_as_if_it_were_done() -> None:
+    """Before, the driver took the sink for one that had stopped early, and said so."""
+    flow, plan = two_hosts()
+    executor = MeshExecutor(flow, plan)
+    executor.start()
+
+    def die() -> None:
+        executor.hosts["host1"].lost("host0")
+        time.sleep(0.5)
+        executor.driver_host.lost("host0")
+
+    dying = threading.Timer(0.3, die)
+    dying.start()
+    try:
+        with pytest.raises(ExecutorError, match=r"Host 'host0' died .*source\[0\] lived there"):
+            Session(executor).step(5000, False)
+    finally:
+        dying.join()
+        executor.stop()

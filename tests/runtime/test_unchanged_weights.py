@@ -1,0 +1,100 @@
+"""Weights that go on being learnt after they were published are refused: nobody would see that a version is not what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf_lab.errors import WorkerError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+torch = pytest.importorskip("torch")
+
+
+class Learner(Worker):
+    def setup(self) -> None:
+        self.model = torch.nn.Linear(2, 2)
+        with torch.no_grad():
+            self.model.bias.zero_()
+
+    def learn(self, copies: bool, weights: Weights) -> int:
+        with torch.no_grad():
+            self.model.bias.add_(1)
+        state = self.model.state_dict()
+        return weights.publish({k: v.clone() for k, v in state.items()} if copies else state)
+
+    def go_on(self, version: int) -> int:
+        with torch.no_grad():
+            self.model.bias.add_(1)
+        return version
+
+
+class Actor(Worker):
+    def act(self, after: object, weights: Weights) -> tuple:
+        version, state = weights.pull(at_least=1)
+        return version, float(state["bias"][0])
+
+
+def two_workers() -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("learning")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Learner, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration(copies: bool, goes_on: bool) -> object:
+        version = learner.learn(copies, weights).wait()
+        after = learner.go_on(version).wait() if goes_on else version
+        return actor.act(after, weights)
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: str) -> None:
+    """Before, the actor got version 1 with what the second update had made of it."""
+    flow, plan = two_workers()
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        with pytest.raises(WorkerError, match=r"Version 1 of the weights 'w' was changed after 'learner' published it \(\['bias'\] in.*Next: publish a copy"):
+            s.step(False, True)
+        assert s.step(True, True) == (2, 3.0)
+        assert s.step(False, False) == (3, 5.0)
+
+
+@pytest.mark.parametrize("bucket", [None, 0.001])
+def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: float | None) -> None:
+    """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
+    flow = Workflow("deltas")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(InPlace, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration() -> object:
+        return actor.act(learner.learn(bucket, weights).wait(), weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        assert [s.step() for _ in range(4)] == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 4.0)]
+
+
+class InPlace(Worker):
+    def setup(self) -> None:
+        self.state = {"bias": torch.zeros(100_000), "other": torch.ones(100_000)}
+
+    def learn(self, bucket: float | None, weights: Weights) -> int:
+        self.state["bias"].add_(1)
+        return weights.publish(self.state, delta=True, bucket_mib=bucket)
+
+
+def test_what_is_looked_at() -> None:
+    held = torch.zeros(2)
+    state = {"a": [1, (held.detach(), "x")], "b": None}
+    seen = Unchanged(state)
+    assert not seen.changed()
+    held.add_(1)
+    assert seen.changed() == "['a'][1][0]"
+    with torch.inference_mode():
+        assert not Unchanged([torch.zeros(1)]).changed()
