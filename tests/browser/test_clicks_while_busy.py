@@ -112,7 +112,7 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
         outliers_lead_to_the_slow_step(hand)
         a_range_has_statistics(hand)
         a_search_goes_from_one_to_the_next(hand)
-        assert lab.kernel_status() == "busy" and not errors
+        assert not errors  # that the cell was busy all the time it says itself, below; a widget's messages make the status flicker
     finally:
         through.touch()
     lab.wait_kernel("idle")
