@@ -82,5 +82,5 @@ def test_lanes_on_no_device_are_not_under_the_last_one(browser: Any, tmp_path: P
         if tip.is_visible() and (title := tip.inner_text().split("\n")[0]) not in told:
             told.append(title)
     page.close()
-    lanes = ["cpu:0", "learner 0"] if by == "device" else ["cpu:0", "learner", "0 on cpu:0"]
+    lanes = ["cpu:0", "learner 0"] if by == "device" else ["learner", "0 on cpu:0", "cpu:0"]
     assert told == [*lanes, "no device", "driver 0"]

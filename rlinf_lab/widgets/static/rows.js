@@ -34,11 +34,11 @@ export function listRows(stores, by, counters) {
       for (const track of on.get(name) || []) both(track, { device: name, title: track.label });
     }
   } else {
-    for (const name of store.tables.devices) device(name);
     for (const worker of store.workers) {
       rows.push({ kind: "worker", layer: 0, title: worker });
       for (const track of store.tracks) if (track.worker === worker) both(track, { title: `${track.rank} on ${track.devices.join(", ")}`, device: track.devices[0] });
     }
+    for (const name of store.tables.devices) device(name); // below: there may be hundreds
   }
   const elsewhere = stores.flatMap((s, layer) => s.tracks.filter((t) => !placed.has(t) && (t.spans.count || t.points.count || t.labels.count)).map((track) => [track, layer]));
   if (elsewhere.length) rows.push({ kind: "device", layer: 0, title: NOWHERE }); // else they would seem to be on the device above them
