@@ -178,7 +178,7 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
     if SPATIAL in modes and len(setting.units) > 1:
         found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in found)]))
+            found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in before + found)]))
     return before + found or _any(setting, in_turns, Only(modes), ceiling)
 
 
