@@ -68,9 +68,9 @@ class Arrived(NamedTuple):
 class Outgoing:
     """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends."""
 
-    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int) -> None:
+    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged) -> None:
         self.version, self.base = version, base
-        self.unchanged = Unchanged(state)  # its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
+        self.unchanged = unchanged  # since it was published. Its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
         self._state, self._bucket, self._lock = state, bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []

@@ -98,3 +98,59 @@ def test_what_is_looked_at() -> None:
     assert seen.changed() == "['a'][1][0]"
     with torch.inference_mode():
         assert not Unchanged([torch.zeros(1)]).changed()
+
+
+class Halves(Worker):
+    """Publishes one half of a buffer while it writes the other."""
+
+    def setup(self) -> None:
+        self.halves = torch.zeros(2, 3)
+
+    def learn(self, version: int, weights: Weights) -> int:
+        self.halves[version % 2].fill_(version)
+        return weights.publish({"bias": self.halves[version % 2]})
+
+    def go_on(self, version: int) -> int:
+        self.halves[(version + 1) % 2].fill_(-1.0)
+        return version
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_writes_another_part_of_the_same_memory_is_not_refused(executor: str) -> None:
+    """torch has one count for all views of a tensor. Before, a learner with two buffers in one was refused though it changed nothing."""
+    flow = Workflow("halves")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Halves, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration(version: int) -> object:
+        return actor.act(learner.go_on(learner.learn(version, weights).wait()).wait(), weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        assert [s.step(i) for i in (1, 2, 3)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_whatever_can_be_pickled_can_be_published() -> None:
+    """Before: RecursionError, and ValueError of a parameter that has no shape yet."""
+    changing = torch.zeros(2)
+    state: dict = {"lazy": torch.nn.LazyLinear(3).state_dict()}
+    state["itself"] = state
+    nested: list = [changing]
+    for _ in range(5000):
+        nested = [nested]
+    state["nested"] = nested
+    seen = Unchanged(state)
+    assert not seen.changed() and seen.refusal(1, "w", "learner") is None
+    changing.add_(1)
+    assert seen.changed().startswith("['nested'][0][0]") and seen.refusal(1, "w", "learner") is not None
+
+
+def test_only_a_delta_minds_a_change_of_the_memory_around() -> None:
+    whole = torch.zeros(4)
+    seen, sparse = Unchanged([whole[:2]]), Unchanged([around := torch.eye(2).to_sparse()])
+    whole[2:].add_(1)
+    assert seen.changed() == "[0]" and seen.refusal(1, "w", "learner") is None
+    around.mul_(2)
+    assert sparse.refusal(1, "w", "learner") is not None
+    assert Unchanged(whole).changed() == "" and Unchanged(whole).refusal(1, "w", "learner") is None
