@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 import threading
@@ -15,8 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.hosts import place_hosts
+from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import cut_off
+from rlinf_lab.runtime.device_host import DeviceHost, pack
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.session import Session
@@ -129,3 +133,19 @@ def test_a_connection_that_ends_between_two_iterations_is_told_to_the_next(monke
     finally:
         executor.stop()
     assert not waiting()
+
+
+def test_who_hears_of_a_death_before_it_is_connected_does_not_die_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it could not tell the driver and ended its own process: the driver might name it instead of the one that had died."""
+    flow, plan = two_hosts()
+    layout = checked_layout(flow.graph, plan)
+    monkeypatch.setattr(DeviceHost, "_pin", lambda self: None)
+    interval = sys.getswitchinterval()
+    host = DeviceHost("host0", pack(layout, place_hosts(layout), True))
+    try:
+        monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it has ended its process"))
+        host._broken("host1")
+        assert isinstance(host.host.failure, ExecutorError) and host.host.dead == {"host1"}
+    finally:
+        sys.setswitchinterval(interval)
+        host.stop()
