@@ -66,10 +66,13 @@ class Arrived(NamedTuple):
 
 
 class Outgoing:
-    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends."""
+    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends.
 
-    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged) -> None:
-        self.version, self.base = version, base
+    ``copies``: what is kept for the next one is a copy, for nobody would notice that the memory itself has changed.
+    """
+
+    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copies: bool = False) -> None:
+        self.version, self.base, self._copies = version, base, copies
         self.unchanged = unchanged  # since it was published. Its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
         self._state, self._bucket, self._lock = state, bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
@@ -78,7 +81,8 @@ class Outgoing:
     def encode(self, number: int) -> Arrived:
         with self._lock:
             if self.cargo is None:
-                self.cargo = Cargo.of(self.version, self._state)
+                cargo = Cargo.of(self.version, self._state)
+                self.cargo = Cargo(cargo.version, cargo.data, [block.copy() for block in cargo.blocks]) if self._copies else cargo
                 self._buckets = ranges([b.size for b in self.cargo.blocks], self._bucket)
         cargo, base = self.cargo, self.base
         pieces = tuple(_piece(cargo, base, *r) for r in self._buckets[number])

@@ -17,11 +17,10 @@ _SIMPLE = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Unchanged:
-    """The tensors of nested dicts, lists and tuples, and how often each had been changed."""
+    """The tensors of nested dicts, lists and tuples, and how often each had been changed. ``sees_all``: there is nothing else whose memory may change."""
 
     def __init__(self, state: Any) -> None:
-        torch = sys.modules.get("torch")
-        self._counts = [] if getattr(torch, "Tensor", None) is None else _counted(torch, state)  # torch may just be being imported
+        self._counts, self.sees_all = _counted(state)
 
     def changed(self) -> str:
         """The first that may have been changed since, by its name; "" where none was."""
@@ -44,10 +43,14 @@ class Unchanged:
             return [one for one in self._counts if one[1]._version != one[2]]
 
 
-def _counted(torch: Any, state: Any) -> list[tuple[Any, Any, int]]:
-    """Each with its way from the state: (way of what it lies in, key). Whatever can be pickled passes, also what holds itself."""
+def _counted(state: Any) -> tuple[list[tuple[Any, Any, int]], bool]:
+    """Each with its way from the state: (way of what it lies in, key); and whether all was looked into. Whatever can be pickled passes, also what holds
+    itself."""
+    torch: Any = sys.modules.get("torch")
+    if getattr(torch, "Tensor", None) is None:  # it may just be being imported
+        return [], False
     found: list[tuple[Any, Any, int]] = []
-    seen: set[int] = set()
+    seen, sees_all = set[int](), True
     open_: list[tuple[Any, Iterator[tuple[Any, Any]]]] = [(None, iter([(None, state)]))]
     with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
         while open_:
@@ -55,16 +58,17 @@ def _counted(torch: Any, state: Any) -> list[tuple[Any, Any, int]]:
             for key, part in parts:
                 if type(part) in _SIMPLE:
                     continue
-                if isinstance(part, torch.Tensor):
-                    if not part.is_inference():
-                        found.append(((way, key), part, part._version))
-                elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
+                if isinstance(part, torch.Tensor) and not part.is_inference():
+                    found.append(((way, key), part, part._version))
+                elif not isinstance(part, (dict, list, tuple)):
+                    sees_all = False
+                elif id(part) not in seen:
                     seen.add(id(part))
                     open_.append(((way, key), iter(part.items() if isinstance(part, dict) else enumerate(part))))
                     break
             else:
                 open_.pop()
-    return found
+    return found, sees_all
 
 
 def _named(*changes: tuple[Any, Any, int]) -> str:

@@ -296,7 +296,9 @@ class WeightTable:
             same = held.shipping.delta and last is not None and last.cargo is not None and last.version == have and not last.unchanged.changed()
             base = last.cargo if same and last is not None else None
             assert held.unchanged is not None, "it was published here"
-            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged)
+            self._outgoing[name, host] = Outgoing(
+                held.version, held.state, base, held.shipping.bucket, held.unchanged, copies=held.shipping.delta and not held.unchanged.sees_all
+            )
         outgoing = self._outgoing[name, host]
         if number and outgoing.version != version:  # of a transfer that was broken off
             return

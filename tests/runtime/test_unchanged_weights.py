@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rlinf_lab.errors import WorkerError
@@ -65,11 +66,12 @@ def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: 
 
 
 @pytest.mark.parametrize("bucket", [None, 0.001])
-def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: float | None) -> None:
+@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+def test_a_delta_upon_what_was_changed_in_place_is_no_delta(bucket: float | None, kind: str) -> None:
     """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
     flow = Workflow("deltas")
     weights = flow.weights("w")
-    learner, actor = flow.worker(InPlace, name="learner"), flow.worker(Actor, name="actor")
+    learner, actor = flow.worker(InPlace, kind, name="learner"), flow.worker(Actor, name="actor")
 
     @flow.iteration
     def iteration() -> object:
@@ -81,11 +83,15 @@ def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: flo
 
 
 class InPlace(Worker):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
     def setup(self) -> None:
-        self.state = {"bias": torch.zeros(100_000), "other": torch.ones(100_000)}
+        library = torch if self.kind == "tensors" else np
+        self.state = {"bias": library.zeros(100_000), "other": library.ones(100_000)}
 
     def learn(self, bucket: float | None, weights: Weights) -> int:
-        self.state["bias"].add_(1)
+        self.state["bias"] += 1
         return weights.publish(self.state, delta=True, bucket_mib=bucket)
 
 
@@ -96,6 +102,7 @@ def test_what_is_looked_at() -> None:
     assert not seen.changed()
     held.add_(1)
     assert seen.changed() == "['a'][1][0]"
+    assert seen.sees_all and not Unchanged([held, np.zeros(1)]).sees_all
     with torch.inference_mode():
         assert not Unchanged([torch.zeros(1)]).changed()
 
