@@ -73,7 +73,7 @@ class Outgoing:
 
     def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copies: bool = False) -> None:
         self.version, self.base, self._copies = version, base, copies
-        self.unchanged = unchanged  # since it was published. Its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
+        self.unchanged = unchanged  # since it was published; its blocks are the tensors' own memory: no base where a learner goes on in place
         self._state, self._bucket, self._lock = state, bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []

@@ -39,7 +39,7 @@ class Unchanged:
     def _changes(self) -> list[tuple[Any, Any, int]]:
         if not self._counts:
             return []
-        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():  # type: ignore[attr-defined]
+        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
             return [one for one in self._counts if one[1]._version != one[2]]
 
 

@@ -44,7 +44,7 @@ class Maker(Worker):
         while True:
             out.put(1)
 
-    def unannotated(self, out: Outbox):  # type: ignore[no-untyped-def]
+    def unannotated(self, out: Outbox):
         while True:
             out.put(1)
 
@@ -305,17 +305,17 @@ def test_who_only_waits_for_the_end_of_a_call_that_returns_nothing_hears_of_it(k
 
 
 def test_what_returns_nothing_is_read_from_its_code() -> None:
-    def leaves_early(out):  # type: ignore[no-untyped-def]
+    def leaves_early(out):
         with out:
             for i in range(3):
                 if i:
                     return
                 out.put(i)
 
-    def perhaps(x):  # type: ignore[no-untyped-def]
+    def perhaps(x):
         return x or None
 
-    def one_of_two(x):  # type: ignore[no-untyped-def]
+    def one_of_two(x):
         return None if x else 3
 
     assert returns_nothing(leaves_early) and not returns_nothing(perhaps) and not returns_nothing(one_of_two)
