@@ -1,8 +1,8 @@
 """Whether tensors are what they were when they were handed out: torch counts the changes of each in place.
 
 A model's ``state_dict()`` is its live tensors. Who publishes that and goes on learning has others pull what was learnt since, under the older version: nobody
-would see it. Not noticed: changes through ``.data`` and ``.numpy()``, and arrays of numpy, for nobody counts those; nor changes of a tensor that lies on a part
-of a larger one's memory, for torch has one count for all of that, and a learner may publish one half while it writes the other.
+would see it. Not noticed: those through ``.data`` and ``.numpy()``, by fused optimisers, and arrays of numpy, for nobody counts those; nor changes of a tensor
+that lies on a part of a larger one's memory, for torch has one count for all of that, and a learner may publish one half while it writes the other.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ _SIMPLE = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 class Unchanged:
-    """The tensors of nested dicts, lists and tuples, and how often each had been changed. ``sees_all``: there is nothing else whose memory may change."""
+    """The tensors of nested dicts, lists and tuples, and how often each had been changed."""
 
     def __init__(self, state: Any) -> None:
-        self._counts, self.sees_all = _counted(state)
+        self._counts = _counted(state)
 
     def changed(self) -> str:
-        """The first that may have been changed since, by its name; "" where none was."""
-        return _named(*self._changes()[:1])
+        """The first that was changed since, by its name; "" where none was."""
+        return _named(*[one for one in self._changes() if not _is_a_part(one[1])][:1])
 
     def refusal(self, version: int, weights: str, owner: str) -> WorkflowError | None:
         """Why this version cannot be handed out any more."""
-        changed = _named(*[one for one in self._changes() if not _is_a_part(one[1])][:1])
-        if not changed:
+        if not (changed := self.changed()):
             return None
         return WorkflowError(
             f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({changed} in place): who pulls it now would get others "
@@ -43,14 +42,13 @@ class Unchanged:
             return [one for one in self._counts if one[1]._version != one[2]]
 
 
-def _counted(state: Any) -> tuple[list[tuple[Any, Any, int]], bool]:
-    """Each with its way from the state: (way of what it lies in, key); and whether all was looked into. Whatever can be pickled passes, also what holds
-    itself."""
+def _counted(state: Any) -> list[tuple[Any, Any, int]]:
+    """Each with its way from the state: (way of what it lies in, key). Whatever can be pickled passes, also what holds itself."""
     torch: Any = sys.modules.get("torch")
     if getattr(torch, "Tensor", None) is None:  # it may just be being imported
-        return [], False
+        return []
     found: list[tuple[Any, Any, int]] = []
-    seen, sees_all = set[int](), True
+    seen = set[int]()
     open_: list[tuple[Any, Iterator[tuple[Any, Any]]]] = [(None, iter([(None, state)]))]
     with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
         while open_:
@@ -60,15 +58,13 @@ def _counted(state: Any) -> tuple[list[tuple[Any, Any, int]], bool]:
                     continue
                 if isinstance(part, torch.Tensor) and not part.is_inference():
                     found.append(((way, key), part, part._version))
-                elif not isinstance(part, (dict, list, tuple)):
-                    sees_all = False
-                elif id(part) not in seen:
+                elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
                     seen.add(id(part))
                     open_.append(((way, key), iter(part.items() if isinstance(part, dict) else enumerate(part))))
                     break
             else:
                 open_.pop()
-    return found, sees_all
+    return found
 
 
 def _named(*changes: tuple[Any, Any, int]) -> str:

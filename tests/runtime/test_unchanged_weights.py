@@ -66,7 +66,7 @@ def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: 
 
 
 @pytest.mark.parametrize("bucket", [None, 0.001])
-@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+@pytest.mark.parametrize("kind", ["tensors", "data", "arrays"])
 def test_a_delta_upon_what_was_changed_in_place_is_no_delta(bucket: float | None, kind: str) -> None:
     """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
     flow = Workflow("deltas")
@@ -87,11 +87,14 @@ class InPlace(Worker):
         self.kind = kind
 
     def setup(self) -> None:
-        library = torch if self.kind == "tensors" else np
+        library = np if self.kind == "arrays" else torch
         self.state = {"bias": library.zeros(100_000), "other": library.ones(100_000)}
 
     def learn(self, bucket: float | None, weights: Weights) -> int:
-        self.state["bias"] += 1
+        if self.kind == "data":  # which nobody counts, as with fused optimisers
+            self.state["bias"].data.add_(1)
+        else:
+            self.state["bias"] += 1
         return weights.publish(self.state, delta=True, bucket_mib=bucket)
 
 
@@ -102,7 +105,6 @@ def test_what_is_looked_at() -> None:
     assert not seen.changed()
     held.add_(1)
     assert seen.changed() == "['a'][1][0]"
-    assert seen.sees_all and not Unchanged([held, np.zeros(1)]).sees_all
     with torch.inference_mode():
         assert not Unchanged([torch.zeros(1)]).changed()
 
@@ -153,11 +155,11 @@ def test_whatever_can_be_pickled_can_be_published() -> None:
     assert seen.changed().startswith("['nested'][0][0]") and seen.refusal(1, "w", "learner") is not None
 
 
-def test_only_a_delta_minds_a_change_of_the_memory_around() -> None:
+def test_a_change_of_the_memory_around_is_none() -> None:
     whole = torch.zeros(4)
     seen, sparse = Unchanged([whole[:2]]), Unchanged([around := torch.eye(2).to_sparse()])
     whole[2:].add_(1)
-    assert seen.changed() == "[0]" and seen.refusal(1, "w", "learner") is None
+    assert seen.changed() == "" and seen.refusal(1, "w", "learner") is None
     around.mul_(2)
     assert sparse.refusal(1, "w", "learner") is not None
     assert Unchanged(whole).changed() == "" and Unchanged(whole).refusal(1, "w", "learner") is None
