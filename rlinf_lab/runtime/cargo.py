@@ -33,10 +33,10 @@ class Cargo:
     blocks: Sequence[NDArray[np.uint8]]
 
     @classmethod
-    def of(cls, version: int, state: Any) -> Cargo:
-        """Raises `WorkflowError` when the state does not pickle."""
+    def of(cls, version: int, state: Any, copies: bool = False) -> Cargo:
+        """Raises `WorkflowError` when the state does not pickle. ``copies``: whatever happens to the state's own memory later."""
         data, buffers = pickled(state)
-        return cls(version, data, [np.asarray(b.on_host() if isinstance(b, OnDevice) else b, np.uint8) for b in buffers])
+        return cls(version, data, [_bytes(b, copies) for b in buffers])
 
     def open(self) -> Any:
         """The state, whose arrays lie on the blocks and cannot be written."""
@@ -66,11 +66,14 @@ class Arrived(NamedTuple):
 
 
 class Outgoing:
-    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends."""
+    """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends.
 
-    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int) -> None:
-        self.version, self.base = version, base
-        self.unchanged = Unchanged(state)  # its blocks are the tensors' own memory: no base for the next version where the learner goes on in place
+    ``copies``: what is kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with itself.
+    """
+
+    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copies: bool = False) -> None:
+        self.version, self.base, self.copies = version, base, copies
+        self.unchanged = unchanged  # since it was published
         self._state, self._bucket, self._lock = state, bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []
@@ -78,7 +81,7 @@ class Outgoing:
     def encode(self, number: int) -> Arrived:
         with self._lock:
             if self.cargo is None:
-                self.cargo = Cargo.of(self.version, self._state)
+                self.cargo = Cargo.of(self.version, self._state, self.copies)
                 self._buckets = ranges([b.size for b in self.cargo.blocks], self._bucket)
         cargo, base = self.cargo, self.base
         pieces = tuple(_piece(cargo, base, *r) for r in self._buckets[number])
@@ -123,6 +126,14 @@ def _piece(cargo: Cargo, base: Cargo | None, block: int, start: int, stop: int) 
     if 3 * changed.size > new_words.size:
         return Piece(block, start, stop, new)
     return Piece(block, start, stop, new_words[changed], changed.astype(np.uint32))
+
+
+def _bytes(buffer: Any, copies: bool) -> NDArray[np.uint8]:
+    """What lay on a GPU is a copy already."""
+    if isinstance(buffer, OnDevice):
+        return np.asarray(buffer.on_host(), np.uint8)
+    found = np.asarray(buffer, np.uint8)
+    return found.copy() if copies else found
 
 
 def _words(data: NDArray[np.uint8]) -> NDArray:

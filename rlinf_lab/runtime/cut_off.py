@@ -14,31 +14,35 @@ from rlinf_lab.errors import ExecutorError
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
 
-SECONDS = 5.0  # in which the driver hears of a death by itself
+SECONDS = 7.0  # in which the driver hears of a death by itself: of a node that falls silent one link may hear five later than another (`links.PROBES`)
 
 
 def heard(host: Host, here: str, peer: str) -> None:
-    """Under the mutex, at the driver's host: ``here`` does not hear ``peer`` any more."""
-    if not _is_known(host, here, peer):
-        timer = threading.Timer(SECONDS, _decide, (host, here, peer))
-        timer.daemon = True
-        timer.start()
+    """Under the mutex, at the driver's host: ``here`` does not hear ``peer`` any more. Both may say so."""
+    name = f"cut off: {' and '.join(sorted((here, peer)))}"
+    if not _is_known(host, here, peer) and all(thread.name != name for thread in host._threads):
+        thread = threading.Thread(target=_wait_and_decide, args=(host, here, peer), name=name, daemon=True)
+        host._threads.append(thread)  # which ends, at the latest, when the host is stopped
+        thread.start()
 
 
 def _is_known(host: Host, here: str, peer: str) -> bool:
     return host.stopping or bool({here, peer} & host.dead)
 
 
-def _decide(host: Host, here: str, peer: str) -> None:
+def _wait_and_decide(host: Host, here: str, peer: str) -> None:
+    with host._ready:
+        if host._ready.wait_for(lambda: _is_known(host, here, peer), SECONDS):
+            return
     with host._mutex:
         if _is_known(host, here, peer):
             return
         assert host.loop is not None
         host.loop.break_off(
             ExecutorError(
-                f"Host {host._who_lives_at(here)} has lost its connection to host {host._who_lives_at(peer)}, and both still answer here: the network "
-                f"between their nodes is cut, one of these is going down, or the process that carried their messages was killed. The session has "
-                f"ended by that. Next: lab.check(flow, plan, ...) says which nodes reach each other; then run again."
+                f"Host {host._who_lives_at(here)} has lost its connection to host {host._who_lives_at(peer)}, and the driver has not heard that either "
+                f"died: the network between their nodes is cut, one of these is going down, or the process that carried their messages was killed. The "
+                f"session has ended by that. Next: lab.check(flow, plan, ...) says which nodes reach each other; then run again."
             )
         )
     host.flush()

@@ -23,7 +23,7 @@ from rlinf_lab.runtime.meetings import may_meet
 from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.values import Unmade
 from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
-from rlinf_lab.workflow.declaration import signature_of
+from rlinf_lab.workflow.declaration import returns_nothing, says_none
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host import Host
@@ -154,10 +154,9 @@ class Unwanted:
         """Its call has ended by that. What stands for its value."""
         for port in process.ports:
             port.moved.left_off = True
-        return None if self._returns_nothing(call) else Unmade(f"{process.label}.{call.method}() of iteration {call.iteration}", tuple(call.channels(WRITE)))
-
-    def _returns_nothing(self, call: CallSpec) -> bool:
-        return signature_of(self._host._declarations[call.worker].function(call.method)).return_annotation in (None, type(None), "None")
+        if returns_nothing(self._host._declarations[call.worker].function(call.method)):  # whoever waits for it only wants it to have ended
+            return None
+        return Unmade(f"{process.label}.{call.method}() of iteration {call.iteration}", tuple(call.channels(WRITE)))
 
     def _is_in_vain(self, process: Process) -> bool:
         return (call := self._call_in_vain(process)) is not None and not self._why_it_goes_on(call)
@@ -177,7 +176,7 @@ class Unwanted:
             self._meets[worker] = self._host.layout.ranks(worker) > 1 and may_meet(self._host._declarations[worker].cls)
         if self._meets[worker]:  # one that is cut off within a collective breaks it for the others
             return "its ranks may meet"
-        if self._returns_nothing(call):
+        if says_none(self._host._declarations[worker].function(call.method)):
             return ""
         wanted = self._wanted.get(call.iteration)
         return "the loop may still ask for its value" if wanted is None else "its value is wanted" if call.call_id in wanted else ""

@@ -293,8 +293,10 @@ class WeightTable:
                 self._host.say(host, ("weights", name, held.version, held.state))
                 return
             last = self._outgoing.get((name, host))
-            same = held.shipping.delta and last is not None and last.cargo is not None and last.version == have and not last.unchanged.changed()
-            self._outgoing[name, host] = Outgoing(held.version, held.state, last.cargo if same and last is not None else None, held.shipping.bucket)
+            delta = held.shipping.delta
+            base = last.cargo if delta and last is not None and last.copies and last.version == have else None
+            assert held.unchanged is not None, "it was published here"
+            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, copies=delta)
         outgoing = self._outgoing[name, host]
         if number and outgoing.version != version:  # of a transfer that was broken off
             return

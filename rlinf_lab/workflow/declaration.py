@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
 import sys
@@ -89,6 +90,26 @@ class Declaration:
 def signature_of(function: Callable[..., Any]) -> inspect.Signature:
     """Of a worker's method, self included. Every call asks; inspecting takes fifty times as long as remembering."""
     return inspect.signature(function)
+
+
+@functools.lru_cache(1024)
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Whether its value can only be None: no line of it returns anything else, and its annotation does not say that it would."""
+    if signature_of(function).return_annotation is not inspect.Signature.empty:
+        return says_none(function)
+    before = None
+    for one in dis.get_instructions(function):
+        if one.opname == "RETURN_CONST" and one.argval is not None:
+            return False
+        if one.opname == "RETURN_VALUE" and (one.is_jump_target or before is None or before.opname != "LOAD_CONST" or before.argval is not None):
+            return False
+        before = one
+    return True
+
+
+def says_none(function: Callable[..., Any]) -> bool:
+    """Whether it is annotated as ``-> None``."""
+    return signature_of(function).return_annotation in (None, type(None), "None")
 
 
 @functools.lru_cache(1024)

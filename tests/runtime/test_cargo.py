@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import rlinf_lab as lab
 from rlinf_lab.errors import WorkerError, WorkflowError
 from rlinf_lab.runtime.cargo import Arrived, Bucket, Cargo, Outgoing, assembled, ranges
+from rlinf_lab.runtime.unchanged import Unchanged
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +37,7 @@ def test_ranges_cover_every_byte_once_and_fit(sizes: list[int], bucket: int) -> 
 
 def sent(state: Any, version: int, base: Cargo | None, bucket: int) -> tuple[Cargo, Cargo, int]:
     """(the sender's, the reader's, bytes on the way)."""
-    outgoing, arrived, count, nbytes = Outgoing(version, state, base, bucket), [], 1, 0
+    outgoing, arrived, count, nbytes = Outgoing(version, state, base, bucket, Unchanged(state)), [], 1, 0
     while len(arrived) < count:
         data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5)
         nbytes += len(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import socket
 import sys
 import threading
@@ -15,7 +16,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.hosts import place_hosts
+from rlinf_lab.planning.layout import checked_layout
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime import cut_off
+from rlinf_lab.runtime.device_host import DeviceHost, pack
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.session import Session
@@ -88,3 +93,59 @@ def test_who_hears_of_a_death_first_ends_no_call_as_if_it_were_done() -> None:
     finally:
         dying.join()
         executor.stop()
+
+
+def broken_between(executor: MeshExecutor) -> list[threading.Thread]:
+    """Both ends have told the driver; what it has begun for that."""
+    for one, other in (("host1", "host0"), ("host0", "host1")):
+        executor.hosts[one].lost(other)
+    deadline = time.monotonic() + 5
+    while not (found := waiting()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.1)  # the second message
+    return found or waiting()
+
+
+def waiting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("cut off")]
+
+
+def test_nothing_is_left_behind_by_a_session_that_is_stopped_meanwhile() -> None:
+    """Before, a timer held the host for five seconds after the stop, one for each end."""
+    executor = MeshExecutor(*two_hosts())
+    executor.start()
+    assert Session(executor).step(10, False) == (10, 10)
+    assert len(broken_between(executor)) == len(waiting()) == 1
+    executor.stop()
+    assert not waiting()
+
+
+def test_a_connection_that_ends_between_two_iterations_is_told_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cut_off, "SECONDS", 0.5)
+    executor = MeshExecutor(*two_hosts())
+    executor.start()
+    try:
+        one = Session(executor)
+        assert one.step(10, False) == (10, 10)
+        broken_between(executor)
+        with pytest.raises(ExecutorError, match="has lost its connection to host"):
+            one.step(10, False)
+    finally:
+        executor.stop()
+    assert not waiting()
+
+
+def test_who_hears_of_a_death_before_it_is_connected_does_not_die_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, it could not tell the driver and ended its own process: the driver might name it instead of the one that had died."""
+    flow, plan = two_hosts()
+    layout = checked_layout(flow.graph, plan)
+    monkeypatch.setattr(DeviceHost, "_pin", lambda self: None)
+    interval = sys.getswitchinterval()
+    host = DeviceHost("host0", pack(layout, place_hosts(layout), True))
+    try:
+        monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it has ended its process"))
+        host._broken("host1")
+        assert isinstance(host.host.failure, ExecutorError) and host.host.dead == {"host1"}
+    finally:
+        sys.setswitchinterval(interval)
+        host.stop()

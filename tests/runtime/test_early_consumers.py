@@ -24,6 +24,7 @@ from rlinf_lab.runtime.local import LocalExecutor
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.session import Ended, Session
 from rlinf_lab.timeline.timeline import Timeline
+from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -40,6 +41,10 @@ class Maker(Worker):
             ENDED.append(self.name)
 
     def endless(self, out: Outbox) -> str:
+        while True:
+            out.put(1)
+
+    def unannotated(self, out: Outbox):
         while True:
             out.put(1)
 
@@ -271,6 +276,50 @@ def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
     with pytest.raises((WorkflowError, WorkerError), match=told):
         in_time(kept[-1].wait if late else one.step)
     executor.stop()
+
+
+@kinds
+@pytest.mark.parametrize("late", [False, True])
+def test_who_only_waits_for_the_end_of_a_call_that_returns_nothing_hears_of_it(kind: str, late: bool) -> None:
+    """Without an annotation, as in a notebook. It was an error: the call had no value, as if it ever had one."""
+    flow, kept = Workflow("barrier"), list[Any]()
+    items = flow.channel("items", capacity=3, discard_unread=True)
+    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
+
+    @flow.iteration
+    def iteration() -> Any:
+        before = kept[-1:] if not late else []
+        kept.append(maker.unannotated(items))
+        taken = taker.take(items)
+        return taken, [taker.keep(handle) for handle in before]
+
+    executor = executor_of(kind, flow, plan_of(flow))
+    executor.start()
+    one = Session(executor)
+    assert in_time(one.step) == (1, [])
+    if late:
+        assert in_time(kept[-1].wait) is None
+    else:
+        assert in_time(one.step) == (1, [None])
+    assert executor.stop() == Ended()
+
+
+def test_what_returns_nothing_is_read_from_its_code() -> None:
+    def leaves_early(out):
+        with out:
+            for i in range(3):
+                if i:
+                    return
+                out.put(i)
+
+    def perhaps(x):
+        return x or None
+
+    def one_of_two(x):
+        return None if x else 3
+
+    assert returns_nothing(leaves_early) and not returns_nothing(perhaps) and not returns_nothing(one_of_two)
+    assert returns_nothing(Maker.forever) and returns_nothing(Maker.unannotated) and not returns_nothing(Maker.endless)
 
 
 @kinds

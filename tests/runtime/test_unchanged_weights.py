@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from rlinf_lab.errors import WorkerError
@@ -65,11 +66,12 @@ def test_a_version_that_was_changed_after_it_was_published_is_refused(executor: 
 
 
 @pytest.mark.parametrize("bucket", [None, 0.001])
-def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: float | None) -> None:
+@pytest.mark.parametrize("kind", ["tensors", "data", "arrays"])
+def test_a_delta_upon_what_was_changed_in_place_is_no_delta(bucket: float | None, kind: str) -> None:
     """Before, the version before was compared with itself, and the actor acted with version 1 for ever."""
     flow = Workflow("deltas")
     weights = flow.weights("w")
-    learner, actor = flow.worker(InPlace, name="learner"), flow.worker(Actor, name="actor")
+    learner, actor = flow.worker(InPlace, kind, name="learner"), flow.worker(Actor, name="actor")
 
     @flow.iteration
     def iteration() -> object:
@@ -81,11 +83,18 @@ def test_a_delta_upon_tensors_that_were_changed_in_place_is_no_delta(bucket: flo
 
 
 class InPlace(Worker):
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
     def setup(self) -> None:
-        self.state = {"bias": torch.zeros(100_000), "other": torch.ones(100_000)}
+        library = np if self.kind == "arrays" else torch
+        self.state = {"bias": library.zeros(100_000), "other": library.ones(100_000)}
 
     def learn(self, bucket: float | None, weights: Weights) -> int:
-        self.state["bias"].add_(1)
+        if self.kind == "data":  # which nobody counts, as with fused optimisers
+            self.state["bias"].data.add_(1)
+        else:
+            self.state["bias"] += 1
         return weights.publish(self.state, delta=True, bucket_mib=bucket)
 
 
@@ -98,3 +107,59 @@ def test_what_is_looked_at() -> None:
     assert seen.changed() == "['a'][1][0]"
     with torch.inference_mode():
         assert not Unchanged([torch.zeros(1)]).changed()
+
+
+class Halves(Worker):
+    """Publishes one half of a buffer while it writes the other."""
+
+    def setup(self) -> None:
+        self.halves = torch.zeros(2, 3)
+
+    def learn(self, version: int, weights: Weights) -> int:
+        self.halves[version % 2].fill_(version)
+        return weights.publish({"bias": self.halves[version % 2]})
+
+    def go_on(self, version: int) -> int:
+        self.halves[(version + 1) % 2].fill_(-1.0)
+        return version
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_writes_another_part_of_the_same_memory_is_not_refused(executor: str) -> None:
+    """torch has one count for all views of a tensor. Before, a learner with two buffers in one was refused though it changed nothing."""
+    flow = Workflow("halves")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Halves, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration(version: int) -> object:
+        return actor.act(learner.go_on(learner.learn(version, weights).wait()).wait(), weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        assert [s.step(i) for i in (1, 2, 3)] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+
+
+def test_whatever_can_be_pickled_can_be_published() -> None:
+    """Before: RecursionError, and ValueError of a parameter that has no shape yet."""
+    changing = torch.zeros(2)
+    state: dict = {"lazy": torch.nn.LazyLinear(3).state_dict()}
+    state["itself"] = state
+    nested: list = [changing]
+    for _ in range(5000):
+        nested = [nested]
+    state["nested"] = nested
+    seen = Unchanged(state)
+    assert not seen.changed() and seen.refusal(1, "w", "learner") is None
+    changing.add_(1)
+    assert seen.changed().startswith("['nested'][0][0]") and seen.refusal(1, "w", "learner") is not None
+
+
+def test_a_change_of_the_memory_around_is_none() -> None:
+    whole = torch.zeros(4)
+    seen, sparse = Unchanged([whole[:2]]), Unchanged([around := torch.eye(2).to_sparse()])
+    whole[2:].add_(1)
+    assert seen.changed() == "" and seen.refusal(1, "w", "learner") is None
+    around.mul_(2)
+    assert sparse.refusal(1, "w", "learner") is not None
+    assert Unchanged(whole).changed() == "" and Unchanged(whole).refusal(1, "w", "learner") is None
