@@ -587,7 +587,8 @@ def _bar(r: Range) -> str:
     left, right = (80 + 80 * float(np.log(f)) / float(np.log(WIDEST)) for f in (r.low, r.high))
     said = f"{r.low:.2f} to {r.high:.2f}"
     drawn = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' width='160' height='12' role='img' aria-label='{said}'><rect x='{left:.1f}' y='2' width='{right - left:.1f}' height='8' "
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='160' height='12' role='img' aria-label='{said}'>"
+        f"<rect x='{left:.1f}' y='2' width='{right - left:.1f}' height='8' "
         f"fill='#1e69b4'/><line x1='80' y1='0' x2='80' y2='12' stroke='currentColor'/></svg>"
     )
     return anywhere(drawn, drawn, said)

@@ -60,7 +60,8 @@ def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
     """HTML that shows the SVG ``drawn``, and ``image``, another SVG, where a page takes that out and leaves its words.
 
     JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style sheet shows it and hides the image.
-    The name is of this picture alone, as in `shown_svg`, for a notebook may hold what is taken out beside the same that the reader has run. ``width``: CSS pixels of the image; 0: its own.
+    The name is of this picture alone, as in `shown_svg`, for a notebook may hold what is taken out beside the same that the reader has run.
+    ``width``: CSS pixels of the image; 0: its own.
     """
     name, data = f"picture-{_counted(f'{zlib.crc32(repr((drawn, _cell())).encode()):x}')}", base64.b64encode(image.encode()).decode("ascii")
     style = f"<style>.{name}-drawn{{display:block!important}}.{name}-image{{display:none!important}}</style>"
