@@ -70,7 +70,7 @@ def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
         image.scroll_into_view_if_needed()
         assert len(np.unique(pixels(lab.page, picture).reshape(-1, 3), axis=0)) > 20
     lab.screenshot(f"of-somebody-else-{theme}")
-    cell = next(i for i, each in enumerate(book["cells"]) if each["source"] == PIPELINE)
+    cell = CELLS.index(PIPELINE)
     lab.page.evaluate("(cell) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell; }", cell)
     lab.execute("notebook:run-cell")
     lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 11 and lab.page.locator("svg.rl-graph:visible").count() == 1, "one of two equal graphs", 20)
