@@ -140,7 +140,9 @@ class Planned:
     def _repr_html_(self) -> str:
         from html import escape
 
-        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else self.timeline._repr_mimebundle_()['image/svg+xml']}</div>"
+        from rlinf_lab.timeline.svg import shown_html
+
+        return f"<div><pre>{escape(repr(self))}</pre>{'' if self.simulated is None else shown_html(self.timeline._scene(960, 'device'))}</div>"
 
 
 @dataclass(frozen=True)

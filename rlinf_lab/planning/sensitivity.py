@@ -45,6 +45,7 @@ from rlinf_lab.planning.search.trees import compositions, evaluate
 from rlinf_lab.planning.setting import Arrangement, Setting
 from rlinf_lab.planning.sharing import fitting
 from rlinf_lab.planning.steady import settled, steady
+from rlinf_lab.timeline.svg import anywhere
 
 TOLERANCE = 0.01  # relative: so much slower than the best plan that is found, a choice still stands
 WIDEST = 4.0  # times as much, or as little, is looked at
@@ -584,7 +585,10 @@ def _percent(factor: float) -> str:
 def _bar(r: Range) -> str:
     """Log scale from a quarter to four times, 160 pixels; the line is the profile's value."""
     left, right = (80 + 80 * float(np.log(f)) / float(np.log(WIDEST)) for f in (r.low, r.high))
-    return (
-        f"<svg width='160' height='12' role='img' aria-label='{r.low:.2f} to {r.high:.2f}'><rect x='{left:.1f}' y='2' width='{right - left:.1f}' height='8' "
+    said = f"{r.low:.2f} to {r.high:.2f}"
+    drawn = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' width='160' height='12' role='img' aria-label='{said}'>"
+        f"<rect x='{left:.1f}' y='2' width='{right - left:.1f}' height='8' "
         f"fill='#1e69b4'/><line x1='80' y1='0' x2='80' y2='12' stroke='currentColor'/></svg>"
     )
+    return anywhere(drawn, drawn, said)

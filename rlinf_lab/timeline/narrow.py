@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-_HEAD, _BEFORE = 16, 8  # characters that are kept of the beginning, and before what tells names apart
+_HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before what tells names apart
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names on one line of ``most`` characters each, by their beginning and end; where these do not tell two apart, by what does, or by a number."""
+    """The names on one line of ``most`` columns (`width`) each, by their beginning and end; where these do not tell two apart, by what does, or by a number."""
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
     for ordered in _alike(cut):
@@ -17,8 +18,36 @@ def narrow(names: Sequence[str], most: int = 56) -> list[str]:
     for ordered in _alike(cut):  # of several that differ here and there
         for number, name in enumerate(ordered, 1):
             mark = f" #{number}"
-            cut[name] = cut[name][: most - len(mark)] + mark
+            cut[name] = _first(cut[name], most - len(mark)) + mark
     return [cut[name] for name in plain]
+
+
+def width(text: str) -> int:
+    """Columns of a terminal: Chinese, Japanese and Korean characters and most pictures take two, an accent that is a character of its own none."""
+    return len(text) if text.isascii() else sum(map(_columns, text))
+
+
+def _columns(character: str) -> int:
+    return 0 if unicodedata.category(character) in ("Mn", "Me") else 1 + (unicodedata.east_asian_width(character) in "WF")
+
+
+def _first(text: str, most: int) -> str:
+    """As much of the beginning as ``most`` columns hold."""
+    used = 0
+    for i, character in enumerate(text):
+        used += _columns(character)
+        if used > most:
+            return text[:i]
+    return text
+
+
+def _last(text: str, most: int) -> str:
+    used = 0
+    for i in range(len(text) - 1, -1, -1):
+        used += _columns(text[i])
+        if used > most:
+            return text[i + 1 :]
+    return text
 
 
 def _alike(cut: Mapping[str, str]) -> list[list[str]]:
@@ -36,14 +65,15 @@ def _on_a_line(name: str) -> str:
 
 def _middle(name: str, most: int) -> str:
     tail = most // 3
-    return name if len(name) <= most else f"{name[: most - tail - 1]}…{name[-tail:]}"
+    return name if width(name) <= most else f"{_first(name, most - tail - 1)}…{_last(name, tail)}"
 
 
 def _around(name: str, place: int, most: int) -> str:
     """The beginning, and what lies around ``place``, where it differs from another."""
-    begin = max(_HEAD, place - _BEFORE)
-    end = begin + most - _HEAD - 2
-    return f"{name[:_HEAD]}…{name[begin:end]}{'…' if end < len(name) else ''}"
+    head = _first(name, _HEAD)
+    rest = name[max(len(head), place - _BEFORE) :]
+    seen = _first(rest, most - _HEAD - 2)
+    return f"{head}…{seen}{'…' if len(seen) < len(rest) else ''}"
 
 
 def _common(one: str, other: str) -> int:

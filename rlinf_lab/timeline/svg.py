@@ -41,11 +41,14 @@ def shown_svg(scene: Scene) -> str:
     Of two equal ids a page takes the first, and paints nothing where that one is hidden, as the picture above a widget is. What tells them apart is the
     notebook's cell and how often this process has shown this very picture there: a notebook that is run again from its start is stored as it was.
     """
-    name = _prefix(scene, _cell())
+    return _svg(scene, "auto", _counted(_prefix(scene, _cell())))
+
+
+def _counted(name: str) -> str:
+    """The name, and how often it was asked for."""
     with _lock:
         _times[name] += 1
-        name = f"{name}-{_times[name]}"
-    return _svg(scene, "auto", name)
+        return f"{name}-{_times[name]}"
 
 
 def shown_html(scene: Scene) -> str:
@@ -57,9 +60,10 @@ def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:
     """HTML that shows the SVG ``drawn``, and ``image``, another SVG, where a page takes that out and leaves its words.
 
     JupyterLab does so in a notebook of somebody else, with style sheets, too: so what is drawn is hidden, and a style sheet shows it and hides the image.
-    The name is of this picture alone, for a notebook may hold what is taken out beside what the reader has run. ``width``: CSS pixels of the image; 0: its own.
+    The name is of this picture alone, as in `shown_svg`, for a notebook may hold what is taken out beside the same that the reader has run.
+    ``width``: CSS pixels of the image; 0: its own.
     """
-    name, data = f"picture-{zlib.crc32(drawn.encode()):x}", base64.b64encode(image.encode()).decode("ascii")
+    name, data = f"picture-{_counted(f'{zlib.crc32(repr((drawn, _cell())).encode()):x}')}", base64.b64encode(image.encode()).decode("ascii")
     style = f"<style>.{name}-drawn{{display:block!important}}.{name}-image{{display:none!important}}</style>"
     wide = f' width="{width}"' if width else ""
     seen = f'<img class="{name}-image"{wide} style="max-width:100%;background:#fff" alt="{_text(title)}" src="data:image/svg+xml;base64,{data}">'

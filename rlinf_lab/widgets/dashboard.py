@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -15,7 +15,7 @@ from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
-from rlinf_lab.widgets.pushable import check_config, check_push
+from rlinf_lab.widgets.pushable import check_config, check_push, tidy, tidy_row, tidy_state
 from rlinf_lab.widgets.pushed import PushedWidget
 
 COMMANDS = ("pause", "resume", "stop")
@@ -49,6 +49,7 @@ class Dashboard(PushedWidget):
     ) -> None:
         if every_seconds is not None and not (isinstance(every_seconds, Real) and not isinstance(every_seconds, bool) and 0 < every_seconds < math.inf):
             raise ConfigError(f"Dashboard(every_seconds={shown(every_seconds)}): the longest time between two pushes, s. Next: every_seconds=60, or None.")
+        devices, charts = (list(names) if isinstance(names, Iterator) else names for names in (devices, charts))  # looked at, and kept
         check_config(title, plan, devices, iterations, charts)
         self._feed: TimelineFeed | None = None
         self._later: Update | None = None  # device time that goes with the next message
@@ -61,7 +62,7 @@ class Dashboard(PushedWidget):
         self._is_over = False
         self._kept: tuple[Any, ...] = ()  # what the stored picture shows
         config = {"title": title, "plan": plan, "devices": list(devices), "iterations": _plain(iterations), "charts": list(charts), "buttons": buttons}
-        super().__init__(config=config | {"every_seconds": every_seconds})
+        super().__init__(config=config | {"every_seconds": _plain(every_seconds)})
 
     def push(
         self,
@@ -87,7 +88,8 @@ class Dashboard(PushedWidget):
         now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended.
         Raises `ConfigError` for what cannot be shown, and then nothing of it is.
         """
-        rows = list(metrics) if isinstance(metrics, Iterable) else [metrics]
+        state, rows = tidy_state(state), [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics]
+        counters = {name: tidy(value) for name, value in counters.items()} if isinstance(counters, Mapping) else counters
         check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
@@ -103,7 +105,7 @@ class Dashboard(PushedWidget):
                 self._metrics.update((row["iteration"], row) for row in rows)
                 content["metrics"] = rows
             if counters is not None:
-                sample = [time.monotonic(), {name: float(value) for name, value in counters.items() if math.isfinite(value)}]
+                sample = [time.monotonic(), {name: float(value) for name, value in counters.items() if value is not None and math.isfinite(value)}]
                 self._samples = [*self._samples[1 - KEPT_SAMPLES :], sample]
                 content["counters"] = [sample]
             if frame is not None and (final or self.wants_frame()):

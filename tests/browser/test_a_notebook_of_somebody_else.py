@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,11 +32,15 @@ def iteration():
 
 flow
 """
+PROFILE = str(Path(__file__).parents[2] / "docs" / "profiles" / "grpo_1.5b_case1.json")
 CELLS = [
     DASHBOARD,
     "from rlinf_lab.widgets import TimelineView\nTimelineView(sample.timeline)",
     "sample.timeline",
     PIPELINE,
+    "flow",
+    f"import rlinf_lab as lab\nplans = lab.plan(lab.Profile.load({PROFILE!r}), 4)\nplans.best",
+    "lab.sensitivity(plans)",
 ]
 PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/svg\"]')].filter((e) => e.offsetWidth).map((e) => e.naturalWidth > 100)"
 
@@ -55,13 +60,17 @@ def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     other = path.with_name(f"theirs-{theme}.ipynb")
     other.write_text(json.dumps(book))
     jupyterlab.close_pages()
-    lab = jupyterlab.open_notebook(other, theme=theme)
-    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) >= 7, "the pictures", 20)  # three timelines, three curves, a graph
+    lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000))  # all of it: cells out of sight are not drawn
+    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 12, "the pictures", 20)  # 4 timelines, 3 curves, a graph twice, 3 ranges
     assert all(lab.page.evaluate(PICTURES))
     words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()
-    assert not any("cpu:0cpu:1" in text or "sourceSource" in text for text in words), "words without their places"
+    assert not any("cpu:0cpu:1" in text or "sourceSource" in text or "cuda:0cuda:1" in text for text in words), "words without their places"
     for picture in (".rlinf-lab-still img[alt^=Timeline]", ".jp-OutputArea-executeResult img[alt^=Timeline]"):
         image = lab.page.locator(picture).first
         image.scroll_into_view_if_needed()
         assert len(np.unique(pixels(lab.page, picture).reshape(-1, 3), axis=0)) > 20
     lab.screenshot(f"of-somebody-else-{theme}")
+    cell = CELLS.index(PIPELINE)
+    lab.page.evaluate("(cell) => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell; }", cell)
+    lab.execute("notebook:run-cell")
+    lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 11 and lab.page.locator("svg.rl-graph:visible").count() == 1, "one of two equal graphs", 20)

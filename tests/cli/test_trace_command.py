@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.cli import main
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.narrow import narrow
+from rlinf_lab.timeline.narrow import narrow, width
 
 K = SpanKind
 
@@ -124,9 +124,21 @@ def test_the_names_of_kernels_fit_into_a_terminal_and_stay_different(tmp_path: P
     assert {step["name"] for step in json.loads(capsys.readouterr().out)["critical_path"]} == set(kernels), "scripts have the names as they are"
 
 
-@given(names=st.lists(st.text("ab<\n", max_size=90), max_size=9), most=st.integers(40, 60))
+@given(names=st.lists(st.text("ab<\n学é\u0301", max_size=90), max_size=9), most=st.integers(40, 60))
 def test_names_are_never_wider_than_the_column(names: list[str], most: int) -> None:
     cut = narrow(names, most)
-    assert all(len(text) <= most and text.isprintable() for text in cut)
-    assert all(text == name for text, name in zip(cut, names, strict=True) if len(name) <= most and name.isprintable() and "…" not in text)
+    assert all(width(text) <= most and text.isprintable() for text in cut)
+    assert all(text == name for text, name in zip(cut, names, strict=True) if width(name) <= most and name.isprintable() and "…" not in text)
     assert len(set(cut)) == len(set(names))
+
+
+def test_names_of_any_script_stand_in_columns() -> None:
+    """Chinese characters are two columns wide, an accent of its own none: the numbers after such names stood elsewhere, and long ones broke the line."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    for i, worker in enumerate(["learner", "学习者", "模拟器" * 30, "e\u0301tudiant", "학습자"]):
+        recorder.add(recorder.track(worker, 0, ("cpu:0",)), K.RUN, recorder.name("步骤"), 10 * i, 10 * i + 9, 0)
+    timeline.extend(recorder.drain())
+    lines = repr(timeline.summary()).splitlines()
+    lanes = lines[lines.index("Lanes, share of time in RUN spans") + 1 :][:5]
+    assert {width(line.partition("cpu:0")[0]) for line in lanes} == {width(lanes[0].partition("cpu:0")[0])} and all(width(line) < 100 for line in lines[3:])
+    assert width("学习者") == 6 and width("e\u0301") == 1

@@ -79,7 +79,8 @@ def test_a_plan_comes_with_its_timeline() -> None:
     best = plan(chain(a=FLAT, b=STEEP), 8).best
     assert best.simulated == pytest.approx(best.timeline.iterations()["seconds"].iloc[-1]) == best.seconds
     assert len(best.simulate(4).iterations()) == 4 and best.timeline.bubble_sum_error_ns() == 0
-    assert "<svg" in best._repr_html_()
+    html = best._repr_html_()
+    assert html.count("<svg") == html.count("<img") == 1, "an image where a page takes SVG out"
 
 
 def test_json_of_plans() -> None:

@@ -419,7 +419,7 @@ def test_the_saved_notebook_has_a_picture() -> None:
     assert "application/vnd.jupyter.widget-view+json" in data
     assert "<svg" in data["text/html"] and "a &lt;b&gt;" in data["text/html"] and "success_rate" in data["text/html"]
     assert data["text/plain"] == "Dashboard('a <b>', plan 'fused': finished, iteration 2/2)"
-    same = [re.sub(r"\bh[0-9a-f]+-\d+-|\bpicture-[0-9a-f]+-", "", html) for html in (board.still()._repr_html_(), data["text/html"])]  # ids are its own
+    same = [re.sub(r"\bh[0-9a-f]+-\d+-|\bpicture-[0-9a-f]+-\d+-", "", html) for html in (board.still()._repr_html_(), data["text/html"])]  # ids are its own
     assert same[0] == same[1]
     drawn = board.still().scene
     words = [word.text for word in drawn.words] if drawn else []
