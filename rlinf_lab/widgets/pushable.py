@@ -28,7 +28,8 @@ def tidy(value: Any) -> Any:
         return value.item()
     if isinstance(value, Decimal):
         return float(value)
-    return None if value is getattr(sys.modules.get("pandas"), "NA", value) and not isinstance(value, str | Real) else value
+    pandas = sys.modules.get("pandas")  # who has not loaded it has none of its values
+    return None if pandas is not None and value is getattr(pandas, "NA", pandas) else value
 
 
 def tidy_state(state: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.widgets import Dashboard
+from rlinf_lab.widgets.pushable import tidy_state
 
 
 @pytest.mark.parametrize("options", [
@@ -91,3 +93,10 @@ def test_names_of_a_generator_are_kept() -> None:
 def test_only_a_function_hears_the_buttons() -> None:
     with pytest.raises(ConfigError, match="on_command"):
         Dashboard().on_command(5)  # type: ignore[arg-type]
+
+
+def test_a_state_is_told_whole_where_pandas_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each list and mapping in it had become nothing."""
+    monkeypatch.delitem(sys.modules, "pandas", raising=False)
+    state = {"standstill": ["learner waits for things"], "waits": {"nodes": [], "edges": [], "cycles": []}}
+    assert tidy_state(state) == state
