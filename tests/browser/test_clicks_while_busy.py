@@ -112,11 +112,16 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
         outliers_lead_to_the_slow_step(hand)
         a_range_has_statistics(hand)
         a_search_goes_from_one_to_the_next(hand)
-        assert not errors  # that the cell was busy all the time it says itself, below; a widget's messages make the status flicker
+        assert "THROUGH" not in said(lab) and not errors, "the cell is still busy: by what it has said, for a widget's messages make the status flicker"
     finally:
         through.touch()
     lab.wait_kernel("idle")
-    lab.wait_until(lambda: "THROUGH True" in "".join(lab.page.locator(".jp-OutputArea").all_inner_texts()), "the end of the cell")
+    lab.wait_until(lambda: "THROUGH True" in said(lab), "the end of the cell")
+
+
+def said(lab: Any) -> str:
+    """What the cells have printed."""
+    return "".join(lab.page.locator(".jp-OutputArea").all_inner_texts())
 
 
 def a_bubble_says_its_cause_and_what_it_cost(hand: Hand, theme: str) -> None:

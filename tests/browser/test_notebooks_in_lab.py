@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "notebooks"))
 from test_notebooks import IN_LAB, NOTEBOOKS, SMALL
 
-pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
 # The others are run by nbclient at each change; what they show is in these, too.
 HERE = [pytest.param(path, id=path.stem, marks=[] if path.stem in IN_LAB else [pytest.mark.slow]) for path in NOTEBOOKS]
@@ -68,7 +68,7 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     failures: list[str] = []
     lab.page.on("pageerror", lambda error: failures.append(str(error)))
     lab.run_all(wait=False)
-    lab.wait_until(lambda: lab.page.evaluate(EVERY_CELL_HAS_RUN) or any(lab.errors()), "the last cell", 300)  # of 21 the sensitivity takes most
+    lab.wait_until(lambda: lab.page.evaluate(EVERY_CELL_HAS_RUN) or any(lab.errors()), "the last cell", 200)
     assert not any(lab.errors())
     boards, spans, explorers = [], [], []
     for theme in ("dark", "light"):
