@@ -24,7 +24,7 @@ class Unchanged:
 
     def changed(self) -> str:
         """The first that was changed since, by its name; "" where none was."""
-        return _named(*[one for one in self._changes() if not _is_a_part(one[1])][:1])
+        return next((_named(way) for way, tensor, _ in self._changes() if not _is_a_part(tensor)), "")
 
     def refusal(self, version: int, weights: str, owner: str) -> WorkflowError | None:
         """Why this version cannot be handed out any more."""
@@ -67,12 +67,9 @@ def _counted(state: Any) -> list[tuple[Any, Any, int]]:
     return found
 
 
-def _named(*changes: tuple[Any, Any, int]) -> str:
-    """The first of them; "" where there is none."""
-    if not changes:
-        return ""
+def _named(way: Any) -> str:
+    """The keys on it."""
     keys: list[str] = []
-    way = changes[0][0]
     while way[0] is not None:  # the first key is none: that of the state itself
         way, key = way
         keys.append(f"[{key!r}]")
@@ -80,8 +77,5 @@ def _named(*changes: tuple[Any, Any, int]) -> str:
 
 
 def _is_a_part(tensor: Any) -> bool:
-    """Of larger memory."""
-    try:
-        return bool(tensor.untyped_storage().nbytes() > tensor.nbytes)
-    except (NotImplementedError, RuntimeError):  # it has no memory of its own, as a sparse one
-        return False
+    """Of larger memory; a sparse one has none of its own."""
+    return tensor.layout is sys.modules["torch"].strided and bool(tensor.untyped_storage().nbytes() > tensor.nbytes)

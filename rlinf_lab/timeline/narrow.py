@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import unicodedata
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+
+from rich.cells import cell_len, get_character_cell_size
 
 _HEAD, _BEFORE = 16, 8  # columns that are kept of the beginning, and before what tells names apart
 
 
 def narrow(names: Sequence[str], most: int = 56) -> list[str]:
-    """The names on one line of ``most`` columns (`width`) each, by their beginning and end; where these do not tell two apart, by what does, or by a number."""
+    """The names on one line of ``most`` columns of a terminal each, by their beginning and end; where these do not tell two apart, by what
+    does, or by a number."""
     plain = [_on_a_line(name) for name in names]
     cut = {name: _middle(name, most) for name in plain}
     for ordered in _alike(cut):
@@ -22,32 +25,19 @@ def narrow(names: Sequence[str], most: int = 56) -> list[str]:
     return [cut[name] for name in plain]
 
 
-def width(text: str) -> int:
-    """Columns of a terminal: Chinese, Japanese and Korean characters and most pictures take two, an accent that is a character of its own none."""
-    return len(text) if text.isascii() else sum(map(_columns, text))
-
-
-def _columns(character: str) -> int:
-    return 0 if unicodedata.category(character) in ("Mn", "Me") else 1 + (unicodedata.east_asian_width(character) in "WF")
-
-
 def _first(text: str, most: int) -> str:
     """As much of the beginning as ``most`` columns hold."""
-    used = 0
-    for i, character in enumerate(text):
-        used += _columns(character)
-        if used > most:
-            return text[:i]
-    return text
+    return text[: _fitting(text, most)]
 
 
 def _last(text: str, most: int) -> str:
-    used = 0
-    for i in range(len(text) - 1, -1, -1):
-        used += _columns(text[i])
-        if used > most:
-            return text[i + 1 :]
-    return text
+    return text[len(text) - _fitting(text[::-1], most) :]
+
+
+def _fitting(text: str, most: int) -> int:
+    """How many characters."""
+    ends = itertools.accumulate(map(get_character_cell_size, text))
+    return sum(1 for _ in itertools.takewhile(lambda end: end <= most, ends))
 
 
 def _alike(cut: Mapping[str, str]) -> list[list[str]]:
@@ -65,7 +55,7 @@ def _on_a_line(name: str) -> str:
 
 def _middle(name: str, most: int) -> str:
     tail = most // 3
-    return name if width(name) <= most else f"{_first(name, most - tail - 1)}…{_last(name, tail)}"
+    return name if cell_len(name) <= most else f"{_first(name, most - tail - 1)}…{_last(name, tail)}"
 
 
 def _around(name: str, place: int, most: int) -> str:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from rich.cells import cell_len
 
 from rlinf_lab.timeline import bubbles, critical
 from rlinf_lab.timeline.accounting import Accounting
 from rlinf_lab.timeline.clock import seconds_shown
-from rlinf_lab.timeline.narrow import narrow, width
+from rlinf_lab.timeline.narrow import narrow
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.store import SpanStore
 from rlinf_lab.timeline.tables import Standing
@@ -79,14 +80,14 @@ def _aligned(frame: pd.DataFrame, columns: list[str]) -> list[str]:
     texts = [[_counted(n, "span") for n in top[c]] if c == "spans" else narrow([str(v) for v in top[c]]) for c in columns]
     numbers = [[seconds_shown(seconds), f"{100 * share:.1f} %"] for seconds, share in zip(top["seconds"], top["share"], strict=True)]
     rows = [[*words, *pair] for *words, pair in zip(*texts, numbers, strict=True)]
-    widths = [max(width(row[i]) for row in rows) for i in range(len(rows[0]))]
+    widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
     left = len(columns) - ("spans" in columns)
     lines = ["  " + "  ".join(_padded(text, widths[i], i < left) for i, text in enumerate(row)) for row in rows]
     return lines + ([f"  … and {len(frame) - _SHOWN} more"] if len(frame) > _SHOWN else [])
 
 
 def _padded(text: str, columns: int, left: bool) -> str:
-    room = " " * (columns - width(text))
+    room = " " * (columns - cell_len(text))
     return text + room if left else room + text
 
 

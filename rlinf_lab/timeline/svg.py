@@ -51,9 +51,9 @@ def _counted(name: str) -> str:
         return f"{name}-{_times[name]}"
 
 
-def shown_html(scene: Scene) -> str:
-    """`shown_svg`, also for a page that takes SVG out of HTML."""
-    return anywhere(shown_svg(scene), to_svg(scene, "light"), scene.title, scene.width)
+def shown_html(scene: Scene, drawn: str = "") -> str:
+    """`shown_svg`, also for a page that takes SVG out of HTML. ``drawn``: what that gave, where it is there already."""
+    return anywhere(drawn or shown_svg(scene), to_svg(scene, "light"), scene.title, scene.width)
 
 
 def anywhere(drawn: str, image: str, title: str, width: int = 0) -> str:

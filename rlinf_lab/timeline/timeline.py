@@ -303,7 +303,7 @@ class Timeline(SpanStore):
         frozen = self.snapshot()
         plain, drawn = repr(frozen), frozen._scene(960, "device")
         picture = shown_svg(drawn)
-        html = f"<div>{shown_html(drawn)}<div><small>{escape(plain)}</small></div></div>"
+        html = f"<div>{shown_html(drawn, picture)}<div><small>{escape(plain)}</small></div></div>"
         return {"text/plain": plain, "text/html": html, "image/svg+xml": picture}
 
     def __repr__(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -41,9 +41,9 @@ class Dashboard(PushedWidget):
         self,
         title: str = "run",
         plan: str = "",
-        devices: Sequence[str] = (),
+        devices: Iterable[str] = (),
         iterations: int | None = None,
-        charts: Sequence[str] = ("success_rate", "return", "loss"),
+        charts: Iterable[str] = ("success_rate", "return", "loss"),
         buttons: bool = True,
         every_seconds: float | None = None,
     ) -> None:
@@ -69,7 +69,7 @@ class Dashboard(PushedWidget):
         state: Mapping[str, Any] | None = None,
         metrics: Iterable[Mapping[str, Any]] = (),
         timeline: Timeline | None = None,
-        counters: Mapping[str, float] | None = None,
+        counters: Mapping[str, float | None] | None = None,
         frame: bytes | None = None,
         final: bool = False,
         bubbles: bool = True,

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.timeline import Timeline
+from rlinf_lab.workflow.quantities import plain
 
 STATE_FIELDS = ("state", "iteration", "iterations", "elapsed_seconds", "eta_seconds", "message", "standstill", "waits", "load_note")
 _KINDS = {
@@ -24,8 +25,7 @@ _NAMED = {str: "a text", Integral: "a whole number", Real: "a number"}
 
 def tidy(value: Any) -> Any:
     """A number of torch, numpy or JAX without dimensions (a loss) as Python's, a decimal one as a float, pandas' NA as None; anything else as it is."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        return value.item()
+    value = plain(value)
     if isinstance(value, Decimal):
         return float(value)
     pandas = sys.modules.get("pandas")  # who has not loaded it has none of its values

@@ -12,10 +12,14 @@ from rlinf_lab.errors import WorkflowError, shown
 RESERVED = ("iteration", "seconds")
 
 
+def plain(value: Any) -> Any:
+    """What an array or tensor without dimensions (a loss) holds; anything else as it is."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
 def as_number(value: Any) -> float | None:
-    """A real number, or an array or tensor without dimensions (a loss), as a float. None for anything else, `OverflowError` beyond a float."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        value = value.item()
+    """A real number, or an array or tensor without dimensions, as a float. None for anything else, `OverflowError` beyond a float."""
+    value = plain(value)
     return float(value) if isinstance(value, numbers.Real) else None
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from rlinf_lab.cli import main
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.narrow import narrow, width
+from rlinf_lab.timeline.narrow import narrow
 
 K = SpanKind
 
@@ -127,8 +128,8 @@ def test_the_names_of_kernels_fit_into_a_terminal_and_stay_different(tmp_path: P
 @given(names=st.lists(st.text("ab<\n学é\u0301", max_size=90), max_size=9), most=st.integers(40, 60))
 def test_names_are_never_wider_than_the_column(names: list[str], most: int) -> None:
     cut = narrow(names, most)
-    assert all(width(text) <= most and text.isprintable() for text in cut)
-    assert all(text == name for text, name in zip(cut, names, strict=True) if width(name) <= most and name.isprintable() and "…" not in text)
+    assert all(cell_len(text) <= most and text.isprintable() for text in cut)
+    assert all(text == name for text, name in zip(cut, names, strict=True) if cell_len(name) <= most and name.isprintable() and "…" not in text)
     assert len(set(cut)) == len(set(names))
 
 
@@ -140,5 +141,6 @@ def test_names_of_any_script_stand_in_columns() -> None:
     timeline.extend(recorder.drain())
     lines = repr(timeline.summary()).splitlines()
     lanes = lines[lines.index("Lanes, share of time in RUN spans") + 1 :][:5]
-    assert {width(line.partition("cpu:0")[0]) for line in lanes} == {width(lanes[0].partition("cpu:0")[0])} and all(width(line) < 100 for line in lines[3:])
-    assert width("学习者") == 6 and width("e\u0301") == 1
+    assert len({cell_len(line.partition("cpu:0")[0]) for line in lanes}) == 1
+    assert all(cell_len(line) < 100 for line in lines[3:])
+    assert cell_len("学习者") == 6 and cell_len("e\u0301") == 1

@@ -6,6 +6,7 @@ import dataclasses
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -253,10 +254,8 @@ def test_a_call_that_somebody_reads_goes_on_to_its_end(kind: str) -> None:
     assert executor.stop() == Ended()
 
 
-@kinds
-@pytest.mark.parametrize("late", [False, True])
-def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
-    """It was None to a call of the next iteration, and to whoever asked the handle later."""
+def whose_value_is_asked_for_later(kind: str, method: str, late: bool) -> tuple[Any, Callable[[], Any]]:
+    """A call that ended because nobody read it, kept by the loop; asked for by a call of the next iteration, or ``late``, by its handle."""
     flow, kept = Workflow("kept"), list[Any]()
     items = flow.channel("items", capacity=3, discard_unread=True)
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
@@ -264,7 +263,7 @@ def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
     @flow.iteration
     def iteration() -> Any:
         before = kept[-1:] if not late else []
-        kept.append(maker.endless(items))
+        kept.append(getattr(maker, method)(items))
         taken = taker.take(items)
         return taken, [taker.keep(handle) for handle in before]
 
@@ -272,9 +271,17 @@ def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
     executor.start()
     one = Session(executor)
     assert in_time(one.step) == (1, [])
+    return executor, kept[-1].wait if late else one.step
+
+
+@kinds
+@pytest.mark.parametrize("late", [False, True])
+def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
+    """It was None to a call of the next iteration, and to whoever asked the handle later."""
+    executor, ask = whose_value_is_asked_for_later(kind, "endless", late)
     told = r"maker\[0\].endless\(\) of iteration 0 has no value: nobody read what it put into 'items'.* Next: take the value in the same iteration"
     with pytest.raises((WorkflowError, WorkerError), match=told):
-        in_time(kept[-1].wait if late else one.step)
+        in_time(ask)
     executor.stop()
 
 
@@ -282,25 +289,8 @@ def test_a_call_that_ended_at_a_put_has_no_value(kind: str, late: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_who_only_waits_for_the_end_of_a_call_that_returns_nothing_hears_of_it(kind: str, late: bool) -> None:
     """Without an annotation, as in a notebook. It was an error: the call had no value, as if it ever had one."""
-    flow, kept = Workflow("barrier"), list[Any]()
-    items = flow.channel("items", capacity=3, discard_unread=True)
-    maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
-
-    @flow.iteration
-    def iteration() -> Any:
-        before = kept[-1:] if not late else []
-        kept.append(maker.unannotated(items))
-        taken = taker.take(items)
-        return taken, [taker.keep(handle) for handle in before]
-
-    executor = executor_of(kind, flow, plan_of(flow))
-    executor.start()
-    one = Session(executor)
-    assert in_time(one.step) == (1, [])
-    if late:
-        assert in_time(kept[-1].wait) is None
-    else:
-        assert in_time(one.step) == (1, [None])
+    executor, ask = whose_value_is_asked_for_later(kind, "unannotated", late)
+    assert in_time(ask) == (None if late else (1, [None]))
     assert executor.stop() == Ended()
 
 

@@ -78,7 +78,7 @@ def test_iterations_of_a_table_are_whole_numbers(three: Any) -> None:
 def test_what_is_not_known() -> None:
     board = Dashboard(charts=["loss"])
     unknown = {"message": None, "load_note": None, "standstill": None, "waits": None, "iterations": math.inf, "eta_seconds": math.nan}
-    board.push(unknown, [{"iteration": 0, "loss": None, "return": pd.NA, "ok": np.bool_(True)}], counters={"cpu:0": None, "cpu:1": 0.5})  # type: ignore[dict-item]
+    board.push(unknown, [{"iteration": 0, "loss": None, "return": pd.NA, "ok": np.bool_(True)}], counters={"cpu:0": None, "cpu:1": 0.5})
     told = json.loads(json.dumps(board._history()[0], allow_nan=False))
     assert told["state"] == {"message": "", "load_note": "", "standstill": [], "waits": {}, "iterations": None, "eta_seconds": None}
     assert told["metrics"] == [{"iteration": 0, "loss": None, "return": None, "ok": True}] and told["counters"][0][1] == {"cpu:1": 0.5}
@@ -86,7 +86,7 @@ def test_what_is_not_known() -> None:
 
 
 def test_names_of_a_generator_are_kept() -> None:
-    board = Dashboard(devices=(f"cpu:{i}" for i in range(2)), charts=(name for name in ["loss"]))  # type: ignore[arg-type]
+    board = Dashboard(devices=(f"cpu:{i}" for i in range(2)), charts=(name for name in ["loss"]))
     assert board.config["devices"] == ["cpu:0", "cpu:1"] and board.config["charts"] == ["loss"]
 
 
