@@ -382,7 +382,7 @@ class _Planned(_Judge):
             own = min(own, self._seconds(self.placement, shown_[0][0].placement.setting, DETAIL))
         return _Look(own, own, rival, shape, all(abs(s - c.searched) <= SAME * s for c, s in shown_), TIE, tuple(p for _, p in others[:BESIDE]))
 
-    def known(self, setting: Setting, others: Iterable[Placement]) -> tuple[float, float]:
+    def of_found(self, setting: Setting, others: Iterable[Placement]) -> tuple[float, float]:
         """Seconds of the choice as it is, granted its lead, and of the best of some others, in less detail."""
         own, *rivals = (self._seconds(p, setting, LESS) for p in (self.placement, *others))
         return own / self.lead, min(rivals, default=np.inf)
@@ -552,7 +552,7 @@ class _Steps(_Factors):
             return False
         others = {(p.tree, p.arrangement): p for f in (low, high) for p in self._look(f).others}
         steps = math.ceil(math.log(high / low) / math.log(1 + STEP))
-        between = (self.asked.known(self._changed(float(f)), others.values()) for f in np.geomspace(low, high, steps + 1)[1:-1])
+        between = (self.asked.of_found(self._changed(float(f)), others.values()) for f in np.geomspace(low, high, steps + 1)[1:-1])
         return all(own * (1 + APART) <= rival for own, rival in between)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,10 @@ from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.trees import SPATIAL, Composed
 from rlinf_lab.planning.sensitivity import (
+    AGAIN,
     FAINT,
     FAINTEST,
+    FINE,
     LEAP,
     STEP,
     TOLERANCE,
@@ -33,6 +36,7 @@ from rlinf_lab.planning.sensitivity import (
     _range_of,
     _Scan,
     _Searched,
+    _Steps,
     sensitivity,
 )
 from rlinf_lab.planning.setting import Setting
@@ -177,6 +181,48 @@ def test_who_wins_for_a_moment_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(asked, "look", look)
     assert _Scan(asked, entry(plans, "seconds", "a")).towards(WIDEST) == (pytest.approx(2.5, rel=2e-3), "rival")
+
+
+@pytest.mark.parametrize(("lead", "apart", "farthest"), [(1.05, 1.05, AGAIN), (1.05, 1.005, 1 + STEP), (1.005, 1.005, 1 + STEP)])
+def test_it_is_planned_again_at_each_tenth_where_another_plan_comes_near(monkeypatch: pytest.MonkeyPatch, lead: float, apart: float, farthest: float) -> None:
+    """``lead``: of the choice where it is planned again; ``apart``: between two such factors, in which the plans found there are run."""
+    asked, seen = simulated(monkeypatch, lambda _: lead, lambda _: apart)
+    steps = _Steps(asked, entry(asked.plans, "seconds", "a"))
+    assert steps.towards(WIDEST) == (WIDEST, "")
+    factors = sorted({1.0, *seen})
+    widest = max(b / a for a, b in itertools.pairwise(factors))
+    assert (1 + STEP if farthest == AGAIN else 1) < widest <= farthest * (1 + FINE)
+
+
+def test_who_wins_between_two_factors_at_which_it_was_planned_again_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the square root of two and two, where nothing else would look."""
+
+    def beats(factor: float) -> float:
+        return 0.9 if 1.6 < factor < 1.8 else 1.05
+
+    asked, _ = simulated(monkeypatch, beats, beats)
+    assert _Steps(asked, entry(asked.plans, "seconds", "a")).towards(WIDEST) == (pytest.approx(1.6, rel=2e-3), "rival")
+
+
+def simulated(
+    monkeypatch: pytest.MonkeyPatch, lead: Callable[[float], float], apart: Callable[[float], float]
+) -> tuple[_Planned, list[float]]:
+    """A judge to whom the best other plan takes so many times as long as the choice: planned again, and with plans that were found run in between. And the
+    factors at which it is planned again."""
+    plans, seen = plan(chain(a=FLAT, b=STEEP), 12, chunks=8), list[float]()
+    asked = _Planned(plans, "shape", 0.0)
+
+    def factor(setting: Setting) -> float:
+        return setting.profile.workers["a"].samples[0].seconds / FLAT.samples[0].seconds
+
+    def look(setting: Setting) -> _Look:
+        seen.append(factor(setting))
+        return _Look(1.0, 1.0, lead(seen[-1]), "rival")
+
+    monkeypatch.setattr(asked, "look", look)
+    monkeypatch.setattr(asked, "today", _Look(1.0, 1.0, lead(1.0), "rival"))
+    monkeypatch.setattr(asked, "of_found", lambda setting, _: (1.0, apart(factor(setting))))
+    return asked, seen
 
 
 def test_a_plan_that_takes_as_long_all_the_way_does_not_make_it_endless(monkeypatch: pytest.MonkeyPatch) -> None:
