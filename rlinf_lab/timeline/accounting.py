@@ -41,7 +41,8 @@ from rlinf_lab.timeline.windows import WINDOW_DTYPE, Ints, Windows, WindowTracke
 
 __all__ = ["BUBBLE_DTYPE", "CAUSES", "Accounting", "Ledger", "account", "shares"]
 
-_FRESH = 4  # stretches at the end that are never joined: spans that come a little late make few of them new
+_FRESH = 2  # stretches at the end, beside those of open iterations, that are never joined: spans that come a little late make few of them new
+_OPEN = 8  # iterations at the end, at most, that are stretches of their own
 _NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
 _MEMORY_BYTES = 8 << 20  # of settled bubbles, and of iterations: more of them go to files
@@ -141,7 +142,7 @@ class Ledger:
         self._tracker = WindowTracker()
         self._stretches: list[_Settled] = []
         self._long = Growing(BUBBLE_DTYPE, _MEMORY_BYTES), Growing(WINDOW_DTYPE, _MEMORY_BYTES)  # rows of long stretches
-        self._open = np.empty(0, np.int64)  # numbers of the spans that end after the last `_FRESH` stretches began
+        self._open = np.empty(0, np.int64)  # numbers of the spans that end after the last stretches, which are not joined, began
         self._open_ns = 0
         self._last: Accounting | None = None
 
@@ -192,25 +193,30 @@ class Ledger:
         del self._stretches[kept:]
 
     def _settle(self, store: SpanStore, numbers: Ints, windows: Windows, cut: int) -> None:
-        """Compute from ``cut`` to the end, in stretches of some iterations each; the last iteration is one of its own."""
-        numbers = numbers[np.argsort(store.spans["start"][numbers], kind="stable")]
-        spans = Spans.of(store.spans, numbers)
-        edges = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns)
+        """Compute from ``cut`` to the end, in stretches of some iterations each; each iteration that is open is one of its own, and the one before them.
+
+        For the mark of an open one will begin a little before its first span, so what ends there is not over yet.
+        """
+        ends = store.spans["end"][numbers]
+        here = numbers[ends > cut]
+        spans = Spans.of(store.spans, here[np.argsort(store.spans["start"][here], kind="stable")])
+        apart = min(_OPEN, 1 + self._tracker.open_iterations)
+        edges = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
         begun, overhang = 0, spans[:0]
         for start, end in itertools.pairwise(edges):
-            here = slice(begun, begun := int(np.searchsorted(spans.start, end)))
-            inside = overhang + spans[here]
+            inside = overhang + spans[begun : (begun := int(np.searchsorted(spans.start, end)))]
             part = windows.between(start, end)
             stretch = Stretch(inside, self._placement, part, start, end)
             self._stretches.append(_Settled(start, end, stretch.busy, stretch.bubbles, part))
             overhang = inside[inside.end > end]
-        self._tidy()
-        self._open_ns = max(self._open_ns, self._stretches[max(0, len(self._stretches) - _FRESH)].start_ns)
-        self._open = np.sort(numbers[spans.end > self._open_ns])
+        fresh = _FRESH + apart
+        self._tidy(fresh)
+        self._open_ns = max(self._open_ns, self._stretches[max(0, len(self._stretches) - fresh)].start_ns)
+        self._open = numbers[ends > self._open_ns]
 
-    def _tidy(self) -> None:
+    def _tidy(self, fresh_count: int) -> None:
         """Join old short stretches, each with those that follow when they are as long: a logarithm of copies."""
-        old, fresh = self._stretches[:-_FRESH], self._stretches[-_FRESH:]
+        old, fresh = self._stretches[:-fresh_count], self._stretches[-fresh_count:]
         while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH):
             a, b = old[-2:]
             iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
@@ -230,14 +236,14 @@ def shares(accounting: Accounting) -> tuple[float, list[tuple[str, float]]]:
     return int(accounting.busy_ns.sum()) / total, [(cause, n / total) for cause, n in sorted(ns.items(), key=lambda c: -c[1]) if n]
 
 
-def _edges(starts: Ints, cuts: Ints, begin: int, end: int) -> list[int]:
-    """Where stretches begin and end: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in each, and the last of them."""
+def _edges(starts: Ints, cuts: Ints, begin: int, end: int, apart: int) -> list[int]:
+    """Where stretches begin and end: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in each, and the last ``apart`` of them."""
     edges, after = [begin], np.searchsorted(starts, begin)
     at = np.searchsorted(starts, cuts)
     while (n := np.searchsorted(at, after + _ENOUGH)) < cuts.size:
         edges.append(int(cuts[n]))
         after = at[n]
-    return [*dict.fromkeys([*edges, *cuts[-1:].tolist(), end])]
+    return sorted({*edges, *cuts[-apart:].tolist(), end})
 
 
 def account(store: SpanStore) -> Accounting:

@@ -79,6 +79,11 @@ class WindowTracker:
             before = self._reach.get(number)
             self._reach[number] = (min(low, before[0]), max(high, before[1])) if before else (low, high)
 
+    @property
+    def open_iterations(self) -> int:
+        """How many have no mark yet, as of the last `windows`."""
+        return len(self._reach)
+
     def windows(self, start_ns: int, end_ns: int) -> Windows:
         """The iterations of a timeline with these bounds."""
         start, end, number = Windows.of(self._marks.view).columns()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
-from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
+from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline, accounting
 from rlinf_lab.timeline.accounting import CAUSES, Accounting, account, shares
 
 K = SpanKind
@@ -240,6 +240,29 @@ def test_a_long_timeline_in_many_portions_with_late_spans_equals_what_is_compute
         recent = whole.bubbles[whole.bubbles["end"] > since]
         assert timeline.accounting().since(since).tolist() == recent.tolist()
     assert len(timeline._ledger._stretches) < 15  # a logarithm, not one for each iteration
+
+
+@pytest.mark.parametrize("overlap", [0, 2])
+def test_of_a_run_only_what_is_new_is_looked_at_though_marks_begin_before_their_spans_and_come_after_them(overlap, monkeypatch):
+    """As a live view asks: in the middle of an iteration, again and again. ``overlap``: so many iterations are open at a time beside the latest."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, name, mark = recorder.track("a", 0, ONE), recorder.name("call"), recorder.name("iteration")
+    seen: list[int] = []
+    whole = accounting.Stretch.__init__
+    monkeypatch.setattr(accounting.Stretch, "__init__", lambda self, spans, *rest: (seen.append(len(spans)), whole(self, spans, *rest))[1])
+    each, late = 40, 25  # spans of an iteration, and those of the next one that have come when it is looked
+    for i in range(30):
+        begin = 1000 * i
+        for n in range(each):
+            if n == late and i % 3 == 2:
+                timeline.extend(recorder.drain())
+                seen.clear()
+                timeline.accounting()
+                assert sum(seen) <= (3 + 2 + overlap) * each, f"{seen} spans for what came of 3 iterations"
+            recorder.add(track, K.RUN, name, begin + 5 + 20 * n, begin + 15 + 20 * n, i)
+        if i >= overlap:
+            recorder.add(0, K.MARK, mark, begin - 1000 * overlap, begin + 900, i - overlap)
+    _assert_same(timeline.accounting(), account(timeline.snapshot()))
 
 
 def test_a_snapshot_from_before_is_accounted_as_it_was():
