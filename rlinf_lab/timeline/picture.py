@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline.accounting import CAUSES, Accounting
-from rlinf_lab.timeline.batch import SpanArray
 from rlinf_lab.timeline.span import Cause, SpanKind
 from rlinf_lab.timeline.store import SpanStore
 
@@ -140,11 +139,12 @@ def heading(text: str, width: int = 960) -> Scene:
     return Scene(width, 22, text, [], words=[Word(4, 15, text)])
 
 
-Parts = dict[str | Cause, SpanArray]
+#: Intervals by fill: their starts and their ends, ns.
+Parts = dict[str | Cause, tuple[NDArray[np.int64], NDArray[np.int64]]]
 
 
 class Row(NamedTuple):
-    """A lane. ``parts``: intervals by fill; ``instants``: when something took no time, ns, sorted; ``worker``: whose lane it is."""
+    """A lane. ``instants``: when something took no time, ns, sorted; ``worker``: whose lane it is."""
 
     label: str
     parts: Parts
@@ -154,34 +154,40 @@ class Row(NamedTuple):
 
 def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -> Iterator[Row]:
     """Of each device: who ran, and the bubbles."""
-    runs, bubbles = store.spans[store.spans["kind"] == SpanKind.RUN], accounting.bubbles
+    running = np.flatnonzero(store.spans["kind"] == SpanKind.RUN)
+    track, start, end = (store.spans[name][running] for name in ("track", "start", "end"))
+    bubbles = accounting.columns("device", "cause", "start", "end")
     for number, name in enumerate(accounting.devices):
         # The number of each track's worker, or -1 where the track is not on this device.
         worker = np.array([workers.index(t.worker) if name in t.devices else -1 for t in store.tracks] or [-1])
-        owner, mine = worker[runs["track"]], bubbles[bubbles["device"] == number]
-        parts: Parts = {label: runs[owner == i] for i, label in enumerate(workers) if i in worker}
-        yield Row(name, parts | {cause: mine[mine["cause"] == i] for i, cause in enumerate(CAUSES)})
+        owner, cause = worker[track], np.where(bubbles["device"] == number, bubbles["cause"], -1)
+        parts: Parts = {label: (start[owner == i], end[owner == i]) for i, label in enumerate(workers) if i in worker}
+        for i, why in enumerate(CAUSES):
+            mine = np.flatnonzero(cause == i)
+            parts[why] = bubbles["start"][mine], bubbles["end"][mine]
+        yield Row(name, parts)
 
 
 def _worker_rows(store: SpanStore, workers: list[str]) -> Iterator[Row]:
     """Of each rank: when it ran and what it waited for."""
-    spans = store.spans
-    counts = spans[(spans["kind"] != SpanKind.LABEL) & (spans["kind"] != SpanKind.MARK)]
+    kinds = store.spans["kind"]
+    counts = np.flatnonzero((kinds != SpanKind.LABEL) & (kinds != SpanKind.MARK))
+    of, kind, start, end = (store.spans[name][counts] for name in ("track", "kind", "start", "end"))
     for number in sorted(range(len(store.tracks)), key=lambda n: (workers.index(store.tracks[n].worker), store.tracks[n].rank)):
-        own, track = counts[counts["track"] == number], store.tracks[number]
+        own, track = np.flatnonzero(of == number), store.tracks[number]
         if own.size:
-            kinds = {kind: own[own["kind"] == kind] for kind in (SpanKind.RUN, *_WAITS)}
-            parts: Parts = {track.worker: kinds[SpanKind.RUN]}
-            for cause in dict.fromkeys(_WAITS.values()):
-                parts[cause] = np.concatenate([kinds[kind] for kind, of in _WAITS.items() if of is cause])
-            instants = np.sort(own["start"][own["end"] == own["start"]])
-            yield Row(f"{track.worker}[{track.rank}]", parts, instants, track.worker)
+            fills = {**_WAITS, SpanKind.RUN: track.worker}
+            parts: Parts = {}
+            for fill in (track.worker, *dict.fromkeys(_WAITS.values())):
+                mine = own[np.isin(kind[own], [kind for kind, drawn in fills.items() if drawn is fill])]
+                parts[fill] = start[mine], end[mine]
+            yield Row(f"{track.worker}[{track.rank}]", parts, np.sort(start[own][end[own] == start[own]]), track.worker)
 
 
 def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[Bar]:
     """Rectangles of one lane: equal neighbours joined; off is left empty."""
     labels = list(parts)
-    shares = np.array([_cover(rows, zero, edges) for rows in parts.values()])
+    shares = np.array([_cover(*rows, zero, edges) for rows in parts.values()])
     winner = shares.argmax(axis=0)
     cuts = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), winner.size]
     found = []
@@ -198,19 +204,19 @@ def _add_ticks(made: Scene, row: Row, accounting: Accounting, left: int, columns
     """What took no time, at most one tick for each pixel."""
     scale = columns / max(accounting.end_ns - accounting.start_ns, 1)
     pixels = np.unique(np.minimum(((row.instants - accounting.start_ns) * scale).astype(np.int64), columns - 1)).tolist()
-    if not any((rows["end"] > rows["start"]).any() for rows in row.parts.values()):
+    if not any((end > start).any() for start, end in row.parts.values()):
         made.bars += [Bar(left + x, y, 2, _LANE, row.worker) for x in pixels]  # two px: a line of an iteration may lie over one of them
     elif row.instants.size <= columns / _APART:
         made.lines += [Line(left + x + 0.5, y, left + x + 0.5, y + _NOTCH) for x in pixels]
 
 
-def _cover(rows: SpanArray, zero: int, edges: NDArray) -> NDArray:
-    """How much of each interval between edges the rows cover. Overlapping rows are cut where the next begins."""
-    if not len(rows):
+def _cover(starts: NDArray[np.int64], ends: NDArray[np.int64], zero: int, edges: NDArray) -> NDArray:
+    """How much of each interval between edges these cover. Overlapping ones are cut where the next begins."""
+    if not starts.size:
         return np.zeros(len(edges) - 1)
-    rows = rows[np.argsort(rows["start"], kind="stable")]
-    start = (rows["start"] - zero).astype(float)
-    end = (np.maximum.accumulate(rows["end"]) - zero).astype(float)
+    order = np.argsort(starts, kind="stable")
+    start = (starts[order] - zero).astype(float)
+    end = (np.maximum.accumulate(ends[order]) - zero).astype(float)
     end[:-1] = np.minimum(end[:-1], start[1:])
     times = np.stack([start, end], axis=1).ravel()
     total = np.repeat(np.concatenate([[0.0], np.cumsum(end - start)]), 2)[1:-1]
