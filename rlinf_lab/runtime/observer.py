@@ -69,7 +69,9 @@ class Observer:
         host = executor.driver_host
         self._alone = alone = set(host.place.values()) == {host.name}  # else each host samples its own GPUs, by the plan's names for them
         self._sampler = UtilisationSampler(host.recorder, gpus=None if alone else (), tell=partial(wire.gpu_curves_missing, host, executor.layout.plan.devices))
-        self._over = threading.Event()
+        self._over = False
+        self._rest = threading.Lock()  # held until it is over: waiting for it is one call into C, an Event's wait fifty lines of Python
+        self._rest.acquire()
         self._wake = threading.Event()  # an iteration has begun, or it is over
         self._pump = threading.Thread(target=self._pumping, name=f"pump {executor.flow.name}", daemon=True)
 
@@ -101,7 +103,9 @@ class Observer:
 
     def end(self) -> None:
         """No more news, but for a last `update`."""
-        self._over.set()
+        self._over = True
+        if self._rest.locked():
+            self._rest.release()
         self._wake.set()
         if self._pump.is_alive() and self._pump is not threading.current_thread():
             with contextlib.suppress(RuntimeError):
@@ -127,11 +131,11 @@ class Observer:
     def _pumping(self) -> None:
         due = time.monotonic() + LOOK_SECONDS
         after_due = 0.0
-        while not self._over.wait(max(LEAST_REST, due - time.monotonic())):
+        while not self._rest.acquire(timeout=max(LEAST_REST, due - time.monotonic())):
             if self._is_idle():
                 self._wake.wait(IDLE_SECONDS - LOOK_SECONDS)
             self._wake.clear()
-            if self._over.is_set():
+            if self._over:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
             due = max(due, time.monotonic() - LOOK_SECONDS) + LOOK_SECONDS
@@ -145,7 +149,7 @@ class Observer:
                 self._update()
                 if time.monotonic() >= after_due:
                     after_due = time.monotonic() + AFTER_SECONDS
-                    self._over.wait(SENT_SECONDS)
+                    time.sleep(SENT_SECONDS)
                     self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
     def _is_idle(self) -> bool:
@@ -293,8 +297,11 @@ class Observed:
 
     def _tell_of_stillness(self) -> None:
         """To the log, for no iteration may end before it is mended."""
+        now, moved_at, stillness = time.monotonic(), self._observer.moved_at, self._observer.stillness
+        if now - moved_at < 1 and not stillness.told:  # eight times a second
+            return
         loop, still = self._executor.driver_host.loop, self.still_seconds
-        if self._observer.stillness.is_news(self._observer.moved_at, time.monotonic(), goes_on=still > 0) and loop is not None:
+        if stillness.is_news(moved_at, now, goes_on=still > 0) and loop is not None:
             logging.getLogger("rlinf_lab").warning(
                 "%r: nothing has moved for %.0f s: %s. Next: nothing, if that is work that takes long; else status() says at any time who waits for whom, and "
                 "stop() ends a run (a method that looks at self.cancelled now and then ends by it).",

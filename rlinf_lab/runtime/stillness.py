@@ -20,7 +20,7 @@ class Stillness:
 
     def __init__(self) -> None:
         self._moved_at = 0.0
-        self._told = False
+        self.told = False  # of what lasts now
         self._usual = 0.0  # the longest that was told and has ended
 
     def is_news(self, moved_at: float, now: float, goes_on: bool = True) -> bool:
@@ -28,12 +28,12 @@ class Stillness:
         was told has ended then, and the time until the next one begins is the user's).
         """
         if moved_at != self._moved_at or not goes_on:
-            if self._told:
+            if self.told:
                 self._usual = max(self._usual, (now if moved_at == self._moved_at else moved_at) - self._moved_at)
-            self._moved_at, self._told = moved_at, False
-        if self._told or not goes_on or now - moved_at < max(TOLD_SECONDS, 2 * self._usual):
+            self._moved_at, self.told = moved_at, False
+        if self.told or not goes_on or now - moved_at < max(TOLD_SECONDS, 2 * self._usual):
             return False
-        self._told = True
+        self.told = True
         return True
 
 
