@@ -25,10 +25,13 @@ from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated, within
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
+from rlinf_lab.planning.search.turns import Turns
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
+SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few over those of one plan
+BESIDE = 2  # on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good with other counts
 COARSEST, CLOSE_BY, NEARER = 8, 3, 4  # of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
@@ -143,19 +146,54 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
         return []
     # Who needs no devices works beside the others: to have it take turns with somebody is hardly ever better, and twice the work.
     aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
-    strides, found = [-(-len(codes) // FEW) for codes in useful], list[Found]()
+    strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    while True:
-        plans = _Solver(_with_counts(problem, chosen), ceiling, only, aside).plans()
-        found = sorted([*plans, *found], key=lambda f: f.seconds)
-        if not plans or max(strides) == 1 or coarse:
-            return found
-        ceiling = min(ceiling, found[0].seconds)
+    found = _look(problem, chosen, ceiling, only, aside)
+    several = len(useful) >= SEVERAL
+    while found and max(strides) > 1 and not coarse:
+        found = _nearer(problem, useful, strides, found, only) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
-        for v, codes in enumerate(useful):
-            at = int(np.searchsorted(codes, _code(problem, leaf_of(found[0].tree, v).devices)))
-            around = at + strides[v] * np.arange(-CLOSER, CLOSER + 1)
-            chosen[v] = codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))]
+        beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
+        plans = _look(problem, _around(problem, useful, found[0].tree, strides, beside), found[0].seconds, only, aside)
+        if not plans:
+            break
+        found = sorted([*plans, *found], key=lambda f: f.seconds)
+    return found
+
+
+def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0) -> list[Found]:
+    """Over some device counts of each leaf, fastest first.
+
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster.
+    """
+    some = _with_counts(problem, chosen)
+    if len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
+        alone = sorted(_Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds)[:1]
+        seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
+        if not alone or seconds <= alone[0].seconds * EXACT:
+            return alone
+        ceiling = min(ceiling, seconds)
+    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds)
+
+
+def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only) -> list[Found]:
+    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping."""
+    found, only = list(found), replace(only, among=compositions(found[0].tree))
+    while max(strides) > 1:
+        strides = [max(1, stride // CLOSER) for stride in strides]
+        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
+        found = sorted([*plans, *found], key=lambda f: f.seconds)
+    return found
+
+
+def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int], many: int = CLOSER) -> list[np.ndarray]:
+    """Of the useful counts of each leaf so many on either side of a plan's, and the largest."""
+    chosen = []
+    for v, codes in enumerate(useful):
+        at = int(np.searchsorted(codes, _code(problem, leaf_of(tree, v).devices)))
+        around = at + strides[v] * np.arange(-many, many + 1)
+        chosen.append(codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))])
+    return chosen
 
 
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
@@ -221,6 +259,8 @@ class _Solver:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
+        if self.kinds == (TEMPORAL,) and self.unlike is None:
+            return self._in_turns()
         found = []
         for way in self._ways_of(everyone, self.unlike is not None):
             if self.last is not None and self.last != (way.kind, way.cut.before):
@@ -231,6 +271,23 @@ class _Solver:
                 seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
+
+    def _in_turns(self) -> list[Found]:
+        """Where there is nothing else: each is beside all others, and its seconds are one number."""
+        ceiling, self.ceiling = self.ceiling, np.inf  # each has one number: there are no points to leave out
+        leaves: list[tuple[float, Leaf] | None] = []
+        for v in range(len(self.problem.names)):
+            check()
+            beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
+            front = self._front(1 << v, beside, False)
+            point = front.best_at(0, self.problem.most, self.problem.shape) if front.code.searchsorted(self.problem.codes) else None
+            leaf = None if point is None else self._tree(1 << v, beside, False, point)
+            leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
+        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, False)], self._switches)
+        return [
+            Found(seconds, tree) for seconds, tree in turns.plans()
+            if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
+        ]  # fmt: skip
 
     def _alone(self) -> list[Found]:
         front = self._front(1, 0, self.unlike is not None).upto(0, self.problem.codes)
