@@ -242,8 +242,9 @@ class _Solver:
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
-        self._neighbours: dict[int, list[int]] = {}
-        self._least_of: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._least_of: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._shortest: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
@@ -467,13 +468,14 @@ class _Solver:
         good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
-        for v in self._linked(leaves):
+        linked = self._linked(leaves)
+        for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
             if not len(found):
                 break
-            found = found[self._least_with(v, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+            found = found[self._least_with(some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
         return found
 
-    def _linked(self, leaves: int) -> list[int]:
+    def _linked(self, leaves: int) -> tuple[int, ...]:
         """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
         way, so wherever the two ends are cut apart an edge is, too."""
         if leaves not in self._neighbours:
@@ -484,45 +486,48 @@ class _Solver:
                     there = found
                     found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
                 reached |= found
-            self._neighbours[leaves] = members(reached & ~leaves)
+            self._neighbours[leaves] = tuple(members(reached & ~leaves))
         return self._neighbours[leaves]
 
-    def _least_with(self, leaf: int, code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and a leaf that is linked to it.
+    def _least_with(self, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
 
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
         problem = self.problem
-        if leaf not in self._least_of:
-            fills, periods = self._least_numbers(leaf)
-            closest = np.concatenate([np.zeros_like(periods[:1]), periods[1:]])  # of one chunk none follows: no chunks of inf seconds times zero
-            self._least_of[leaf] = fills, periods, closest
-        fills, periods, closest = self._least_of[leaf]
+        if not leaves:
+            return np.zeros(len(code))
+        if leaves not in self._least_of:
+            fills, periods = (np.array(each) for each in zip(*(self._least_numbers(v) for v in leaves), strict=True))
+            closest = np.concatenate([np.zeros_like(periods[:, :1]), periods[:, 1:]], axis=1)  # of one chunk none follows: no chunks of inf seconds times zero
+            self._least_of[leaves] = fills, periods, closest
+        fills, periods, closest = self._least_of[leaves]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
-        found = fill + (self._scale[g] - 1) * least + periods[0, -1]
+        found = fill + (self._scale[g] - 1) * least + periods[:, 0, -1, None]
         some = max(1, AT_ONCE // len(code))  # granularities that are looked at together: of few points all
         for first in range(0, problem.granularities, some):
             h = np.arange(first, min(first + some, problem.granularities))[:, None]
             times = self._scale[np.maximum(g - h, 0)]
-            together = fill + (times - 1) * least + fills[h, beside]
-            together += (self._scale[h] - 1) * np.maximum(times * least, closest[h, beside])
-            for row, coarser in zip(together, g >= h, strict=True):
-                np.minimum(found, row, out=found, where=coarser)
-        return found / (1 + problem.staleness)
+            together = np.maximum(times * least, closest[:, h, beside])
+            together *= self._scale[h] - 1
+            together += fills[:, h, beside]
+            together += fill + (times - 1) * least
+            np.minimum(found, together.min(axis=1, where=g >= h, initial=np.inf), out=found)
+        return np.asarray(found.max(axis=0) / (1 + problem.staleness))
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:
         """(fill, period) than which a leaf has none shorter on at most so many devices, of shape (granularities, codes), in its own chunks or in finer ones."""
-        fill, period = self._numbers(leaf, 0)
-        least = np.minimum(fill, period)
-        fills, periods = np.full(fill.shape[1:], np.inf), np.full(fill.shape[1:], np.inf)
-        for g in range(len(fills)):
-            for finer in range(g, len(fills)):
-                chunks = self._scale[finer - g]
-                with np.errstate(invalid="ignore"):
-                    fills[g] = np.fmin(fills[g], np.min(fill[:, finer] + (chunks - 1) * least[:, finer], axis=0))
-                periods[g] = np.minimum(periods[g], chunks * np.min(least[:, finer], axis=0))
-        return within(fills, self.problem.shape), within(periods, self.problem.shape)
+        if leaf not in self._shortest:
+            fill, period = self._numbers(leaf, 0)
+            least = np.minimum(fill, period)
+            fills, periods = np.empty(fill.shape[1:]), np.empty(fill.shape[1:])
+            for g in range(len(fills)):
+                chunks = self._scale[: len(fills) - g, None]
+                fills[g] = np.min(fill[:, g:] + (chunks - 1) * np.where(chunks == 1, 0.0, least[:, g:]), axis=(0, 1))  # no chunks of inf seconds times zero
+                periods[g] = np.min(chunks * least[:, g:], axis=(0, 1))
+            self._shortest[leaf] = within(fills, self.problem.shape), within(periods, self.problem.shape)
+        return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
         """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
