@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
@@ -20,7 +21,8 @@ from rlinf_lab.planning.costs.simulator import SimulatorModel
 from rlinf_lab.planning.profile import Profile, WorkerProfile
 
 RULES = ("fitted", "rlinf")
-_UNKNOWN = {f.name: f.default for f in fields(WorkerProfile) if f.name in ("memory", "onload_s", "offload_s", "offloadable", "devices", "in_turn", "calls")}
+_OUTSIDE = ("memory", "onload_s", "offload_s", "offloadable", "devices", "in_turn", "calls", "starts_on_device")
+_UNKNOWN: dict[str, Any] = {f.name: f.default for f in fields(WorkerProfile) if f.name in _OUTSIDE}  # no model looks at these
 
 
 def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
