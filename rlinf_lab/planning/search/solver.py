@@ -151,10 +151,13 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     found = _look(problem, chosen, ceiling, only, aside)
     several = len(useful) >= SEVERAL
     while found and max(strides) > 1 and not coarse:
-        found = _nearer(problem, useful, strides, found, only) if several else found
+        before, found = found[0].tree, _nearer(problem, useful, strides, found, only) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
         beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
-        plans = _look(problem, _around(problem, useful, found[0].tree, strides, beside), found[0].seconds, only, aside)
+        chosen = _around(problem, useful, found[0].tree, strides, beside)
+        if several:  # another plan may be better with counts near those of the first look
+            chosen = [np.union1d(*both) for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)]
+        plans = _look(problem, chosen, found[0].seconds, only, aside)
         if not plans:
             break
         found = sorted([*plans, *found], key=lambda f: f.seconds)
