@@ -212,11 +212,10 @@ def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling:
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:
-    """Of everybody one after another, each on the devices and in the calls that suit it best, and of the switches of those who leave: roughly, which set may
-    stay."""
-    total, calls = 0.0, 2.0 ** np.arange(setting.granularities)
+    """Of everybody one after another, each on the devices that suit it best, and of the switches of those who leave: roughly, which set may stay."""
+    total = 0.0
     for i, unit in enumerate(setting.units):
-        total += float((setting.tables.of(i, arrangement.staying & ~(1 << i), arrangement.forms).min(axis=1) * calls).min())
+        total += float(setting.tables.of(i, arrangement.staying & ~(1 << i), arrangement.forms)[0].min())
         if not arrangement.staying >> i & 1:
             total += sum(setting.switch_seconds(unit))
     return total
