@@ -13,7 +13,7 @@ from pathlib import Path
 from harness import Case
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.costs import fit_worker
+from rlinf_lab.planning.costs import fitted
 from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import Plans, plan
@@ -48,7 +48,7 @@ def quantile(values: list[float], q: float) -> float:
 def drags(name: str) -> list[float]:
     """CPU ms of every position of every slider."""
     plans, found = plans_of(name), list[float]()
-    fit_worker.cache_clear()  # as if nothing had been asked before
+    fitted.cache_clear()  # as if nothing had been asked before
     asked = Question.of(plans)
     for slider in sliders(plans.profile, asked):
         for value in slider.values:

@@ -77,6 +77,17 @@ class Company:
 
 
 @dataclass(frozen=True)
+class _Alone:
+    """What company changes nothing of: ``items`` of a chunk, GiB ``needed`` and whether a number of devices is ``allowed``, shape (grains, devices), and the
+    ``seconds`` of a call beside those in whose company it was measured."""
+
+    items: np.ndarray
+    needed: np.ndarray
+    allowed: np.ndarray
+    seconds: dict[frozenset[str], np.ndarray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Tables:
     """Of one setting; each is made once."""
 
@@ -85,6 +96,7 @@ class Tables:
     _streams: dict[Any, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _workers: dict[Any, _Alone] = field(default_factory=dict, repr=False, compare=False)
     _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
     def without(self, setting: Budget, units: Collection[int]) -> Tables:
@@ -93,7 +105,7 @@ class Tables:
         def rest(known: dict[Any, T]) -> dict[Any, T]:
             return {key: found for key, found in known.items() if key[0] not in units}
 
-        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags))
+        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags), rest(self._workers))
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
@@ -181,25 +193,39 @@ class Tables:
 
     def _seconds(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
         """Shape (grains, devices)."""
-        worker, model = self.setting.profile.workers[name], self.setting.models[name, kind]
-        items = self.setting.profile.items / 2.0 ** grains[:, None]
-        at_once = items / sub_batches
-        held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
-        free = self.free(name, kind, devices, items, company)
-        fits = memory.needed(worker, devices, held, self.setting.profile.unit(name)) <= free + ROUNDING
-        good = allowed(worker, devices) & company.forms.window(name).on(kind, devices) & fits & (at_once / devices <= model.reach() + ROUNDING)
+        alone = self._alone(name, kind, devices, grains, sub_batches)
+        free = self.free(name, kind, devices, alone.items, company)
+        good = alone.allowed & company.forms.window(name).on(kind, devices) & (alone.needed <= free + ROUNDING)
         found = np.full(good.shape, np.inf)
         some = np.flatnonzero(good.any(axis=0))
         if not len(some):
             return found
-        n = devices[some]
+        worker, model = self.setting.profile.workers[name], self.setting.models[name, kind]
         if isinstance(model, GenerationModel) and company.mates == (name,):
+            n = devices[some]
             seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
         else:
-            beside = [frozenset({*c, *company.mates} - {name}) for c in self._companies(name, company)]
-            seconds = np.max([self._of_a_chunk(name, model, n, grains, at_once, b) for b in beside], axis=0)
+            measured = any(sample.beside for sample in worker.samples)
+            beside = {frozenset({*c, *company.mates} - {name}) if measured else NOBODY for c in self._companies(name, company)}
+            for one in beside:
+                if one not in alone.seconds:  # of all numbers of devices: they are asked for again, with less memory
+                    n = np.flatnonzero(alone.allowed.any(axis=0))
+                    alone.seconds[one] = np.full(good.shape, np.inf)
+                    alone.seconds[one][:, n] = self._of_a_chunk(name, model, devices[n], grains, alone.items / sub_batches, one)
+            seconds = np.max([alone.seconds[one][:, some] for one in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
+
+    def _alone(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int) -> _Alone:
+        key = self.setting.home[name], name, kind, sub_batches, tuple(grains.tolist())
+        if key not in self._workers:
+            worker, items = self.setting.profile.workers[name], self.setting.profile.items / 2.0 ** grains[:, None]
+            at_once = items / sub_batches
+            held = items if worker.kind == "simulator" else at_once  # the scenes of all sub-batches exist at the same time
+            needed = memory.needed(worker, devices, held, self.setting.profile.unit(name))
+            there = allowed(worker, devices) & (at_once / devices <= self.setting.models[name, kind].reach() + ROUNDING)
+            self._workers[key] = _Alone(items, needed, there)
+        return self._workers[key]
 
     def _of_a_chunk(
         self, name: str, model: CostModel, devices: np.ndarray, grains: np.ndarray, items: np.ndarray, beside: frozenset[str] = NOBODY

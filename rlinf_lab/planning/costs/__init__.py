@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
+from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
@@ -20,6 +21,8 @@ from rlinf_lab.planning.costs.simulator import SimulatorModel
 from rlinf_lab.planning.profile import Profile, WorkerProfile
 
 RULES = ("fitted", "rlinf")
+_OUTSIDE = ("memory", "onload_s", "offload_s", "offloadable", "devices", "in_turn", "calls", "starts_on_device")
+_UNKNOWN: dict[str, Any] = {f.name: f.default for f in fields(WorkerProfile) if f.name in _OUTSIDE}  # no model looks at these
 
 
 def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
@@ -29,13 +32,18 @@ def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
     return {name: fit_worker(w, profile.unit(name)) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}
 
 
-@lru_cache(maxsize=64)
 def fit_worker(worker: WorkerProfile, unit: int = 1) -> CostModel:
-    """The model that the worker's kind asks for, the same one for an equal worker: most questions change one worker or none.
+    """The model that the worker's kind asks for, the same one for an equal worker: most questions change one worker or none, or what no model knows.
     ``unit``: items come in groups of so many (`Profile.unit`).
 
     On the host a worker is as fast whatever devices the plan has: its samples are of none.
     """
+    return fitted(replace(worker, **_UNKNOWN), unit)
+
+
+@lru_cache(maxsize=64)
+def fitted(worker: WorkerProfile, unit: int) -> CostModel:
+    """Of a worker without what no model looks at."""
     if worker.resource == "host":
         worker = replace(worker, samples=tuple(replace(s, devices=0) for s in worker.samples))
     if worker.kind == "generation":
@@ -63,5 +71,5 @@ def _public(name: str, worker: WorkerProfile) -> CostModel:
 
 __all__ = [
     "ASSUMED", "EXTRAPOLATED", "INTERPOLATED", "MEASURED", "RULES", "BatchModel", "CapacityCliff", "CellModel", "CostEstimate", "CostModel",
-    "DampedScaling", "GenerationModel", "SimulatorModel", "Stream", "fit", "fit_worker",
+    "DampedScaling", "GenerationModel", "SimulatorModel", "Stream", "fit", "fit_worker", "fitted",
 ]  # fmt: skip

@@ -19,6 +19,7 @@ from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relat
 from rlinf_lab.planning.profile import Sample
 
 EXPONENTS = np.linspace(0.0, 1.5, 301)
+NEAR = 1e-6  # errors of fits that are computed together are good to less
 
 
 @dataclass(frozen=True)
@@ -99,10 +100,13 @@ class Curve:
         several = len(set(n)) > 1
         fixed_known = any(len(set(m[n == k])) > 1 for k in set(n))
         tried = EXPONENTS if several else np.array([1.0 if exponent is None else exponent])
-        fits = [_affine(_whole(m, n, devices_per_rank, p, unit) * n**-p, t, fixed_known) for p in tried]
+        every = tried[:, None]
+        about = _errors(_whole(m, n, devices_per_rank, every, unit) * n**-every, t, fixed_known)
+        near = tried[about <= about.min() * (1 + NEAR) + NEAR]  # few: each is fitted with care
+        fits = [_affine(_whole(m, n, devices_per_rank, p, unit) * n**-p, t, fixed_known) for p in near]
         best = int(np.argmin([f[2] for f in fits]))
         fixed, each, _ = fits[best]
-        p = float(tried[best])
+        p = float(near[best])
         fitted = np.maximum(fixed + each * _whole(m, n, devices_per_rank, p, unit) * n**-p, 1e-300)
         counts = np.unique(n)
         ratio = np.log(np.maximum(t, 1e-300) / fitted)
@@ -111,10 +115,10 @@ class Curve:
         return cls(tuple(samples), fixed, each, p, assumed, tuple(np.log(counts)), tuple(residuals), devices_per_rank, unit)
 
 
-def _whole(items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float, unit: int) -> np.ndarray:
+def _whole(items: float | np.ndarray, devices: np.ndarray, devices_per_rank: int, exponent: float | np.ndarray, unit: int) -> np.ndarray:
     """So many items would cost as much if every rank had as many as the one with most. What does not shrink with devices does not depend on ranks."""
     ranks = np.maximum(devices / devices_per_rank, 1.0)
-    return np.asarray(items * (ranks * of_a_rank(items, ranks, unit) / items) ** min(exponent, 1.0))
+    return np.asarray(items * (ranks * of_a_rank(items, ranks, unit) / items) ** np.minimum(exponent, 1.0))
 
 
 def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, float, float]:
@@ -131,6 +135,23 @@ def _affine(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> tuple[float, floa
         fixed, each = 0.0, _slope(x, t, weight)
     error = float(np.sqrt(np.mean(((fixed + each * x - t) * weight) ** 2)))
     return float(fixed), float(each), error
+
+
+def _errors(x: np.ndarray, t: np.ndarray, with_fixed: bool) -> np.ndarray:
+    """The errors of `_affine` for each row of ``x``, all together."""
+    weight = by_relative_error(t)
+    squared = weight**2
+    slope = (x * t * squared).sum(axis=1) / ((x * weight) ** 2).sum(axis=1)
+    fixed = np.zeros(len(x))
+    if with_fixed:
+        mean_x, mean_t = (x * squared).sum(axis=1) / squared.sum(), float((t * squared).sum() / squared.sum())
+        off = x - mean_x[:, None]
+        around = (off**2 * squared).sum(axis=1)
+        each = np.divide((off * (t - mean_t) * squared).sum(axis=1), around, out=np.zeros(len(x)), where=around > 0)
+        fixed = mean_t - each * mean_x
+        slope = np.where(fixed < 0, slope, np.where(each < 0, 0.0, each))
+        fixed = np.where(fixed < 0, 0.0, np.where(each < 0, t.mean(), fixed))
+    return np.asarray(np.sqrt(np.mean(((fixed[:, None] + slope[:, None] * x - t) * weight) ** 2, axis=1)))
 
 
 def _slope(x: np.ndarray, t: np.ndarray, weight: np.ndarray) -> float:

@@ -25,10 +25,13 @@ from rlinf_lab.planning.patience import check
 from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated, within
 from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, leaf_of
+from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
+from rlinf_lab.planning.search.turns import Turns
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
+SEVERAL = 5  # leaves, of which a search over all cuts takes longer than a few over those of one plan
+BESIDE = 2  # on either side of a good plan's counts, in streams alone: the more devices the faster, and few other plans are as good with other counts
 COARSEST, CLOSE_BY, NEARER = 8, 3, 4  # of a stepwise search: counts to begin with, how many on either side of a plan's, how much nearer each time
 UNITS = 128  # of devices, evenly spaced, that are looked at where there are very many
 BLOCK = 4_000_000  # pairs looked at together
@@ -143,19 +146,57 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
         return []
     # Who needs no devices works beside the others: to have it take turns with somebody is hardly ever better, and twice the work.
     aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
-    strides, found = [-(-len(codes) // FEW) for codes in useful], list[Found]()
+    strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    while True:
-        plans = _Solver(_with_counts(problem, chosen), ceiling, only, aside).plans()
-        found = sorted([*plans, *found], key=lambda f: f.seconds)
-        if not plans or max(strides) == 1 or coarse:
-            return found
-        ceiling = min(ceiling, found[0].seconds)
+    found = _look(problem, chosen, ceiling, only, aside)
+    several = len(useful) >= SEVERAL
+    while found and max(strides) > 1 and not coarse:
+        before, found = found[0].tree, _nearer(problem, useful, strides, found, only) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
-        for v, codes in enumerate(useful):
-            at = int(np.searchsorted(codes, _code(problem, leaf_of(found[0].tree, v).devices)))
-            around = at + strides[v] * np.arange(-CLOSER, CLOSER + 1)
-            chosen[v] = codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))]
+        beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
+        chosen = _around(problem, useful, found[0].tree, strides, beside)
+        if several:  # another plan may be better with counts near those of the first look
+            chosen = [np.union1d(*both) for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)]
+        plans = _look(problem, chosen, found[0].seconds, only, aside)
+        if not plans:
+            break
+        found = sorted([*plans, *found], key=lambda f: f.seconds)
+    return found
+
+
+def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0) -> list[Found]:
+    """Over some device counts of each leaf, fastest first.
+
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster.
+    """
+    some = _with_counts(problem, chosen)
+    if len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
+        alone = sorted(_Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds)[:1]
+        seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
+        if not alone or seconds <= alone[0].seconds * EXACT:
+            return alone
+        ceiling = min(ceiling, seconds)
+    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds)
+
+
+def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only) -> list[Found]:
+    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping."""
+    found, only = list(found), replace(only, among=compositions(found[0].tree))
+    while max(strides) > 1:
+        strides = [max(1, stride // CLOSER) for stride in strides]
+        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
+        found = sorted([*plans, *found], key=lambda f: f.seconds)
+    return found
+
+
+def _around(problem: Problem, useful: list[np.ndarray], tree: Tree, strides: list[int], many: int = CLOSER) -> list[np.ndarray]:
+    """Of the useful counts of each leaf so many on either side of a plan's, and the largest."""
+    chosen = []
+    for v, codes in enumerate(useful):
+        at = int(np.searchsorted(codes, _code(problem, leaf_of(tree, v).devices)))
+        around = at + strides[v] * np.arange(-many, many + 1)
+        chosen.append(codes[np.unique(np.clip([*around, len(codes) - 1], 0, len(codes) - 1))])
+    return chosen
 
 
 def useful_counts(problem: Problem, leaf: int) -> np.ndarray:
@@ -204,8 +245,9 @@ class _Solver:
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
-        self._neighbours: dict[int, list[int]] = {}
-        self._least_of: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._least_of: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._shortest: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
@@ -221,6 +263,8 @@ class _Solver:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
+        if self.kinds == (TEMPORAL,) and self.unlike is None:
+            return self._in_turns()
         found = []
         for way in self._ways_of(everyone, self.unlike is not None):
             if self.last is not None and self.last != (way.kind, way.cut.before):
@@ -231,6 +275,23 @@ class _Solver:
                 seconds, g, left, right = best
                 found.append(Found(seconds, self._composed(way, g, 0, left, right, problem.most)))
         return found
+
+    def _in_turns(self) -> list[Found]:
+        """Where there is nothing else: each is beside all others, and its seconds are one number."""
+        ceiling, self.ceiling = self.ceiling, np.inf  # each has one number: there are no points to leave out
+        leaves: list[tuple[float, Leaf] | None] = []
+        for v in range(len(self.problem.names)):
+            check()
+            beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
+            front = self._front(1 << v, beside, False)
+            point = front.best_at(0, self.problem.most, self.problem.shape) if front.code.searchsorted(self.problem.codes) else None
+            leaf = None if point is None else self._tree(1 << v, beside, False, point)
+            leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
+        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, False)], self._switches)
+        return [
+            Found(seconds, tree) for seconds, tree in turns.plans()
+            if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
+        ]  # fmt: skip
 
     def _alone(self) -> list[Found]:
         front = self._front(1, 0, self.unlike is not None).upto(0, self.problem.codes)
@@ -410,13 +471,14 @@ class _Solver:
         good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
-        for v in self._linked(leaves):
+        linked = self._linked(leaves)
+        for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
             if not len(found):
                 break
-            found = found[self._least_with(v, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+            found = found[self._least_with(some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
         return found
 
-    def _linked(self, leaves: int) -> list[int]:
+    def _linked(self, leaves: int) -> tuple[int, ...]:
         """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
         way, so wherever the two ends are cut apart an edge is, too."""
         if leaves not in self._neighbours:
@@ -427,45 +489,48 @@ class _Solver:
                     there = found
                     found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
                 reached |= found
-            self._neighbours[leaves] = members(reached & ~leaves)
+            self._neighbours[leaves] = tuple(members(reached & ~leaves))
         return self._neighbours[leaves]
 
-    def _least_with(self, leaf: int, code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
-        """Seconds between iterations of any plan with a part of these numbers and a leaf that is linked to it.
+    def _least_with(self, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+        """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
 
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
         problem = self.problem
-        if leaf not in self._least_of:
-            fills, periods = self._least_numbers(leaf)
-            closest = np.concatenate([np.zeros_like(periods[:1]), periods[1:]])  # of one chunk none follows: no chunks of inf seconds times zero
-            self._least_of[leaf] = fills, periods, closest
-        fills, periods, closest = self._least_of[leaf]
+        if not leaves:
+            return np.zeros(len(code))
+        if leaves not in self._least_of:
+            fills, periods = (np.array(each) for each in zip(*(self._least_numbers(v) for v in leaves), strict=True))
+            closest = np.concatenate([np.zeros_like(periods[:, :1]), periods[:, 1:]], axis=1)  # of one chunk none follows: no chunks of inf seconds times zero
+            self._least_of[leaves] = fills, periods, closest
+        fills, periods, closest = self._least_of[leaves]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
-        found = fill + (self._scale[g] - 1) * least + periods[0, -1]
+        found = fill + (self._scale[g] - 1) * least + periods[:, 0, -1, None]
         some = max(1, AT_ONCE // len(code))  # granularities that are looked at together: of few points all
         for first in range(0, problem.granularities, some):
             h = np.arange(first, min(first + some, problem.granularities))[:, None]
             times = self._scale[np.maximum(g - h, 0)]
-            together = fill + (times - 1) * least + fills[h, beside]
-            together += (self._scale[h] - 1) * np.maximum(times * least, closest[h, beside])
-            for row, coarser in zip(together, g >= h, strict=True):
-                np.minimum(found, row, out=found, where=coarser)
-        return found / (1 + problem.staleness)
+            together = np.maximum(times * least, closest[:, h, beside])
+            together *= self._scale[h] - 1
+            together += fills[:, h, beside]
+            together += fill + (times - 1) * least
+            np.minimum(found, together.min(axis=1, where=g >= h, initial=np.inf), out=found)
+        return np.asarray(found.max(axis=0) / (1 + problem.staleness))
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:
         """(fill, period) than which a leaf has none shorter on at most so many devices, of shape (granularities, codes), in its own chunks or in finer ones."""
-        fill, period = self._numbers(leaf, 0)
-        least = np.minimum(fill, period)
-        fills, periods = np.full(fill.shape[1:], np.inf), np.full(fill.shape[1:], np.inf)
-        for g in range(len(fills)):
-            for finer in range(g, len(fills)):
-                chunks = self._scale[finer - g]
-                with np.errstate(invalid="ignore"):
-                    fills[g] = np.fmin(fills[g], np.min(fill[:, finer] + (chunks - 1) * least[:, finer], axis=0))
-                periods[g] = np.minimum(periods[g], chunks * np.min(least[:, finer], axis=0))
-        return within(fills, self.problem.shape), within(periods, self.problem.shape)
+        if leaf not in self._shortest:
+            fill, period = self._numbers(leaf, 0)
+            least = np.minimum(fill, period)
+            fills, periods = np.empty(fill.shape[1:]), np.empty(fill.shape[1:])
+            for g in range(len(fills)):
+                chunks = self._scale[: len(fills) - g, None]
+                fills[g] = np.min(fill[:, g:] + (chunks - 1) * np.where(chunks == 1, 0.0, least[:, g:]), axis=(0, 1))  # no chunks of inf seconds times zero
+                periods[g] = np.min(chunks * least[:, g:], axis=(0, 1))
+            self._shortest[leaf] = within(fills, self.problem.shape), within(periods, self.problem.shape)
+        return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
         """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""

@@ -1,0 +1,101 @@
+"""What a slider is answered with for many workers: as good as before and sooner, and the same whatever was asked before."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from brute_force import random_problem
+from six_workers import six_workers
+
+from rlinf_lab.planning.costs import fit_worker, fitted
+from rlinf_lab.planning.costs.batch import EXPONENTS, Curve, _affine, _whole
+from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.profile import Memory, Sample
+from rlinf_lab.planning.search import solver
+from rlinf_lab.planning.search.solver import Only, guess, solve
+from rlinf_lab.planning.search.trees import evaluate
+from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.whatif import Question
+
+
+@pytest.fixture(scope="module")
+def plans() -> Plans:
+    return plan(six_workers(), 64, simulate=False)
+
+
+def answer(plans: Plans, **changes: Any) -> Plans:
+    return dataclasses.replace(Question.of(plans), **changes).answer(plans.profile, like=plans)
+
+
+@pytest.mark.parametrize(("changes", "most"), [({"items": 4096}, 482.9), ({"switching": 0.5}, 241.7), ({"memory_gib": 80.0}, 246.7)])
+def test_the_numbers_of_a_good_plan_are_looked_for_before_other_plans(plans: Plans, changes: dict[str, Any], most: float) -> None:
+    assert answer(plans, **changes).best.seconds < most  # 492.7, 246.5 and 256.6 before
+
+
+def test_an_answer_is_the_same_whatever_was_asked_before(plans: Plans) -> None:
+    asked: list[dict[str, Any]] = [
+        {"devices": {"": 24}}, {"memory_gib": 48.0}, {"switching": 2.0}, {"items": 1024}, {"staleness": 1}, {"chunks": 8}, {"devices": {"": 96}}
+    ]  # fmt: skip
+
+    def said(changes: dict[str, Any]) -> list[tuple[str, float]]:
+        return [(p.shape, p.seconds) for p in answer(plans, **changes)]
+
+    fresh = []
+    for changes in asked:
+        fitted.cache_clear()
+        fresh.append(said(changes))
+    order = list(range(len(asked)))
+    random.Random(1).shuffle(order)
+    assert [said(asked[i]) for i in order] == [fresh[i] for i in order]
+
+
+def test_a_worker_is_fitted_once_however_it_comes_and_leaves() -> None:
+    worker = six_workers().workers["a"]
+    assert fit_worker(dataclasses.replace(worker, onload_s=9.0, memory=Memory(1.0), calls=3.0)) is fit_worker(worker)
+    assert fit_worker(dataclasses.replace(worker, samples=worker.samples[:2])) is not fit_worker(worker)
+
+
+def test_exponents_that_are_tried_together_are_those_that_were_tried_one_by_one() -> None:
+    rng = random.Random(3)
+    for case in range(60):
+        samples = [Sample(d, float(i), (0.5 + i / d**0.7, 10 * rng.random(), 1e-3 * i / d)[case % 3])
+                   for d in rng.sample([1, 2, 4, 8, 64], rng.randint(2, 4)) for i in rng.sample([4, 100, 512], rng.randint(1, 2))]  # fmt: skip
+        n, m, t = (np.array([getattr(s, f) for s in samples], float) for f in ("devices", "items", "seconds"))
+        known = any(len(set(m[n == k])) > 1 for k in set(n))
+        fits = [_affine(_whole(m, n, 1, p, 1) * n**-p, t, known) for p in EXPONENTS]
+        best = int(np.argmin([f[2] for f in fits]))
+        curve = Curve.fit(samples, None)
+        assert (curve.fixed, curve.each, curve.exponent) == (*fits[best][:2], float(EXPONENTS[best]))
+
+
+def test_turns_are_found_by_their_order_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by fronts of (devices, fill, period), of which no set has one."""
+    problems = [random_problem(seed) for seed in range(150)] + [random_problem(seed, kinds=2) for seed in range(30)]
+    by_fronts = [[f.seconds for f in solve(p, only=Only(("temporal", "temporal")))] for p in problems]  # each way twice
+    monkeypatch.setattr(solver._Solver, "_composite", None)
+    for problem, fronts in zip(problems, by_fronts, strict=True):
+        found = solve(problem, only=Only(("temporal",)))
+        assert [f.seconds for f in found] == fronts[::2]
+        assert all(evaluate(f.tree, problem) == pytest.approx(f.seconds) for f in found)
+
+
+def test_where_nobody_minds_company_each_part_is_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for all on all but very few devices, a quick search has one front for each set."""
+    setting = Setting.of(six_workers().replace(device_memory_gib=120.0), 64)
+    problem, most = setting.problem(setting.arrangements()[0]), list[int]()
+    assert problem.minded is not None and any(problem.minded)
+    plans_of = solver._Solver.plans
+
+    def counted(self: solver._Solver) -> Any:
+        found = plans_of(self)
+        most.append(len(self._fronts))
+        return found
+
+    monkeypatch.setattr(solver._Solver, "plans", counted)
+    found = guess(problem)[0]
+    assert evaluate(found.tree, problem) == pytest.approx(found.seconds)
+    assert max(most) < 64  # 456 before
