@@ -148,6 +148,8 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 def _reduced(value: Any) -> Any:
     """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it. NotImplemented for everything else."""
+    if type(value) is OnDevice:  # of something that is packed within a message
+        return _itself, (pickle.PickleBuffer(_Place(value.block)),)
     torch: Any = sys.modules.get("torch")
     # While another thread imports it there is a module without contents, and no tensor yet.
     if type(value) is not getattr(torch, "Tensor", None) or value.is_quantized:
@@ -169,6 +171,10 @@ def _reduced(value: Any) -> Any:
     except TypeError:  # a type that numpy does not have, such as bfloat16
         array = memory.reshape(-1).view(torch.uint8).numpy()
     return _tensor, (array, *like)
+
+
+def _itself(block: Any) -> Any:
+    return block
 
 
 def _dense(plain: Any) -> tuple[Any, tuple[int, ...]]:
