@@ -14,6 +14,7 @@ from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError, said, sh
 from rlinf_lab.runtime import wire
 from rlinf_lab.runtime.cargo import Bucket
 from rlinf_lab.runtime.pickling import unsendable
+from rlinf_lab.runtime.values import Returned
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def undeliverable(host: Host, to: str, message: tuple, error: Exception) -> None
 def _value(host: Host, to: str, message: tuple, error: Exception) -> bool:
     """What a method returned, or gave to exchange(): whoever asked gets the error instead."""
     _, call_id, rank, iteration, value, failed = message
+    value = value.value if isinstance(value, Returned) else value
     if failed is not None:
         return False
     with host._mutex:
