@@ -116,3 +116,12 @@ def test_arrays_are_as_numpy_pickles_them() -> None:
     for name, value in sent.items():
         assert np.array_equal(got[name], value), name
     assert got["fortran"].strides == sent["fortran"].strides
+
+
+def test_what_is_packed_within_a_message_stays_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and weights are. A copy in host memory would be sent otherwise."""
+    monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    data, beside = pickling.pickled(("value", pickling.Packed.of(sent := kinds(1))))
+    assert beside and all(type(block) is pickling.OnDevice for block in beside)
+    assert_as_sent(pickle.loads(data, buffers=beside)[1].open(), sent)
