@@ -2,8 +2,11 @@
 
     state ──pickle──> blocks of memory ──ranges of at most a bucket──> unchanged words left out ──messages, one for each question──> blocks ──> state
 
-The reader asks for bucket after bucket, so that items and calls go between them. What has changed is found word by word, bit for bit; a range
-where more than a third has changed travels as it is. Both sides keep the last version: the reader's is not writable.
+The reader asks for bucket after bucket, so that items and calls go between them. When it has all it asks whether they are whole (`SEAL`): a learner that goes
+on in the same memory meanwhile would have it take half of a version and half of another. Nobody needs to ask where a copy was sent.
+
+What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. Both sides keep the last version: the
+reader's is not writable.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.runtime.pickling import OnDevice, pickled
+from rlinf_lab.runtime.pickling import OnDevice, Packed, pickled
 from rlinf_lab.runtime.unchanged import Unchanged
 
 WORD = 4  # bytes; what changes in an update is a float or two halves
 BUCKET = 16 << 20
+SEAL = -1  # instead of the number of a bucket: all have come
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,8 @@ class Piece(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A bucket at the reader. ``number`` of ``total``; ``sizes``: bytes of each block; ``base``: the version that left-out words are those of, 0 for none."""
+    """A bucket at the reader. ``number`` of ``total``; ``sizes``: bytes of each block; ``base``: the version that left-out words are those of, 0 for none;
+    ``is_sealed``: it cannot have changed on its way."""
 
     version: int
     base: int
@@ -63,30 +68,82 @@ class Arrived(NamedTuple):
     data: bytes
     sizes: tuple[int, ...]
     pieces: tuple[Piece, ...]
+    is_sealed: bool = True
+
+
+class ArrivedWhole(NamedTuple):
+    """A version that has come in one message; whoever pulls it rebuilds it."""
+
+    packed: Packed
+    is_sealed: bool
+
+
+class Sealed(NamedTuple):
+    """What was sent of this version is whole."""
+
+
+class Whole:
+    """A version on its way in one message. It becomes an `ArrivedWhole` when the message is pickled, outside every lock of the host."""
+
+    def __init__(self, version: int, state: Any, unchanged: Unchanged) -> None:
+        self.version, self.state, self._unchanged = version, state, unchanged
+
+    def changed(self) -> str:
+        """The first part of it that was, since it was published; "" where none was."""
+        return self._unchanged.changed()
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return ArrivedWhole, (Packed.of(self.state), not self._unchanged.knows_any)
+
+
+class Copy:
+    """Of a version, made when the first host asks for it, whatever happens to the state's own memory later: all hosts are sent this one, and a later version
+    is compared with it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: tuple[Cargo, str] | None = None
+
+    def of(self, version: int, state: Any, unchanged: Unchanged) -> tuple[Cargo, str]:
+        """And what had changed when it was made."""
+        with self._lock:
+            if self._made is None:
+                made = Cargo.of(version, state, copies=True)
+                self._made = made, unchanged.changed()
+            return self._made
 
 
 class Outgoing:
     """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends.
 
-    ``copies``: what is kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with itself.
+    ``copy``: what is sent and kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with itself.
     """
 
-    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copies: bool = False) -> None:
-        self.version, self.base, self.copies = version, base, copies
-        self.unchanged = unchanged  # since it was published
-        self._state, self._bucket, self._lock = state, bucket, threading.Lock()
+    def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copy: Copy | None = None) -> None:
+        self.version, self.state, self.base, self.copy = version, state, base, copy
+        self._unchanged, self._torn = unchanged, ""
+        self._bucket, self._lock = bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []
+
+    def changed(self) -> str:
+        """The first part of what is sent that was changed since it was published; "" where none was."""
+        return self._torn if self.copy is not None and self.cargo is not None else self._unchanged.changed()
 
     def encode(self, number: int) -> Arrived:
         with self._lock:
             if self.cargo is None:
-                self.cargo = Cargo.of(self.version, self._state, self.copies)
-                self._buckets = ranges([b.size for b in self.cargo.blocks], self._bucket)
+                if self.copy is None:
+                    cargo = Cargo.of(self.version, self.state)
+                else:
+                    cargo, self._torn = self.copy.of(self.version, self.state, self._unchanged)
+                self._buckets = ranges([b.size for b in cargo.blocks], self._bucket)
+                self.cargo = cargo
         cargo, base = self.cargo, self.base
         pieces = tuple(_piece(cargo, base, *r) for r in self._buckets[number])
         sizes = tuple(block.size for block in cargo.blocks)
-        return Arrived(self.version, base.version if base else 0, number, len(self._buckets), b"" if number else cargo.data, sizes, pieces)
+        is_sealed = not (self._torn if self.copy is not None else self._unchanged.knows_any)
+        return Arrived(self.version, base.version if base else 0, number, len(self._buckets), b"" if number else cargo.data, sizes, pieces, is_sealed)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from rlinf_lab.runtime.servant import Task
 JOIN_SECONDS = 60
 TOLD_AFTER_SECONDS = 2.0
 ANSWER_SECONDS = (5.0, 20.0, 20.0)  # for a question that takes milliseconds: so often, and so long, it is asked
+DYING_SECONDS = (0.0, 0.5, 1.0)  # between looks whether a node lives
 ALIVE = 0  # GcsNodeInfo.state in Ray's protocol
 T = TypeVar("T")
 _LOCK = threading.Lock()
@@ -44,6 +45,21 @@ def nodes() -> dict[int, Node]:
         seen = _SEEN.setdefault(context.gcs_address, [context.get_node_id()])
         seen += sorted(set(living) - set(seen), key=lambda n: (living[n].address, n))
         return {number: living[name] for number, name in enumerate(seen) if name in living}
+
+
+def why_gone(node: str) -> str:
+    """How a node (Ray's id) was lost; "" where Ray runs there. Asks the node itself: Ray notices the death of one some ten seconds later than that of a
+    process on it, and those of a node do not die at the same moment."""
+    for wait in DYING_SECONDS:
+        time.sleep(wait)
+        found = {key.hex(): info for key, info in answer_of_ray(lambda ray, seconds: ray.get_all_node_info(timeout=seconds)).items()}.get(node)
+        if found is None or found.state != ALIVE:
+            return "its node has died, or left the cluster"
+        try:
+            socket.create_connection((found.node_manager_address, found.node_manager_port), timeout=2).close()
+        except OSError as error:
+            return f"its node {found.node_manager_address} has died, or is cut off: {error}"
+    return ""
 
 
 def _numbers_given() -> int:

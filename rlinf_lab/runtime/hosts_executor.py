@@ -120,6 +120,10 @@ class HostsExecutor:
         """Why nothing could be started; None for an error that is not about processes."""
         raise NotImplementedError
 
+    def _is_of_processes(self, error: BaseException) -> bool:
+        """Whether it can be explained; asks nobody."""
+        return self._explained(error) is not None
+
     def _reachable(self) -> list[str]:
         """Hosts that were launched and can be asked to stop."""
         raise NotImplementedError
@@ -239,7 +243,7 @@ class HostsExecutor:
             try:
                 theirs = self._answer(reference, max(0.1, deadline - time.monotonic()))
             except Exception as error:
-                if self._explained(error) is None and not isinstance(error, ExecutorError):
+                if not self._is_of_processes(error) and not isinstance(error, ExecutorError):
                     raise
                 if isinstance(error, TimeoutError) or isinstance(error.__cause__, TimeoutError):
                     ended.late += self._silent(name)

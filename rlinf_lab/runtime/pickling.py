@@ -148,6 +148,8 @@ def _dumped(value: Any, buffers: list[pickle.PickleBuffer], pickler: type) -> by
 
 def _reduced(value: Any) -> Any:
     """A plain CPU tensor as a numpy array, and one on a GPU beside the pickle: torch's own way copies both into it. NotImplemented for everything else."""
+    if type(value) is OnDevice:  # of something that is packed within a message
+        return _itself, (pickle.PickleBuffer(_Place(value.block)),)
     torch: Any = sys.modules.get("torch")
     # While another thread imports it there is a module without contents, and no tensor yet.
     if type(value) is not getattr(torch, "Tensor", None) or value.is_quantized:
@@ -160,24 +162,48 @@ def _reduced(value: Any) -> Any:
     plain = value.detach()
     if plain.is_conj() or plain.is_neg():
         plain = plain.resolve_conj().resolve_neg()
+    memory, strides = _dense(plain)
+    like = str(plain.dtype).removeprefix("torch."), tuple(plain.shape), value.requires_grad, strides
     if kind in LENT_DEVICES:
-        return _on_device, (pickle.PickleBuffer(_Place(_block(plain, torch))), str(plain.dtype).removeprefix("torch."), tuple(plain.shape), value.requires_grad)
+        return _on_device, (pickle.PickleBuffer(_Place(_block(memory, plain, torch))), *like)
     try:
-        array = plain.contiguous().numpy()
+        array = memory.numpy()
     except TypeError:  # a type that numpy does not have, such as bfloat16
-        array = plain.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return _tensor, (array, str(plain.dtype).removeprefix("torch."), tuple(plain.shape), value.requires_grad)
+        array = memory.reshape(-1).view(torch.uint8).numpy()
+    return _tensor, (array, *like)
 
 
-def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _itself(block: Any) -> Any:
+    return block
+
+
+def _dense(plain: Any) -> tuple[Any, tuple[int, ...]]:
+    """A tensor's elements as they follow each other in memory, and its strides: as those of `torch.Tensor.clone`, which keeps the order of dimensions
+    (channels last, transposed) and closes gaps."""
+    if plain.is_contiguous():
+        return plain, plain.stride()
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(plain.stride(), plain.shape, strict=True) if size != 1):
+        if stride != expected:
+            plain = plain.clone()  # a part of a larger one, or expanded
+            break
+        expected *= size
+    return plain.as_strided((plain.numel(),), (1,)), plain.stride()
+
+
+def _shaped(tensor: Any, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
+    if tensor.shape != shape or tensor.stride() != strides:
+        tensor = tensor.as_strided(shape, strides)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _tensor(array: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
     import torch
 
     # A tensor cannot be read-only: one over such memory (weights that others read too, or that the next difference is made upon) has its own copy.
     tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
     kind = getattr(torch, dtype)
-    if tensor.dtype != kind:
-        tensor = tensor.view(kind).reshape(shape)
-    return tensor.requires_grad_(requires_grad)
+    return _shaped(tensor if tensor.dtype == kind else tensor.view(kind), shape, requires_grad, strides)
 
 
 def _sparse_reduced(value: Any, torch: Any) -> Any:
@@ -193,11 +219,9 @@ def _coo(indices: Any, values: Any, shape: tuple[int, ...], coalesced: bool) -> 
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=coalesced, check_invariants=False)
 
 
-def _block(plain: Any, torch: Any) -> Any:
-    """The bytes of a tensor as a tensor of its own on the same device."""
-    whole = plain.contiguous()
-    if whole.data_ptr() == plain.data_ptr():
-        whole = whole.clone()
+def _block(memory: Any, plain: Any, torch: Any) -> Any:
+    """The bytes of a tensor as a tensor of its own on the same device. ``memory``: its elements in their order, its own or a copy."""
+    whole = memory.clone() if memory.data_ptr() == plain.data_ptr() else memory
     if plain.device.type == "cuda":  # it may be sent by another thread, which waits for the default stream only
         stream = torch.cuda.current_stream(plain.device)
         if stream != torch.cuda.default_stream(plain.device):
@@ -205,7 +229,7 @@ def _block(plain: Any, torch: Any) -> Any:
     return whole.reshape(-1).view(torch.uint8)
 
 
-def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bool, strides: tuple[int, ...]) -> Any:
     """``block``: an `OnDevice`, something lent by another process (`lending.Lent`), or bytes: these go where `coming_to` says, or to a
     GPU if this process uses one."""
     import torch
@@ -221,8 +245,7 @@ def _on_device(block: Any, dtype: str, shape: tuple[int, ...], requires_grad: bo
             block = block.to(device)
         elif torch.cuda.is_available():
             block = block.cuda()
-    tensor: torch.Tensor = block.view(getattr(torch, dtype)).reshape(shape)
-    return tensor.requires_grad_(requires_grad)
+    return _shaped(block.view(getattr(torch, dtype)), shape, requires_grad, strides)
 
 
 @contextlib.contextmanager

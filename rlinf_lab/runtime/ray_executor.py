@@ -20,7 +20,7 @@ from typing import Any
 from rlinf_lab.errors import ConfigError, ExecutorError, PlanError, shown
 from rlinf_lab.planning.device import Device
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.cluster import wait_for_nodes
+from rlinf_lab.runtime.cluster import wait_for_nodes, why_gone
 from rlinf_lab.runtime.devices import refuse_missing
 from rlinf_lab.runtime.hosts_executor import HostsExecutor
 from rlinf_lab.runtime.links import Ways
@@ -122,16 +122,22 @@ class RayExecutor(HostsExecutor):
 
     def _explained(self, error: BaseException) -> str | None:
         """Ray names actors by numbers; the user knows workers."""
-        if not isinstance(error, load_ray().exceptions.RayError):
+        if not self._is_of_processes(error):
             return None
         actor = getattr(error, "actor_id", None)
         for name, handle in self._actors.items():
             if actor is not None and handle._actor_id.hex() == actor:
-                return (
-                    f"Host {name!r} died while its workers were being set up (killed, crashed, or out of memory); {self._members(name)} lived there. "
-                    f"Next: try the worker's setup() under executor='local'. Ray says: {error}"
-                )
-        return f"Ray could not set up the device hosts: {error}"
+                number = Device.node_of(self._device_names(name))
+                gone = why_gone(self._nodes[number]) if number else ""  # 0: this one
+                why, advice = (
+                    (gone, "look at that node's memory and logs; then a plan on lab.devices(address='auto'), where a node that joins has a new number")
+                    if gone else ("killed, crashed, or out of memory", "try the worker's setup() under executor='local'")
+                )  # fmt: skip
+                return f"Host {name!r} died while its workers were being set up ({why}); {self._members(name)} lived there. Next: {advice}. Ray says: {error}"
+        return f"Ray could not set up the device hosts: {error} Next: `ray status` tells which nodes there are and what is free; then run again."
+
+    def _is_of_processes(self, error: BaseException) -> bool:
+        return isinstance(error, load_ray().exceptions.RayError)
 
     def _reachable(self) -> list[str]:
         return list(self._actors) if load_ray().is_initialized() else []

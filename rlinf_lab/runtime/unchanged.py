@@ -1,70 +1,130 @@
-"""Whether tensors are what they were when they were handed out: torch counts the changes of each in place.
+"""Whether tensors and arrays are what they were when they were handed out.
 
 A model's ``state_dict()`` is its live tensors. Who publishes that and goes on learning has others pull what was learnt since, under the older version: nobody
-would see it. Not noticed: those through ``.data`` and ``.numpy()``, by fused optimisers, and arrays of numpy, for nobody counts those; nor changes of a tensor
-that lies on a part of a larger one's memory, for torch has one count for all of that, and a learner may publish one half while it writes the other.
+would see it. torch counts the changes of each tensor in place. Not those through ``.data`` and ``.numpy()`` and by fused optimisers; nobody counts those of
+numpy's arrays, and of tensors that lie on a part of a larger one's memory torch counts what is done to any of it. So of all that is in host memory samples are
+kept as well: the whole of what has up to `MOST` elements, that many of larger ones. An update that touches a few elements of a large array may be missed.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from rlinf_lab.errors import WorkflowError
 
+MOST = 256  # elements looked at: each is a line of memory that has to come
 _SIMPLE = frozenset({int, float, bool, str, bytes, type(None)})
+_SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 class Unchanged:
-    """The tensors of nested dicts, lists and tuples, and how often each had been changed."""
+    """The tensors and arrays of nested dicts, lists and tuples, how often each had been changed, and samples of them."""
 
     def __init__(self, state: Any) -> None:
-        self._counts = _counted(state)
+        self._counts = list[tuple[Any, Any, int]]()
+        self._samples = list[tuple[Any, Any, Any]]()
+        torch: Any = sys.modules.get("torch")
+        if getattr(torch, "Tensor", None) is None:  # it may just be being imported
+            self._look(state, None)
+        else:
+            with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
+                self._look(state, torch)
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether there is anything that can change."""
+        return bool(self._counts or self._samples)
 
     def changed(self) -> str:
         """The first that was changed since, by its name; "" where none was."""
-        return next((_named(way) for way, tensor, _ in self._changes() if not _is_a_part(tensor)), "")
+        if self._counts:
+            with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+                return self._changed()
+        return self._changed()
 
     def refusal(self, version: int, weights: str, owner: str) -> WorkflowError | None:
         """Why this version cannot be handed out any more."""
-        if not (changed := self.changed()):
-            return None
-        return WorkflowError(
-            f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({changed} in place): who pulls it now would get others "
-            f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in model.state_dict().items()}})."
-        )
+        return refusal(changed, version, weights, owner) if (changed := self.changed()) else None
 
-    def _changes(self) -> list[tuple[Any, Any, int]]:
-        if not self._counts:
-            return []
-        with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-            return [one for one in self._counts if one[1]._version != one[2]]
+    def _changed(self) -> str:
+        counted = next((way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None)
+        if counted is None:
+            counted = next((way for way, whole, sample in self._samples if not _same(_sample(whole), sample)), None)
+        return "" if counted is None else _named(counted)
 
-
-def _counted(state: Any) -> list[tuple[Any, Any, int]]:
-    """Each with its way from the state: (way of what it lies in, key). Whatever can be pickled passes, also what holds itself."""
-    torch: Any = sys.modules.get("torch")
-    if getattr(torch, "Tensor", None) is None:  # it may just be being imported
-        return []
-    found: list[tuple[Any, Any, int]] = []
-    seen = set[int]()
-    open_: list[tuple[Any, Iterator[tuple[Any, Any]]]] = [(None, iter([(None, state)]))]
-    with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
+    def _look(self, state: Any, torch: Any) -> None:
+        """Each container once. Whatever can be pickled passes, also what holds itself."""
+        seen = set[int]()
+        open_: list[tuple[Any, Iterator[tuple[Any, Any]]]] = [(None, iter([(None, state)]))]
         while open_:
             way, parts = open_[-1]
             for key, part in parts:
                 if type(part) in _SIMPLE:
                     continue
-                if isinstance(part, torch.Tensor) and not part.is_inference():
-                    found.append(((way, key), part, part._version))
+                if isinstance(part, np.ndarray):
+                    self._add_sample((way, key), part)
+                elif torch is not None and isinstance(part, torch.Tensor):
+                    if not part.is_inference():
+                        self._counts.append(((way, key), part, part._version))
+                    if type(part) in (torch.Tensor, torch.nn.Parameter):
+                        self._add_sample((way, key), part)
                 elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
                     seen.add(id(part))
                     open_.append(((way, key), iter(part.items() if isinstance(part, dict) else enumerate(part))))
                     break
             else:
                 open_.pop()
-    return found
+
+    def _add_sample(self, way: Any, whole: Any) -> None:
+        if (sample := _sample(whole)) is not None:
+            self._samples.append((way, whole, sample))
+
+
+def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowError:
+    """``changed``: the part that was."""
+    return WorkflowError(
+        f"Version {version} of the weights {weights!r} was changed after {owner!r} published it ({changed} in place): who pulls it now would get others "
+        f"than that version has. Next: publish a copy, as in weights.publish({{k: v.clone() for k, v in model.state_dict().items()}})."
+    )
+
+
+def _sample(whole: Any) -> Any:
+    """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's objects."""
+    if isinstance(whole, np.ndarray):
+        if whole.dtype.hasobject or not whole.size:
+            return None
+        if whole.size <= MOST:
+            return whole.tobytes()
+        places = _places(whole.size)
+        return np.asarray(whole)[np.unravel_index(places, whole.shape)].tobytes()
+    torch = sys.modules["torch"]
+    if whole.device.type != "cpu" or whole.layout is not torch.strided or whole.is_quantized or not whole.numel() or whole.is_conj() or whole.is_neg():
+        return None
+    storage = whole.untyped_storage()
+    if storage.nbytes() < (whole.storage_offset() + 1) * whole.element_size():  # its memory was given back
+        return None
+    kind = _SAME_SIZE.get(whole.element_size())
+    if kind is None:
+        return None
+    bits = whole.detach().view(getattr(torch, kind))
+    return bits.clone() if whole.numel() <= MOST else torch.take(bits, torch.from_numpy(_places(whole.numel())))
+
+
+@functools.lru_cache(maxsize=256)
+def _places(size: int) -> NDArray[np.int64]:
+    """The first, the last, and between them evenly."""
+    return np.linspace(0, size - 1, MOST).astype(np.int64)
+
+
+def _same(now: Any, before: Any) -> bool:
+    """What has no sample any more is not compared."""
+    return now is None or (now == before if isinstance(before, bytes) else bool(sys.modules["torch"].equal(now, before)))
 
 
 def _named(way: Any) -> str:
@@ -73,7 +133,7 @@ def _named(way: Any) -> str:
     while way[0] is not None:  # the first key is none: that of the state itself
         way, key = way
         keys.append(f"[{key!r}]")
-    return "".join(reversed(keys)) or "the tensor"
+    return "".join(reversed(keys)) or "the whole of it"
 
 
 def _is_a_part(tensor: Any) -> bool:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError, said, shown
 from rlinf_lab.runtime import wire
+from rlinf_lab.runtime.cargo import Bucket
 from rlinf_lab.runtime.pickling import unsendable
+from rlinf_lab.runtime.values import Returned
 from rlinf_lab.workflow.graph import DRIVER
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def undeliverable(host: Host, to: str, message: tuple, error: Exception) -> None
 def _value(host: Host, to: str, message: tuple, error: Exception) -> bool:
     """What a method returned, or gave to exchange(): whoever asked gets the error instead."""
     _, call_id, rank, iteration, value, failed = message
+    value = value.value if isinstance(value, Returned) else value
     if failed is not None:
         return False
     with host._mutex:
@@ -62,7 +65,7 @@ def _weights(host: Host, to: str, message: tuple, error: Exception) -> bool:
     _, name, version, state = message
     with host._mutex:
         owner = host.weights.owner(name)
-    error = _told(error, f"Version {version} of the weights {name!r}", state)
+    error = _told(error, f"Version {version} of the weights {name!r}", state.outgoing.state if isinstance(state, Bucket) else getattr(state, "state", state))
     host.report(WorkerError.of(owner, 0, "publish", error, f"version {version} of the weights {name!r}, on its way to {to!r}"))
     return True
 
@@ -108,8 +111,11 @@ def _told(error: Exception, what: str, value: object) -> Exception:
     """Of the user's own value, where that is what does not pickle, instead of the message around it."""
     if type(error) is not WorkflowError or error.__cause__ is None:
         return error
-    told = unsendable(what, value, error.__cause__)
-    told.__cause__ = error.__cause__
+    cause = error.__cause__
+    while type(cause) is WorkflowError and cause.__cause__ is not None:  # packed by itself, within the message
+        cause = cause.__cause__
+    told = unsendable(what, value, cause)
+    told.__cause__ = cause
     return told
 
 

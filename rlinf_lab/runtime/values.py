@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlinf_lab.errors import Cancelled, WorkflowError
+from rlinf_lab.errors import Cancelled, ExecutorError, WorkflowError, said
+from rlinf_lab.runtime.pickling import Packed
 from rlinf_lab.runtime.process import Process
+
+_PLAIN = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,46 @@ class Unmade:
         )
 
 
+class Returned:
+    """A value on its way to another host: packed when the message is pickled, rebuilt by the first who takes it, whose error it is where that fails.
+
+    ``what``: for people, such as "What actor[0] returned from act()".
+    """
+
+    def __init__(self, what: str, value: Any) -> None:
+        self.what, self.value, self.kind = what, value, f"{type(value).__module__}.{type(value).__qualname__}"
+        self._packed: Packed | None = None
+        self._error: ExecutorError | None = None
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (self.what, self.kind, self._packed or Packed.of(self.value))
+
+    def open(self) -> Any:
+        """Raises `ExecutorError`."""
+        with self._lock:
+            if self._packed is not None:
+                try:
+                    self.value = self._packed.open()
+                except (Exception, SystemExit) as error:
+                    self._error = ExecutorError(
+                        f"{self.what} ({self.kind}) cannot be rebuilt in another process: {type(error).__name__}: {said(error)}. Next: install the module "
+                        f"that defines it on every node, mend how it is unpickled (__reduce__, __setstate__), or return plain values, arrays or "
+                        f"dataclasses.\n{''.join(traceback.format_exception(error))}"
+                    )
+                    self._error.__cause__ = error
+                self._packed = None
+            if self._error is not None:
+                raise self._error
+            return self.value
+
+
+def _arrived(what: str, kind: str, packed: Packed) -> Returned:
+    made = Returned(what, None)
+    made.kind, made._packed = kind, packed
+    return made
+
+
 @dataclass(eq=False)
 class Value:
     """The result of one rank of one call, or the place where it will be."""
@@ -40,9 +85,18 @@ class Value:
     def get(self) -> Any:
         if self.error is not None:
             raise self.error
-        if isinstance(self.value, Unmade):
-            raise self.value.error()
-        return self.value
+        value = self.value.open() if isinstance(self.value, Returned) else self.value
+        if isinstance(value, Unmade):
+            raise value.error()
+        return value
+
+    def to_send(self, call_id: int) -> Any:
+        """What travels of it. ``call_id``: negative for what was given to `exchange`, or left behind."""
+        if type(self.value) in _PLAIN or isinstance(self.value, (Unmade, Returned)):
+            return self.value
+        worker, rank, method = self.source
+        done = f"returned from {method}()" if call_id > 0 else f"gave to the other ranks in {method}()"
+        return Returned(f"What {worker}[{rank}] {done}", self.value)
 
     def leave(self, process: Process) -> None:
         """It does not wait here any more: a value that comes later must not wake it from something else."""
@@ -73,7 +127,7 @@ class ValueTable:
             return []
         entry.ready, entry.value, entry.error = True, value, error
         for host in entry.asked_by:
-            say(host, ("value", call_id, rank, iteration, value, error))
+            say(host, ("value", call_id, rank, iteration, entry.to_send(call_id), error))
         waiters, entry.waiters = entry.waiters, []
         return waiters
 
@@ -81,7 +135,7 @@ class ValueTable:
         """Another host wants this value: now if it is there, else as soon as it is."""
         entry, _ = self.entry(call_id, rank, iteration)
         if entry.ready:
-            say(host, ("value", call_id, rank, iteration, entry.value, entry.error))
+            say(host, ("value", call_id, rank, iteration, entry.to_send(call_id), entry.error))
         else:
             entry.asked_by.append(host)
 

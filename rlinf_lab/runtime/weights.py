@@ -4,10 +4,9 @@ An announcement goes to the driver in front of the end of the call that publishe
 later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
 when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
 
-    ranks of one call: "fix" ──> the host of rank 0: the newest that it or who asks knows ── "fixed" ──> the same version for all of them
+    host that pulls ── "pull" ──> where it lies: the version, in one message or in buckets ── "pull" SEAL ──> was it changed meanwhile? ──> `Sealed`
 
-A learner may publish between the pulls of two ranks, so where a call has several, who pulls first fixes the version for all. One that is superseded is
-kept until no call can want it any more: until all iterations that may have begun before the driver heard of the next one are over.
+A version that is superseded is kept as long as a call of several ranks has it (`versions`).
 """
 
 from __future__ import annotations
@@ -17,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.runtime.cargo import BUCKET, Arrived, Bucket, Cargo, Outgoing, assembled
-from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.runtime.cargo import BUCKET, SEAL, Arrived, ArrivedWhole, Bucket, Cargo, Copy, Outgoing, Sealed, Whole, assembled
+from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.unchanged import Unchanged, refusal
+from rlinf_lab.runtime.versions import Question, Versions
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 
@@ -40,46 +41,40 @@ class Shipping(NamedTuple):
 
 @dataclass(eq=False)
 class Held:
-    """A version that is here. ``shipping``: where it was published, how it travels; ``buckets``: how it came, until the first who pulls it has put it
-    together upon ``base``."""
+    """A version that is here. ``shipping``: where it was published, how it travels; ``packed`` or ``buckets``: how it came, until the first who pulls it has
+    put it together (buckets upon ``base``)."""
 
     version: int
     state: Any = None
     shipping: Shipping | None = None
     unchanged: Unchanged | None = None  # where it was published
+    copy: Copy = field(default_factory=Copy)  # for deltas
+    packed: Packed | None = None
     buckets: list[Arrived] | None = None
     base: Cargo | None = None
     opening: threading.Lock = field(default_factory=threading.Lock)
 
 
-class Question(NamedTuple):
-    """What has one answer for all ranks of a call."""
+class Wanted(NamedTuple):
+    """``exactly``: a call of several ranks has this version; else a newer one will do."""
 
-    call_id: int
-    name: str
-    at_least: int
-
-
-@dataclass(eq=False)
-class Answer:
-    """``version``: -1 until it is known."""
-
-    iteration: int
-    version: int = -1
-    waiters: list[Process] = field(default_factory=list)
+    version: int
+    exactly: bool
 
 
 @dataclass(eq=False)
 class Store:
     """One store as one host knows it: what is here, and what is said to be elsewhere."""
 
-    held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way may want
+    name: str
+    held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have
     announced: list[tuple[int, int]] = field(default_factory=list)  # as many versions, each with the iteration in which it was published
     home: str = ""  # the host where it lies
     owner: str = ""  # the worker that publishes
     asked: int = 0  # the version that is on its way, one at a time
-    waiters: dict[Process, int] = field(default_factory=dict)  # and the version that each wants
+    waiters: dict[Process, Wanted] = field(default_factory=dict)
     buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
+    unsealed: Held | None = None  # it has come, and may have changed on its way
     under: Cargo | None = None  # what it is put upon
     base: Cargo | None = None  # the version before, as it travelled
 
@@ -92,6 +87,19 @@ class Store:
         """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
         return next((version for version, _ in self.announced if version >= wanted), 0)
 
+    def found(self, wanted: Wanted) -> Held | None:
+        """What is here of it."""
+        held = self.held.get(self.first(wanted.version))
+        if held is not None or wanted.exactly:
+            return held
+        return next((held for held in self.held.values() if held.version >= wanted.version), None)
+
+    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None:
+        """For whoever looks at its wait."""
+        process.awaited = f"{self.owner}[0]" if self.owner else ""
+        there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
+        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+
 
 class WeightTable:
     """All stores of one host."""
@@ -100,12 +108,11 @@ class WeightTable:
         self._host = host
         self._stores: dict[str, Store] = {}
         self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None, Unchanged]]]] = {}  # published in the call that is going on
-        self._outgoing: dict[tuple[str, str], Outgoing] = {}  # by store and host: what is on its way, or came there last
-        self._answers: dict[Question, Answer] = {}
-        self._keeps = any(host.layout.ranks(worker) > 1 for worker in host.layout.graph.workers)  # else nobody wants any but the newest
+        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}  # by store and host: what is on its way, or came there last
+        self.versions = Versions(host, self._store)
 
     def _store(self, name: str) -> Store:
-        return self._stores.setdefault(name, Store())
+        return self._stores.setdefault(name, Store(name))
 
     # --- called by the ranks' own threads ----------------------------------------------------------------
     def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
@@ -124,33 +131,31 @@ class WeightTable:
     def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
         host, store = self._host, self._store(name)
         alone = host.layout.ranks(call.worker) == 1  # not how many take part now: others may join
-        wanted = max(store.known, at_least) if alone else self._of_the_call(process, call, Question(call.call_id, name, at_least))
-        if not wanted:
+        if alone:
+            wanted = Wanted(max(store.known, at_least), exactly=False)
+        else:
+            wanted = Wanted(self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True)
+        if not wanted.version:
             return NEVER
         with host._mutex:
-            held = self._found(store, wanted)
+            held = store.found(wanted)
         if held is None:
             with host._spans.wait(process):
                 while (held := self._awaited(process, store, name, wanted)) is None:
                     pass
-        if (refusal := self._refusal(store, name, held)) is not None:
-            raise refusal
+        if (refused := self._refusal(store, name, held)) is not None:
+            raise refused
         return self._opened(store, held)
 
     @staticmethod
     def _refusal(store: Store, name: str, held: Held) -> WorkflowError | None:
         return None if held.unchanged is None else held.unchanged.refusal(held.version, name, store.owner)
 
-    def _found(self, store: Store, wanted: int) -> Held | None:
-        """Under the mutex: this version, or the first one after it; where none is kept, any after it."""
-        version = store.first(wanted)
-        if version in store.held or self._keeps:
-            return store.held.get(version)
-        return next((held for held in store.held.values() if held.version >= wanted), None)
-
     def _opened(self, store: Store, held: Held) -> Published:
-        """Put together, if it came in buckets."""
+        """Put together, if it came from elsewhere. Raises whatever its classes raise when they are rebuilt."""
         with held.opening:
+            if held.packed is not None:
+                held.state, held.packed = held.packed.open(), None
             if held.buckets is not None:
                 cargo = assembled(held.buckets, held.base)
                 held.state, held.buckets, held.base = cargo.open(), None, None
@@ -159,16 +164,16 @@ class WeightTable:
                         store.base = cargo
             return Published(held.version, held.state)
 
-    def _awaited(self, process: Process, store: Store, name: str, wanted: int) -> Held | None:
+    def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
         host = self._host
         with host._mutex:
             host._raise_if_interrupted(process)
-            if (held := self._found(store, wanted)) is not None:
+            if (held := store.found(wanted)) is not None:
                 return held
             store.waiters[process] = wanted
             self._ask(name, store)
-            self._say_what_is_there(process, name, store, wanted)
-            host._block(process, "value", f"version {wanted} of the weights {name!r}")
+            store.say_what_is_there(process, name, wanted.version)
+            host._block(process, "value", f"version {wanted.version} of the weights {name!r}")
         host.flush()
         try:
             host._park(process)
@@ -178,58 +183,6 @@ class WeightTable:
                 if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
                     store.asked = 0
         return None
-
-    def _say_what_is_there(self, process: Process, name: str, store: Store, wanted: int) -> None:
-        """For whoever looks at its wait."""
-        process.awaited = f"{store.owner}[0]" if store.owner else ""
-        there = f"({store.known} is the newest)" if store.known else "(nobody has yet)"
-        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
-
-    # --- the version of a call ---------------------------------------------------------------------------------
-    def _of_the_call(self, process: Process, call: CallSpec, question: Question) -> int:
-        """The version that all its ranks get."""
-        host, home = self._host, self._host.place[call.worker, 0]  # rank 0 takes part in every call
-        with host._mutex:
-            known = self._store(question.name).known
-            if home == host.name:
-                return self.decide(question, call.iteration, known)
-            answer = self._answers.get(question)
-            if answer is None:
-                answer = self._answers[question] = Answer(call.iteration)
-                host.say(home, ("fix", question, call.iteration, known, host.name))
-            if answer.version >= 0:
-                return answer.version
-            host._raise_if_interrupted(process)
-            answer.waiters.append(process)
-            process.awaited, process.advice = f"{call.worker}[0]", ""
-            host._block(process, "value", f"the version of the weights {question.name!r} that its call has")
-        host.flush()
-        with host._spans.wait(process):
-            try:
-                host._park(process)
-                host._raise_if_interrupted(process)
-            finally:
-                with host._mutex:
-                    if process in answer.waiters:
-                        answer.waiters.remove(process)
-        return answer.version
-
-    def decide(self, question: Question, iteration: int, known: int) -> int:
-        """Under the mutex, at the host of rank 0; ``known``: the newest version that who asks knows."""
-        if question not in self._answers:
-            before = [a.version for q, a in self._answers.items() if q[:2] == question[:2] and a.version >= question.at_least]
-            version = min(before, default=max(known, self._store(question.name).known, question.at_least))
-            self._answers[question] = Answer(iteration, version)
-        return self._answers[question].version
-
-    def fixed(self, question: Question, version: int) -> None:
-        """Under the mutex: so the host of rank 0 has decided."""
-        if (answer := self._answers.get(question)) is None:  # its iteration is over
-            return
-        answer.version = version
-        waiters, answer.waiters = answer.waiters, []
-        for process in waiters:
-            self._host._wake(process)
 
     # --- under the mutex -----------------------------------------------------------------------------------
     def ended(self, process: Process, call: CallSpec, well: bool) -> None:
@@ -247,8 +200,7 @@ class WeightTable:
         store = self._store(name)
         store.announced.append((version, iteration))
         store.owner, store.home = owner, home
-        if not self._keeps:
-            del store.announced[:-1]
+        self.versions.published(name)
         self._serve(name, store)
         if self._host.loop is not None:
             for other in self._host.loop.others:
@@ -258,22 +210,22 @@ class WeightTable:
     def _serve(self, name: str, store: Store) -> None:
         """Let those go on whose version is here, and ask for another one's."""
         for process, wanted in list(store.waiters.items()):
-            if self._found(store, wanted) is not None:
+            if store.found(wanted) is not None:
                 del store.waiters[process]
                 self._host._wake(process)
             else:
-                self._say_what_is_there(process, name, store, wanted)
+                store.say_what_is_there(process, name, wanted.version)
         self._ask(name, store)
 
     def _ask(self, name: str, store: Store) -> None:
-        wanted = [version for w in store.waiters.values() if (version := store.first(w))]
+        wanted = [version for w in store.waiters.values() if (version := store.first(w.version))]
         if wanted and not store.asked:
             store.asked = min(wanted)
             self._next_bucket(name, store, 0)
 
     def _next_bucket(self, name: str, store: Store, number: int) -> None:
         if not number:
-            store.buckets, store.under = [], store.base
+            store.buckets, store.under, store.unsealed = [], store.base, None
         version = store.buckets[0].version if number else store.asked
         self._host.say(store.home, ("pull", name, version, self._host.name, store.under.version if store.under is not None else 0, number))
 
@@ -282,35 +234,39 @@ class WeightTable:
         return self._store(name).owner
 
     def answer(self, name: str, version: int, host: str, have: int, number: int) -> None:
-        """Another host, which holds version ``have``, wants this one, or its next bucket."""
-        store = self._store(name)
+        """Another host, which holds version ``have``, wants this one, or its next bucket; or it has all, and asks whether they are whole (`SEAL`)."""
+        store, going = self._store(name), self._outgoing.get((name, host))
         if not number:
-            held = store.held.get(version) or store.held[store.known]
-            if (refusal := self._refusal(store, name, held)) is not None:
-                self._report(store, refusal, f"version {held.version} of the weights {name!r}, asked for by {host!r}")
-                return
-            if held.shipping is None:
-                self._host.say(host, ("weights", name, held.version, held.state))
-                return
-            last = self._outgoing.get((name, host))
-            delta = held.shipping.delta
-            base = last.cargo if delta and last is not None and last.copies and last.version == have else None
+            held = store.held.get(version) or store.held[max(store.held)]
             assert held.unchanged is not None, "it was published here"
-            self._outgoing[name, host] = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, copies=delta)
-        outgoing = self._outgoing[name, host]
-        if number and outgoing.version != version:  # of a transfer that was broken off
+            if held.shipping is None:
+                going = Whole(held.version, held.state, held.unchanged)
+            else:
+                delta, last = held.shipping.delta, going
+                base = last.cargo if delta and isinstance(last, Outgoing) and last.copy is not None and last.version == have else None
+                going = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, held.copy if delta else None)
+            self._outgoing[name, host] = going
+        elif going is None or going.version != version:  # of a transfer that was broken off
             return
-        if number and (refusal := outgoing.unchanged.refusal(version, name, store.owner)) is not None:
-            self._report(store, refusal, f"version {version} of the weights {name!r}, on its way to {host!r}")
-            return
-        self._host.say(host, ("weights", name, outgoing.version, Bucket(outgoing, number)))
+        if changed := going.changed():
+            where = "asked for by" if not number else "on its way to"
+            failure = refusal(changed, going.version, name, store.owner)
+            self._host.report(WorkerError.of(store.owner, 0, "publish", failure, f"version {going.version} of the weights {name!r}, {where} {host!r}"))
+        elif number == SEAL:
+            if isinstance(going, Whole):
+                del self._outgoing[name, host]  # it keeps the state
+            self._host.say(host, ("weights", name, version, Sealed()))
+        else:
+            self._host.say(host, ("weights", name, going.version, going if isinstance(going, Whole) else Bucket(going, number)))
 
-    def _report(self, store: Store, refusal: WorkflowError, trace: str) -> None:
-        self._host.report(WorkerError.of(store.owner, 0, "publish", refusal, trace))
-
-    def arrived(self, name: str, version: int, state: Any) -> None:
+    def arrived(self, name: str, version: int, state: Arrived | ArrivedWhole | Sealed) -> None:
         store = self._store(name)
-        if isinstance(state, Arrived):
+        if isinstance(state, Sealed):
+            if (held := store.unsealed) is None or held.version != version:  # of a transfer that was broken off
+                return
+        elif isinstance(state, ArrivedWhole):
+            held = Held(version, packed=state.packed)
+        else:
             if not state.number:
                 store.buckets = []
             elif state.number != len(store.buckets) or state.version != store.buckets[0].version:  # of a transfer that was broken off
@@ -324,24 +280,31 @@ class WeightTable:
             if buckets[0].base and base is None:  # the same; another one is on its way
                 return
             held = Held(version, buckets=buckets, base=base)
-        else:
-            held = Held(version, state)
-        store.asked = 0
+        if not isinstance(state, Sealed) and not state.is_sealed:
+            store.unsealed = held
+            self._host.say(store.home, ("pull", name, version, self._host.name, 0, SEAL))
+            return
+        store.asked, store.unsealed = 0, None
         self._take(store, held)
         self._serve(name, store)
 
     def _take(self, store: Store, held: Held) -> None:
-        if self._keeps:
-            store.held.setdefault(held.version, held)
-        elif all(version < held.version for version in store.held):
-            store.held = {held.version: held}
+        store.held.setdefault(held.version, held)
+        self._let_go(store)
+
+    def _let_go(self, store: Store) -> None:
+        """Of versions that are superseded and that no call has."""
+        keep = {max(store.held, default=0), *map(store.first, self.versions.wanted(store.name))}
+        for version in [v for v in store.held if v not in keep]:
+            del store.held[version]
 
     def over(self, iteration: int) -> None:
-        """This iteration and all before it are: what only their calls may want goes."""
-        self._answers = {q: a for q, a in self._answers.items() if a.iteration > iteration}
+        """This iteration and all before it are: what only their calls have goes."""
+        self.versions.over(iteration)
         for store in list(self._stores.values()):  # whose pulls add to it without the mutex
             while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
-                store.held.pop(store.announced.pop(0)[0], None)
+                del store.announced[0]
+            self._let_go(store)
 
 
 class WeightsPort(Weights):

@@ -4,7 +4,7 @@
     get, got, read              a rank of another host reads a queue: its order, the answer, the end of its call
     want, value                 the result of a call, once for each host that needs it
     published, pull, weights    there is a new version (through the driver to everyone); a host wants one; the answer
-    fix, fixed                  which version a call of several ranks has: to the host of rank 0, and back; see `weights`
+    fix, fixed, pin, pinned     which version a call of several ranks has: to the host of rank 0, and back; and to where the weights lie; see `versions`
     call, seal, readers, cancel, retire   the driver to everyone; ``readers``: which ranks' calls will read each channel
     unwanted, unread            the driver to everyone: nobody reads a stream any more; its home to the driver: so many items of it are left
     wanted                      the driver to everyone: the loop has returned, and somebody takes the values of these calls
@@ -38,9 +38,9 @@ from rlinf_lab.runtime.queues import Queue
 from rlinf_lab.runtime.routing import QueueId, StreamId
 from rlinf_lab.runtime.traffic import Transit
 from rlinf_lab.runtime.unread import Moved
+from rlinf_lab.runtime.versions import Question
 from rlinf_lab.runtime.waits import Wait
 from rlinf_lab.runtime.watch import Pulse
-from rlinf_lab.runtime.weights import Question
 from rlinf_lab.workflow.calls import CallSpec
 from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
@@ -233,7 +233,11 @@ def _on_published(host: Host, name: str, version: int, owner: str, home: str, it
 
 
 def _on_fix(host: Host, question: Question, iteration: int, known: int, asker: str) -> None:
-    host.say(asker, ("fixed", question, host.weights.decide(question, iteration, known)))
+    host.weights.versions.decide(question, iteration, known, asker)
+
+
+def _on_pin(host: Host, question: Question, iteration: int, version: int, asker: str) -> None:
+    host.weights.versions.pin(question, iteration, version, asker)
 
 
 def _on_pull(host: Host, name: str, version: int, asker: str, have: int, number: int) -> None:
@@ -354,7 +358,8 @@ def _on_relieved(host: Host, name: str, did: bool, waits: list[Wait]) -> None:
 HANDLERS: dict[str, Callable[..., None]] = {
     "put": _on_put, "puts": _on_puts, "credit": _on_credit, "stall": _on_stall, "close": _on_close, "get": _on_get, "got": _on_got, "read": _on_read,
     "want": _on_want, "value": _on_value, "collected": _on_collected, "published": _on_published, "pull": _on_pull, "weights": _on_weights,
-    "fix": _on_fix, "fixed": lambda host, question, version: host.weights.fixed(question, version),
+    "fix": _on_fix, "fixed": lambda host, question, version: host.weights.versions.fixed(question, version),
+    "pin": _on_pin, "pinned": lambda host, question, version: host.weights.versions.pinned(question, version),
     "ended": _on_ended, "failed": _on_failed, "broken": _on_broken, "cut_off": cut_off.heard, "call": _on_call, "seal": _on_seal,
     "cancel": _on_cancel, "retire": _on_retire,
     "readers": _on_readers, "unwanted": _on_unwanted, "wanted": _on_wanted, "unread": _on_unread, "under_way": _on_under_way, "delayed": _on_delayed,

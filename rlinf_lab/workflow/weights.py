@@ -32,15 +32,15 @@ class Weights:
     def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
         """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ...
 
-        ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in model.state_dict().items()}``. A tensor that was changed
-        in place after it was published fails whoever wants that version.
+        ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in model.state_dict().items()}``. What was changed in
+        place after it was published, or while it was sent, fails whoever wants that version. (A change of a few elements of a large array, which torch does
+        not count, may be missed: of arrays, of what ``.data`` or a fused optimiser changed and of GPUs.)
 
         To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
         the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a
         version, and what is pulled cannot be written.
 
-        Where a worker of the flow has several ranks, versions are kept until all iterations are over whose calls may want them: of a learner that
-        publishes often in an iteration, so many. (One that publishes for each update of large weights better does so once, at the end of its call.)
+        Kept are the newest version, and those that calls of several ranks which are under way have: all their ranks get the same.
         """
         check_shipping(self, bucket_mib)
         self._newest = Published(self._newest.version + 1, state)

@@ -71,7 +71,8 @@ class Outbox(Protocol[T_contra]):
     def put(self, item: T_contra, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
         """Hand over one item; blocks while the channel is full. ``key`` is required on a keyed channel and on one of groups, ``priority`` on one of that order.
 
-        ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing.
+        ``weight`` counts in `Inbox.get_weight`. A reader in the same process gets the very object, so give a copy of what you go on changing. In another
+        process a tensor arrives as its ``clone()`` would be: with its strides (channels last, transposed), and without gaps where it is a part of another.
 
         When all calls that read the channel have ended, and no other can come, the iteration fails, and the next put raises `Cancelled`. On a channel with
         ``discard_unread=True`` the put ends the call instead, as a broken pipe does: ``finally`` blocks run, ``except Exception`` does not catch it, and what

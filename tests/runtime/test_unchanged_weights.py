@@ -7,6 +7,7 @@ import pytest
 
 from rlinf_lab.errors import WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.cargo import Copy, Outgoing
 from rlinf_lab.runtime.run import session
 from rlinf_lab.runtime.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
@@ -163,3 +164,117 @@ def test_a_change_of_the_memory_around_is_none() -> None:
     around.mul_(2)
     assert sparse.refusal(1, "w", "learner") is not None
     assert Unchanged(whole).changed() == "" and Unchanged(whole).refusal(1, "w", "learner") is None
+
+
+class Library(Worker):
+    """What ``change`` does to the bias is counted by nobody."""
+
+    def __init__(self, change: str) -> None:
+        self.change = change
+
+    def setup(self) -> None:
+        self.state: dict = {"bias": np.zeros(100_000) if self.change == "array" else torch.zeros(100_000)}
+        self.optimiser = None
+        if self.change == "fused":
+            self.state = {"bias": torch.nn.Parameter(self.state["bias"])}
+            self.optimiser = torch.optim.SGD(self.state.values(), lr=1.0, fused=True)
+
+    def learn(self, weights: Weights) -> int:
+        return weights.publish({k: v.detach() for k, v in self.state.items()} if self.optimiser else self.state)
+
+    def go_on(self, version: int) -> int:
+        if self.optimiser is not None:
+            self.state["bias"].grad = torch.ones(100_000)
+            self.optimiser.step()
+        elif self.change == "array":
+            self.state["bias"] += 1
+        else:
+            self.state["bias"].data.add_(1)
+        return version
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+@pytest.mark.parametrize("change", ["array", "data", "fused"])
+def test_changes_that_nobody_counts_are_noticed_too(change: str, executor: str) -> None:
+    """Before, the actor got version 1 with what had been learnt since."""
+    flow = Workflow("uncounted")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Library, change, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration() -> object:
+        return actor.act(learner.go_on(learner.learn(weights).wait()).wait(), weights)
+
+    told = r"Version 1 of the weights 'w' was changed after .*\['bias'\]"
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor=executor, emulate=True) as s, pytest.raises(WorkerError, match=told):
+        s.step()
+
+
+@pytest.mark.parametrize("state", [
+    np.zeros(3), np.zeros((700, 900))[:, ::2], np.zeros((50, 60)).T, np.full(5000, np.nan), torch.full((3,), float("nan")), torch.zeros(()),
+    torch.zeros(70_000, dtype=torch.bfloat16), torch.zeros(300, 400).T, torch.zeros(2, 200, 300)[:, 1:], torch.zeros(1000, dtype=torch.bool),
+])  # fmt: skip
+def test_samples_of_whatever_lies_in_host_memory(state: object) -> None:
+    seen = Unchanged([state])
+    assert seen.changed() == "" and seen.knows_any
+    if isinstance(state, torch.Tensor):
+        state.data.fill_(1)
+    else:
+        state.fill(1)  # type: ignore[attr-defined]
+    assert seen.changed() == "[0]"
+
+
+def test_what_has_no_samples_is_left_alone() -> None:
+    storage = torch.zeros(10)
+    seen = Unchanged([np.array([object()]), np.zeros(0), torch.zeros(0), "x", torch.zeros(2, device="meta"), storage])
+    storage.untyped_storage().resize_(0)  # as sharded models do with what they have gathered
+    assert seen.changed() == "" and not Unchanged(["x", 1, {"y": None}]).knows_any
+
+
+class GoesOn:
+    """Something in a state that is learnt on while the state is being sent."""
+
+    def __init__(self, part: object) -> None:
+        self.part = part
+
+    def __reduce__(self) -> tuple:
+        self.part += 1  # type: ignore[operator]
+        return str, ("a new one",)
+
+
+class Hurries(Worker):
+    def __init__(self, kind: str, shipping: dict) -> None:
+        self.kind, self.shipping = kind, shipping
+
+    def learn(self, goes_on: bool, weights: Weights) -> int:
+        part = np.zeros(500_000) if self.kind == "arrays" else torch.zeros(500_000)
+        return weights.publish({"more": GoesOn(part) if goes_on else None, "bias": part}, **self.shipping)
+
+
+@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 1}, {"bucket_mib": 100}, {"delta": True}], ids=["whole", "in buckets", "in one bucket", "delta"])
+@pytest.mark.parametrize("kind", ["tensors", "arrays"])
+def test_a_change_while_a_version_is_on_its_way_is_refused(kind: str, shipping: dict) -> None:
+    """Before, the actor got version 1 with what was learnt while it was sent."""
+    flow = Workflow("hurries")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Hurries, kind, shipping, name="learner"), flow.worker(Actor, name="actor")
+
+    @flow.iteration
+    def iteration(goes_on: bool) -> object:
+        return actor.act(learner.learn(goes_on, weights).wait(), weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor="processes", emulate=True) as s:
+        with pytest.raises(WorkerError, match=r"Version 1 of the weights 'w' was changed after .*\['bias'\]"):
+            s.step(True)
+        assert s.step(False) == (2, 0.0)
+
+
+def test_all_hosts_are_sent_one_copy() -> None:
+    """Before, each of them had one made for it."""
+    state, copy = {"w": np.zeros(1000)}, Copy()
+    first, second = (Outgoing(1, state, None, 1 << 20, Unchanged(state), copy) for _ in range(2))
+    first.encode(0)
+    second.encode(0)
+    assert first.cargo is second.cargo and first.cargo is not None and not np.shares_memory(first.cargo.blocks[0], state["w"])

@@ -111,7 +111,7 @@ class Unsendable:
 
 
 ALWAYS = ["put", "close", "get", "got", "read", "want", "value", "published", "pull", "weights", "ended", "call", "seal", "readers", "stall", "credit", "fix",
-          "fixed"]  # fmt: skip
+          "fixed", "pin", "pinned"]  # fmt: skip
 
 
 def test_all_kinds_are_tried() -> None:

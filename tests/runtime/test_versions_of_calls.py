@@ -158,13 +158,53 @@ def test_versions_that_nobody_can_want_are_not_kept(hosts: int, monkeypatch: pyt
 
     def counted(self: WeightTable, iteration: int) -> None:
         over(self, iteration)
-        held.append(len(self._store("actor").held) + len(self._answers))
+        held.append(len(self._store("actor").held) + len(self.versions))
 
     monkeypatch.setattr(WeightTable, "over", counted)
     flow, plan = flow_of(0.002, 1, 2, 0)
     executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.0005)
     assert_one_version(calls_of(executor, 8), 0)
     assert held and max(held) <= 1, held
+
+
+class LearnsOften(Worker):
+    count = 0
+
+    def learn(self, weights: Weights) -> int:
+        self.count += 1
+        return weights.publish(f"state {self.count}")
+
+
+@pytest.mark.parametrize("hosts", [1, 4])
+def test_who_publishes_often_keeps_few_versions(hosts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, all of an iteration: 30 of them."""
+    held: list[int] = []
+    take = WeightTable._take
+
+    def counted(self: WeightTable, store: Any, new: Any) -> None:
+        take(self, store, new)
+        held.append(len(store.held))
+
+    monkeypatch.setattr(WeightTable, "_take", counted)
+    flow = Workflow("often")
+    weights = flow.weights("actor")
+    acts, learns = flow.worker(Acts, 0.0, 1, name="acts"), flow.worker(LearnsOften, name="learns")
+
+    @flow.iteration
+    def iteration() -> Any:
+        acted = [acts.act(weights)]
+        for i in range(30):
+            learns.learn(weights).wait()
+            if i % 10 == 0:
+                acted.append(acts.act(weights))
+        return acted
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"acts": [0, 1], "learns": [2]})
+    executor: Any = LocalExecutor(flow, plan, emulate=True) if hosts == 1 else MeshExecutor(flow, plan, delay=0.001)
+    for calls in calls_of(executor, 3):
+        for call in calls:
+            assert len({pulled for _, pulled in call}) == 1, call
+    assert max(held) <= 10, held  # each call of the ranks has two, at most: its own, and that beyond it
 
 
 class Gives(Worker):

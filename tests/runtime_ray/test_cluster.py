@@ -116,6 +116,57 @@ print("spread over three nodes")
 """
 
 
+NODE_DIES = """
+import os, threading, time
+from ray.cluster_utils import Cluster
+import rlinf_lab as lab
+from rlinf_lab.errors import ExecutorError
+
+class Quick(lab.Worker):
+    def work(self) -> int:
+        return 1
+
+class Slow(Quick):
+    def setup(self) -> None:
+        open(%r, "w").close()
+        time.sleep(60)
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+node = cluster.add_node(num_cpus=2)
+cluster.wait_for_nodes()
+flow = lab.Workflow("dies")
+quick, slow = flow.worker(Quick, name="quick"), flow.worker(Slow, name="slow")
+
+@flow.iteration
+def iteration():
+    return quick.work(), slow.work()
+
+def kill() -> None:
+    while not os.path.exists(%r):
+        time.sleep(0.1)
+    cluster.remove_node(node, allow_graceful=False)
+
+threading.Thread(target=kill, daemon=True).start()
+plan = lab.ExecutionPlan.spatial(flow, ["cpu:0", "node1/cpu:0"], {"quick": [0], "slow": [1]})
+try:
+    lab.run(flow, plan, 1, executor="ray", address=cluster.address, dashboard=False).wait(100)
+except ExecutorError as error:
+    print("told:", error)
+cluster.shutdown()
+"""
+
+
+@pytest.mark.ray
+def test_a_node_that_dies_during_setup_is_told_as_such(tmp_path: Path) -> None:
+    """Before, the advice was to try the worker's setup() elsewhere."""
+    script, mark = tmp_path / "dies.py", str(tmp_path / "in_setup")
+    script.write_text(NODE_DIES % (mark, mark))
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
+    said = r"told: Host 'host1' died while its workers were being set up \(its node.* has died.*\); slow\[0\] lived there\. Next: look at that node's memory"
+    assert re.search(said, done.stdout), done.stdout + done.stderr[-3000:]
+
+
 @pytest.mark.ray
 def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     script = tmp_path / "three_nodes.py"
