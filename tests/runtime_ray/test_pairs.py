@@ -181,11 +181,11 @@ def test_a_sender_that_dies_does_not_leave_its_taker_waiting() -> None:
 class SilentNCCL:
     """What NCCL does when the other side has died: a transfer is never over, unless it is aborted."""
 
-    made: ClassVar[list[SilentNCCL]] = []
+    made: ClassVar[queue.Queue[SilentNCCL]] = queue.Queue()  # by the thread that sends
 
     def __init__(self, *_: Any) -> None:
         self.asked, self.aborted = threading.Event(), threading.Event()
-        self.made.append(self)
+        self.made.put(self)
 
     def send(self, *_: Any) -> SilentNCCL:
         self.asked.set()
@@ -207,11 +207,12 @@ def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(monkeypatch: pytest.
     ends = Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
     assert ends.put([torch.ones(3)])[1] == "nccl"
     sender = ends.link._senders._by_source["cpu"]
-    assert SilentNCCL.made[0].asked.wait(30)
+    group = SilentNCCL.made.get(timeout=30)
+    assert group.asked.wait(30)
     with caplog.at_level(logging.WARNING, "rlinf_lab"):
         ends.link.peer_died()
         sender._thread.join(10)
-    assert SilentNCCL.made[0].aborted.is_set() and not sender._thread.is_alive() and not caplog.records
+    assert group.aborted.is_set() and not sender._thread.is_alive() and not caplog.records
     assert ends.put([torch.ones(3)])[1] == "cuda_host_copy"
     ends.close()
 
