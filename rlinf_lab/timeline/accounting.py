@@ -216,11 +216,13 @@ class Ledger:
 
     def _tidy(self, fresh_count: int) -> None:
         """Join old short stretches, each with those that follow when they are as long: a logarithm of copies."""
-        old, fresh = self._stretches[:-fresh_count], self._stretches[-fresh_count:]
-        while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH):
-            a, b = old[-2:]
-            iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
-            old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
+        old, fresh = list[_Settled](), self._stretches[-fresh_count:]
+        for stretch in self._stretches[:-fresh_count]:  # one after another: a short one may have become old together with a long one after it
+            old.append(stretch)
+            while len(old) > 1 and len(old[-2].bubbles) <= min(2 * len(old[-1].bubbles), _ENOUGH):
+                a, b = old[-2:]
+                iterations = Windows(*(np.concatenate(pair) for pair in zip(a.windows.columns(), b.windows.columns(), strict=True)))
+                old[-2:] = [_Settled(a.start_ns, b.end_ns, a.busy + b.busy, _joined([a, b]), iterations)]
         self._stretches = [stretch.kept(*self._long) if len(stretch.bubbles) > _ENOUGH else stretch for stretch in old] + fresh
 
 
