@@ -26,7 +26,8 @@ with lab.session(flow, plan) as s:
     board, no_memory = lab.show(s), SimpleNamespace(total=0, available=0, rss=0)
     watchers = [
         (s._executor.driver_host._spans, "_write", nothing), (s._executor.recorder, "counter", nothing), (s._observer, "collect", nothing),
-        (s._observer, "_update", nothing), (s._observer, "_afterwards", nothing), (psutil, "cpu_percent", nothing),
+        (s._observer, "glance", lambda: True), (board, "push_spans", nothing), (s._observer, "_update", nothing),
+        (s._observer, "_afterwards", nothing), (psutil, "cpu_percent", nothing),
         (psutil, "virtual_memory", lambda: no_memory), (psutil.Process, "memory_info", lambda self: no_memory),
     ]
     as_it_is = [getattr(owner, name) for owner, name, _ in watchers]

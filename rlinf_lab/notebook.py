@@ -7,6 +7,7 @@ import operator
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from rlinf_lab.errors import ConfigError, said, shown
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.planner import Planned
+from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observed_session import ObservedSession
 from rlinf_lab.runtime.run import ENDED, Run
 from rlinf_lab.runtime.run import run as run_in_background
@@ -21,6 +23,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
     from rlinf_lab.widgets.dashboard import Dashboard
+    from rlinf_lab.widgets.express import Beat
 
 MESSAGE = 300  # characters of an error on the dashboard
 
@@ -86,7 +89,7 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
         board.on_command(lambda command: commands[command]())
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
-    run.on_update(feeder, afterwards=feeder.account)
+    run.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
     return board
 
 
@@ -100,7 +103,10 @@ _REST = 2500  # later ones take a 2500th of a core
 
 
 class _Feeder:
-    """Called from the background of the run, eight times a second. Spans are sent each time, the rest twice a second, and at once where the state changes."""
+    """Called from the background of the run, eight times a second. Spans are sent each time, the rest twice a second, and at once where the state changes.
+
+    As soon as it can, it has the kernel's thread that sends come for the spans instead: the least that a worker is disturbed. It is called twice a second then.
+    """
 
     def __init__(self, run: Run | ObservedSession, board: Dashboard, handle: Any) -> None:
         from PIL import Image
@@ -113,15 +119,17 @@ class _Feeder:
         self._state = ""  # of the run, as it was told
         self._closed = False
         self._keep_due, self._kept, self._kept_state = 0.0, 0, ""
+        self._beat: Beat | None = None
         self(run)
 
     def __call__(self, run: Run | ObservedSession) -> None:
         if self._closed:
             return
-        now = run.state
+        now, glances = run.state, self.glances()
         final = now in ENDED
-        if time.monotonic() < self._due and now == self._state and not final:
+        if not glances and time.monotonic() < self._due and now == self._state and not final:
             self._board.push_spans(run.timeline)
+            self._have_glances(run)
             return
         self._due, self._state = time.monotonic() + CLOCK_SECONDS, now
         rows, self._version = run.metrics_since(self._version)
@@ -132,11 +140,35 @@ class _Feeder:
             "standstill": still.lines() if still else [], "waits": still.graph.drawn() if still else {}, "load_note": load_note(run.missing_curves),
         }  # fmt: skip
         until = run.now_ns if now in GOING_ON else None
-        self._board.push(state, rows, run.timeline, utilisation(run), self._picture(run.frames, final), final, bubbles=False, now_ns=until)
+        picture = self._picture(run.frames, final)
+        self._board.push(state, rows, run.timeline, utilisation(run), picture, final, bubbles=False, now_ns=until, later=glances)
         if final:
             self._closed = True
             if self._handle is not None:
                 self._board.renew(self._handle)  # the stored picture is then that of the end
+
+    def glances(self) -> bool:
+        """Whether the thread that sends comes for the spans."""
+        return self._beat is not None and self._beat.goes_on()
+
+    def _have_glances(self, run: Run | ObservedSession) -> None:
+        """From now on, where something is going on. Raises what went wrong in that thread."""
+        if self._beat is not None:
+            self._beat.stop()
+            if self._beat.problem is not None:
+                raise self._beat.problem
+        if run.glance():
+            self._beat = self._board.every(observer.LOOK_SECONDS, partial(self._glance, run))
+
+    def _glance(self, run: Run | ObservedSession) -> bool:
+        """In the thread that sends, which others want, too: it waits for nobody."""
+        if self._closed or not run.glance():
+            return False
+        if run.state != self._state and run.state not in ENDED:  # of the end the run tells by itself
+            self._state = run.state
+            self._board.push({"state": self._state}, timeline=run.timeline, bubbles=False, later=True)
+        self._board.push_spans(run.timeline, wait=False)
+        return True
 
     def account(self, _run: Run | ObservedSession) -> None:
         """Device time and bubbles, and the stored picture: when the spans have left, for it takes longer and is looked at later."""

@@ -29,6 +29,7 @@ class ObservedSession(Session, Observed):
         self._started_at, self._seconds = time.monotonic(), 0.0
         self._listeners: list[Callable[[Any], None]] = []
         self._unhurried: list[Callable[[Any], None]] = []
+        self._glancing: dict[int, Callable[[], bool]] = {}
         self._observer = observer or Observer(executor, self._tell, afterwards=self._tell_afterwards)
         self._starting, self._stopping = threading.Lock(), threading.Lock()
         self._over = False

@@ -33,6 +33,7 @@ from rlinf_lab.workflow.workflow import Workflow
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
+RELIEVED_SECONDS = 0.5  # the same, while somebody else glances at the spans
 AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
@@ -54,6 +55,7 @@ class Observer:
         self.timeline.rerun = Rerun(executor.layout)
         self.table = MetricTable()
         self.problem: BaseException | None = None
+        self.is_relieved: Callable[[], bool] = lambda: False  # somebody else glances at the spans for all who are told
         self.moved_at = time.monotonic()
         self.stillness = Stillness()
         self._executor, self._update, self._broken, self._afterwards = executor, update, broken, afterwards
@@ -138,17 +140,19 @@ class Observer:
             if self._over:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
-            due = max(due, time.monotonic() - LOOK_SECONDS) + LOOK_SECONDS
+            between = RELIEVED_SECONDS if self.is_relieved() else LOOK_SECONDS
+            due = max(due, time.monotonic() - between) + between
             with quick_turns():
                 try:
                     self.collect()
                 except Exception as error:  # what was not collected is gone
                     self.problem = error
+                if self.problem is not None:
                     self._broken()
                     return
                 self._update()
                 if time.monotonic() >= after_due:
-                    after_due = time.monotonic() + AFTER_SECONDS
+                    after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2  # every fourth look, or every relieved one
                     time.sleep(SENT_SECONDS)
                     self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
@@ -156,6 +160,23 @@ class Observer:
         """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
         loop = self._executor.driver_host.loop
         return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > IDLE_SECONDS
+
+    def glance(self) -> bool:
+        """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
+
+        The own thread then looks twice a second, at all the rest (`is_relieved`). False when there is nothing to come for: no iteration is open, or
+        all is over.
+        """
+        if self._over or self.problem is not None or self._is_idle():
+            return False
+        if self._lock.acquire(blocking=False):  # else they are being taken
+            try:
+                self._take_spans(self._executor.rounds())
+            except Exception as error:  # the own thread tells it
+                self.problem = error
+            finally:
+                self._lock.release()
+        return True
 
     def collect(self) -> None:
         """Take what was recorded and logged since the last time."""
@@ -168,16 +189,20 @@ class Observer:
             if not self._stopped and time.monotonic() >= self._depths_due:
                 self._depths_due = time.monotonic() + DEPTH_SECONDS
                 self._note(depths(self._executor.channels()))
-            for batch in self._executor.drain():
-                if len(batch):
-                    self.moved_at = time.monotonic()
-                self._mark(batch, rounds)
-                self.timeline.extend(batch, checked=True)
+            self._take_spans(rounds)
             # The news under way when it ended may lack what was logged last; those after them do not.
             while self._unsettled and (self._unsettled[0][0] + 2 <= rounds or self._stopped):
                 self.table.settle(self._unsettled.popleft()[1])
             while self._arriving and (self._arriving[0][0] + 2 <= rounds or self._stopped):
                 self.timeline.settle(self._arriving.popleft()[1])
+
+    def _take_spans(self, rounds: int) -> None:
+        """The caller holds the lock, and has asked for ``rounds`` before."""
+        for batch in self._executor.drain():
+            if len(batch):
+                self.moved_at = time.monotonic()
+            self._mark(batch, rounds)
+            self.timeline.extend(batch, checked=True)
 
     def _mark(self, batch: SpanBatch, rounds: int) -> None:
         """Note which iterations end with these spans: what other hosts recorded of them comes later than their mark."""
@@ -217,6 +242,7 @@ class Observed:
     _observer: Observer
     _listeners: list[Callable[[Any], None]]
     _unhurried: list[Callable[[Any], None]]
+    _glancing: dict[int, Callable[[], bool]]
 
     def _is_over(self) -> bool:
         raise NotImplementedError
@@ -274,21 +300,33 @@ class Observed:
         """
         return pd.DataFrame(self._executor.transports(), columns=["channel", "from", "to", "transport", "messages", "items", "bytes"])
 
-    def on_update(self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None) -> None:
+    def on_update(
+        self, listener: Callable[[Any], None], afterwards: Callable[[Any], None] | None = None, glances: Callable[[], bool] = lambda: False
+    ) -> None:
         """Call ``listener(this)`` from the background eight times a second (while no iteration is open two times; never oftener), and once after the end (at
         once when it has ended).
 
         ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the process: for what is not urgent.
-        One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on.
+        One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on. ``glances()`` says whether the listener comes by itself for
+        the spans (`Observer.glance`); while all do, they are called twice a second.
         """
         for given in (listener, *([] if afterwards is None else [afterwards])):
             if not callable(given):
                 raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session. Next: on_update(lambda run: print(run.status())).")
         if afterwards is not None:
             self._unhurried.append(afterwards)
+        self._glancing[id(listener)] = glances
         self._listeners.append(listener)
+        self._observer.is_relieved = self._all_glance
         if self._is_over():
             self._tell_one(listener, self._listeners)
+
+    def glance(self) -> bool:
+        """Take the spans that are new into the `timeline`, and wait for nobody; see `Observer.glance`."""
+        return self._observer.glance()
+
+    def _all_glance(self) -> bool:
+        return bool(self._listeners) and all(self._glancing[id(listener)]() for listener in list(self._listeners))
 
     def _tell(self) -> None:
         self._tell_of_stillness()

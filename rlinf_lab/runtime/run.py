@@ -50,6 +50,7 @@ class Run(Observed):
         self._executor = executor
         self._listeners: list[Callable[[Any], None]] = []
         self._unhurried: list[Callable[[Any], None]] = []
+        self._glancing: dict[int, Callable[[], bool]] = {}
         self._observer = Observer(executor, self._tell, lambda: self.stop(wait=False), self._tell_afterwards)
         self._session = ObservedSession(executor, self._observer)
         self._inputs = None if inputs is None else iter(inputs)

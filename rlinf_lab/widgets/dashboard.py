@@ -52,7 +52,7 @@ class Dashboard(PushedWidget):
         devices, charts = (list(names) if isinstance(names, Iterator) else names for names in (devices, charts))  # looked at, and kept
         check_config(title, plan, devices, iterations, charts)
         self._feed: TimelineFeed | None = None
-        self._later: Update | None = None  # device time that goes with the next message
+        self._left: tuple[dict[str, Any], dict[str, bytes]] = ({}, {})  # what goes with the next message
         self._state: dict[str, Any] = {}
         self._metrics: dict[int, dict[str, Any]] = {}
         self._samples: list[list[Any]] = []
@@ -74,6 +74,7 @@ class Dashboard(PushedWidget):
         final: bool = False,
         bubbles: bool = True,
         now_ns: int | None = None,
+        later: bool = False,
     ) -> None:
         """Send what is new; from any thread, at most about ten times a second.
 
@@ -85,7 +86,8 @@ class Dashboard(PushedWidget):
         shown as such, elsewhere it is not known. timeline: the growing timeline;
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
-        now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended.
+        now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended. later: it goes with the spans that are
+        pushed next (`push_spans`, by another thread), and its own are left to that.
         Raises `ConfigError` for what cannot be shown, and then nothing of it is.
         """
         state, rows = tidy_state(state), [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics]
@@ -93,9 +95,8 @@ class Dashboard(PushedWidget):
         check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
-            content, parts = self._news(timeline, final).content()
-            if "idle" in parts:
-                self._tell_later()
+            later = later and not final and self._feed is not None and self._feed.timeline is timeline
+            content, parts = (self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)).content()
             if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
                 content["now"] = max(0, now_ns - origin)
             if state is not None:
@@ -111,40 +112,55 @@ class Dashboard(PushedWidget):
             if frame is not None and (final or self.wants_frame()):
                 self._frame, self._frame_at = frame, time.monotonic()
                 parts["frame"] = frame
-            self._publish(content, parts)
+            self._leave(content, parts) if later else self._publish(content, parts)
             if bubbles and timeline is not None:
                 self.push_bubbles()
 
-    def push_spans(self, timeline: Timeline) -> None:
-        """Send the spans that are new, and nothing else; from any thread, at most about ten times a second: the least that a push can cost."""
-        with self._push_lock:
+    def push_spans(self, timeline: Timeline, wait: bool = True) -> None:
+        """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a second: the least that a push can cost.
+
+        ``wait``: False does nothing while something else is pushed.
+        """
+        if not self._push_lock.acquire(blocking=wait):
+            return
+        try:
             waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
             update = self._news(timeline, False) if waiting is None else waiting
-            if update or self._later is not None:
+            if update or self._left[0] or self._left[1]:
                 self._publish(*update.content())
+        finally:
+            self._push_lock.release()
 
     def push_bubbles(self) -> None:
         """Send device time and bubbles, where it is time to look at them; from any thread."""
         with self._push_lock:
             self.account()
-            self._tell_later()
+            if self._left[0] or self._left[1]:
+                self._publish({}, {})
 
     def account(self) -> None:
         """Look at device time and bubbles, where it is time; what is new goes with the next message. From any thread."""
         with self._push_lock:
             if self._feed is not None and (update := self._feed.take_bubbles()):
-                self._tell_later()
-                self._later = update
+                self._leave(*update.content())
 
-    def _tell_later(self) -> None:
-        if self._later is not None:
-            self._publish({}, {})
+    def _leave(self, content: dict[str, Any], parts: dict[str, bytes]) -> None:
+        """It goes with the next message."""
+        self._left = self._with_what_was_left(content, parts)
 
     def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        if self._later is not None:
-            more, own = self._later.content()
-            content, parts, self._later = {**content, **more}, {**parts, **own}, None
+        content, parts = self._with_what_was_left(content, parts)
+        self._left = ({}, {})
         super()._publish(content, parts)
+
+    def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Both; where they speak of the same, what was left has gone before."""
+        (more, own), both = self._left, ({**content}, {**parts})
+        if not more.keys().isdisjoint(content) or not own.keys().isdisjoint(parts):
+            self._left = ({}, {})
+            super()._publish(more, own)
+            return both
+        return {**content, **more}, {**parts, **own}
 
     def wants_frame(self) -> bool:
         """Whether a picture would be shown now. Ask before encoding one."""
@@ -167,7 +183,7 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        self._later = None  # it is in what follows
+        self._left = ({}, {})  # it is in what follows
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:

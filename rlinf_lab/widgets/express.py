@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,6 +21,8 @@ from typing import Any, Self
 
 _encode = json.JSONEncoder(allow_nan=False).encode
 _COPIED = 1 << 16  # bytes: larger messages are not copied on their way
+_GONE_SECONDS = 1.0  # a beat that has not come for so long has stopped
+_LEAST_REST = 0.02  # s between two beats
 _NUMBERS = itertools.count()
 _DONTWAIT, _SNDMORE = 1, 2  # of ZeroMQ
 
@@ -53,6 +56,7 @@ class Express:
         self._second, self._date = -1, ""
         self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
         self._piped = self._through = 0  # messages that went through its pipe, and those of them that have left it
+        self._handed = self._sent = 0  # messages that its loop was given, and those of them that it has sent
         self._loop: Any = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
 
     @classmethod
@@ -82,17 +86,40 @@ class Express:
         The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
         later than of what it says never hears that.
         """
-        if self._piped and self._piped == self._through:
+        if self._is_open():
+            if self._handed == self._sent and threading.get_ident() == self._thread.thread.ident:
+                self._send(frames, copy)
+                return
+            self._handed += 1
             try:
-                self._loop.call_soon_threadsafe(self._send, frames, copy)
+                self._loop.call_soon_threadsafe(self._send_handed, frames, copy)
                 return
             except RuntimeError:  # the loop has been closed meanwhile: the kernel ends
-                pass
+                self._handed -= 1
         if self._loop is None or not self._thread.thread.is_alive():
             self._socket.send_multipart(frames, copy=copy)
             return
         self._piped += 1
         self._thread.schedule(functools.partial(self._come_through, frames, copy))
+
+    def _is_open(self) -> bool:
+        """The page has been told of the comm, as far as this process is concerned."""
+        return self._piped > 0 and self._piped == self._through
+
+    def every(self, seconds: float, work: Callable[[], bool]) -> Beat | None:
+        """Have the thread that sends do ``work`` every so often, until it returns False. None before the first messages have left by the pipe.
+
+        What it says then leaves at once: to have another thread say it, threads change places five times, and each time the worker that computes
+        in Python waits.
+        """
+        return Beat(self._loop, seconds, work) if self._is_open() and self._thread.thread.is_alive() else None
+
+    def _send_handed(self, frames: list[bytes], copy: bool) -> None:
+        """In the thread that sends."""
+        try:
+            self._send(frames, copy)
+        finally:
+            self._sent += 1
 
     def _come_through(self, frames: list[bytes], copy: bool) -> None:
         """In the thread that sends."""
@@ -124,6 +151,42 @@ class Express:
         if second != self._second:
             self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
         return f"{self._date}.{nanoseconds // 1000:06d}Z"
+
+
+class Beat:
+    """Work that the thread that sends does every so many seconds, until it returns False or raises (``problem``)."""
+
+    def __init__(self, loop: Any, seconds: float, work: Callable[[], bool]) -> None:
+        self.problem: Exception | None = None
+        self._loop, self._seconds, self._work = loop, seconds, work
+        self._at = self._due = time.monotonic()
+        self._is_over = False
+        try:
+            loop.call_soon_threadsafe(self._come)
+        except RuntimeError:  # it has been closed: the kernel ends
+            self._is_over = True
+
+    def goes_on(self) -> bool:
+        """Whether it may be relied on: it has come of late."""
+        return not self._is_over and time.monotonic() - self._at < _GONE_SECONDS
+
+    def stop(self) -> None:
+        self._is_over = True
+
+    def _come(self) -> None:
+        """In the thread that sends."""
+        if self._is_over:
+            return
+        try:
+            if not self._work():
+                self._is_over = True
+                return
+        except Exception as error:
+            self.problem, self._is_over = error, True
+            return
+        self._at = time.monotonic()
+        self._due = max(max(self._due, self._at - self._seconds) + self._seconds, self._at + _LEAST_REST)
+        self._loop.call_later(self._due - self._at, self._come)
 
 
 def _signer(key: bytes, digest: Callable[..., Any]) -> Callable[[bytes], bytes]:

@@ -151,6 +151,13 @@ class TimelineFeed:
             self._seen += update.layout["count"]
         return update
 
+    def take_samples(self) -> Update:
+        """New samples of counters, where the page knows their names."""
+        update = Update()
+        if self._shape_of(self.timeline) == self._shape:
+            self._add_samples(self.timeline, update)
+        return update
+
     def take_bubbles(self) -> Update:
         """Device time and bubbles, where it is time to look at them: of the spans that were taken, and those that came since."""
         update = Update()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,6 +52,10 @@ class PushedWidget(anywidget.AnyWidget):
             return
         with _without_shell_parent(comm):
             self.send(message, buffers=buffers)
+
+    def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
+        """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
+        return self._express.every(seconds, work) if self._express is not None and self._express.carries(self.comm) else None
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +19,11 @@ from rlinf_lab import notebook
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder, load_note
 from rlinf_lab.runtime import observer
-from rlinf_lab.runtime.observer import depths
+from rlinf_lab.runtime.observer import Observer, depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.widgets import Dashboard
+from rlinf_lab.widgets.express import Beat
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -201,13 +203,19 @@ class Board:
     def __init__(self) -> None:
         self.rows: dict[int, dict[str, Any]] = {}
         self.sent: list[int] = []
-        self.pictures = self.spans = 0
+        self.pictures = self.spans = self.later = 0
+        self.states: list[str] = []
         self.ended = threading.Event()
 
     def wants_frame(self) -> bool:
         return True
 
-    def push(self, state: Any, rows: Any, timeline: Any, loads: Any, picture: bytes | None, final: bool, bubbles: bool, now_ns: int | None) -> None:
+    def push(
+        self, state: Any, rows: Any = (), timeline: Any = None, loads: Any = None, picture: bytes | None = None, final: bool = False, *,
+        bubbles: bool = True, now_ns: int | None = None, later: bool = False,
+    ) -> None:  # fmt: skip
+        self.states.append(state["state"])
+        self.later += later
         new = list(rows)
         self.sent.append(len(new))
         self.rows |= {int(row["iteration"]): row for row in new}
@@ -215,8 +223,127 @@ class Board:
         if final:
             self.ended.set()
 
-    def push_spans(self, _timeline: Any) -> None:
+    def push_spans(self, _timeline: Any, wait: bool = True) -> None:
         self.spans += 1
+
+    def every(self, _seconds: float, _work: Callable[[], bool]) -> Any:
+        return None  # no thread that sends
+
+    def account(self) -> None: ...
+
+
+class Beats(Board):
+    """Its thread that sends comes ``every`` so often."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self.loop, self.beats, self.threads = loop, list[Beat](), set[str]()
+        self.fails = False
+
+    def every(self, seconds: float, work: Callable[[], bool]) -> Any:
+        self.beats.append(Beat(self.loop, seconds, work))
+        return self.beats[-1]
+
+    def push_spans(self, timeline: Any, wait: bool = True) -> None:
+        super().push_spans(timeline, wait)
+        if not wait:
+            self.threads.add(threading.current_thread().name)
+            if self.fails:
+                raise RuntimeError("no way to the page")
+
+
+@pytest.fixture
+def beats() -> Iterator[Beats]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="sends", daemon=True)
+    thread.start()
+    yield Beats(loop)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
+class Naps(Worker):
+    def nap(self, seconds: float) -> float:
+        for _ in range(round(seconds / 0.01)):
+            with self.span("breath"):
+                time.sleep(0.01)
+        return seconds
+
+
+def until(what: Callable[[], object], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.005)
+
+
+def test_the_thread_that_sends_comes_for_the_spans_and_the_own_one_looks_less_often(beats: Beats, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    looks, collect = [], Observer.collect
+    monkeypatch.setattr(Observer, "collect", lambda self: (looks.append(time.monotonic()), collect(self)))
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+        one = s.submit(2.0)
+        until(lambda: len(beats.threads))
+        began, first, seen = time.monotonic(), len(looks), beats.spans
+        time.sleep(1.2)
+        took = time.monotonic() - began
+        assert beats.threads == {"sends"} and len(looks) - first <= took / observer.RELIEVED_SECONDS + 1
+        assert beats.spans - seen >= 3, "eight times a second, where others compute, too"
+        assert len(s.timeline) > 50, "what is new comes with a glance"
+        one.wait()
+        until(lambda: not feeder.glances())  # nothing goes on: the own thread waits for the next iteration
+        assert not s.glance()
+        s.step(0.5)
+        assert len(beats.beats) >= 2, "and it is asked to come again"
+        assert beats.later > 0 and beats.states[-1] == "running"
+    assert beats.ended.is_set() and not s.glance()
+    breaths = [span for span in s.timeline.rows() if span.name == "breath"]
+    assert len(breaths) == 250 and s.timeline.bubble_sum_error_ns() == 0, "nothing is lost or taken twice"
+
+
+def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> None:
+    flow, plan = made(lambda h, _: h["w"].nap(0.3), w=Naps)
+    started = run(flow, plan, inputs=range(50))
+    feeder = _Feeder(started, beats, None)
+    started.on_update(feeder, glances=feeder.glances)
+    until(lambda: len(beats.threads))
+    started.pause()
+    until(lambda: beats.states[-1] == "paused", 0.3)
+    started.resume()
+    until(lambda: beats.states[-1] == "running")
+    started.stop()
+    until(beats.ended.is_set)
+    assert beats.states[-1] == "stopped"
+
+
+def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    beats.fails = True
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, glances=feeder.glances)
+        s.step(2.0)
+        assert len(beats.beats) == 1 and not s._listeners
+        assert "no way to the page" in caplog.text
+    assert len(s.timeline.rows()) > 200
+
+
+def test_what_a_glance_cannot_take_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
+        monkeypatch.setattr(s._observer, "collect", lambda: None)
+        monkeypatch.setattr(s.timeline, "extend", full)
+        for _ in range(2000):
+            s.step()
+            s.glance()
+            time.sleep(0.01)
 
 
 def test_the_dashboard_is_told_what_diverged() -> None:
@@ -287,8 +414,6 @@ def test_the_stored_picture_is_renewed_while_the_run_goes_on_and_costs_next_to_n
     done.state = "running"  # as if it went on
 
     class Keeping(Board):
-        def account(self) -> None: ...
-
         def renew(self, _handle: Any) -> None: ...
 
         def keep(self) -> bool:

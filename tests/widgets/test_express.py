@@ -152,6 +152,74 @@ def test_messages_come_in_order_after_the_one_that_opens_the_comm_and_soon_witho
     assert len(piped) == 20
 
 
+def test_what_the_thread_that_sends_does_itself_leaves_at_once_and_in_order(kernel: Any, iopub: Any) -> None:
+    """Messages of two threads, numbered under a lock as widgets do."""
+    kernel.iopub_socket, lock, number, beats = iopub.thread.background_socket, threading.Lock(), iter(range(10_000)), list[float]()
+    way = express.Express.of(comm_of())
+    assert way is not None and way.every(0.01, lambda: True) is None, "not before the page knows of the comm"
+
+    def say() -> None:
+        with lock:
+            way.send({"number": next(number)}, [])
+
+    def beat() -> bool:
+        beats.append(time.monotonic())
+        assert threading.current_thread() is iopub.thread.thread
+        say()
+        return len(beats) < 30
+
+    say()
+    while way._through < 1:
+        time.sleep(0.001)
+    made = way.every(0.02, beat)
+    assert made is not None and made.goes_on()
+    while made.goes_on():
+        say()
+        time.sleep(0.0005)
+    assert made.problem is None and len(beats) == 30 and 0.02 * 29 * 0.9 < beats[-1] - beats[0]
+    for expected in range(next(number)):
+        assert iopub.hears.poll(10_000)
+        assert read(kernel.session, iopub.hears.recv_multipart())[1]["content"]["data"]["content"] == {"number": expected}
+
+
+@pytest.mark.parametrize("how", ["it raises", "it is stopped", "its loop is busy", "its loop is closed"])
+def test_a_beat_that_has_stopped_is_not_relied_on(how: str) -> None:
+    loop, calls = asyncio.new_event_loop(), list[int]()
+    if how == "its loop is closed":
+        loop.close()
+        assert not express.Beat(loop, 0.01, lambda: True).goes_on()
+        return
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def work() -> bool:
+        calls.append(1)
+        if how == "it raises":
+            raise ValueError("no")
+        if how == "its loop is busy":
+            time.sleep(1.5)
+        return True
+
+    made = express.Beat(loop, 0.01, work)
+    deadline = time.monotonic() + 20
+    while not calls:
+        time.sleep(0.001)
+    if how == "it is stopped":
+        made.stop()
+    while made.goes_on():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (str(made.problem) == "no") == (how == "it raises")
+    made.stop()
+    time.sleep(1.6 if how == "its loop is busy" else 0.1)
+    came = len(calls)
+    time.sleep(0.1)
+    assert len(calls) == came
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(5)
+    loop.close()
+
+
 def test_where_its_loop_is_closed_the_pipe_is_asked_and_without_the_thread_the_socket(kernel: Any, iopub: Any) -> None:
     kernel.iopub_socket = iopub.thread.background_socket
     way = express.Express.of(comm_of())

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -152,14 +153,55 @@ def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.Mon
         sample.step()
     board.push_spans(sample.timeline)
     board.account()
-    assert board._later is not None
+    assert board._left[1]
     board._receive(board, {"type": "history"}, [])
     told, history = sent[-2:]
     assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and "bubbles" not in told[0]
-    assert len(history[0]["bubbles"]) > 20 and board._later is None, "it is in the history"
+    assert len(history[0]["bubbles"]) > 20 and board._left == ({}, {}), "it is in the history"
     sample.step()
     board.push_spans(sample.timeline)
     assert "bubbles" not in sent[-1][0]
+
+
+def test_what_is_not_urgent_goes_with_the_next_spans_and_what_is_newer_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    sample.step()
+    board.push({"state": "starting"}, timeline=sample.timeline, bubbles=False, later=True)
+    assert sent[-1][0]["state"]["state"] == "starting" and "spans" in sent[-1][0]["parts"], "the first says what the rows mean"
+    before = len(sent)
+    sample.step()
+    sample.recorder.counter("known", sample.recorder.clock.now_ns(), 1.0)
+    sample.timeline.extend(sample.recorder.drain())
+    board.push({"state": "running", "iteration": 1}, [{"iteration": 0, "loss": 1.0}], sample.timeline, {"cpu:0": 0.5}, later=True, bubbles=False)
+    assert len(sent) == before
+    board.push_spans(sample.timeline)
+    content = sent[-1][0]
+    assert len(sent) == before + 1 and content["state"]["iteration"] == 1 and content["metrics"] and content["counters"]
+    assert sorted(content["parts"]) == ["samples", "spans"]
+    for iteration in (2, 3):  # nobody has come for the first of them meanwhile
+        board.push({"iteration": iteration}, [{"iteration": iteration - 1, "loss": 1.0}], sample.timeline, later=True, bubbles=False)
+    assert len(sent) == before + 2
+    board.push({"state": "finished", "iteration": 4}, timeline=sample.timeline, final=True, later=True)
+    told = [content["state"]["iteration"] for content, _ in sent[before:] if "state" in content]
+    assert told == [1, 2, 3, 4] and [row["iteration"] for content, _ in sent for row in content.get("metrics", ())] == [0, 1, 2]
+    samples = b"".join(part for content, parts in sent for name, part in zip(content["parts"], parts, strict=True) if name == "samples")
+    assert len(samples) == 24 * len(sample.timeline.counter_samples), "each of them once"
+
+
+def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    board.push(timeline=sample.timeline)
+    before = len(sent)
+    sample.step()
+    with board._push_lock:
+        other = threading.Thread(target=board.push_spans, args=(sample.timeline, False))
+        other.start()
+        other.join(5)
+        assert not other.is_alive() and len(sent) == before
+    board.push_spans(sample.timeline, wait=False)
+    assert len(sent) == before + 1
 
 
 def test_device_time_that_waits_is_told_before_that_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
