@@ -99,7 +99,7 @@ PAUSED = "paused"
 GOING_ON = ("running", "stopping")
 FIRST_SECONDS = 5.0  # between the stored pictures of the beginning, growing by as much each time
 FIRST_PICTURES = 3
-_REST = 2500  # later ones take a 2500th of a core
+_REST = 5000  # later ones take a 5000th of a core
 
 
 class _Feeder:

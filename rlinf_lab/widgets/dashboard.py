@@ -155,7 +155,9 @@ class Dashboard(PushedWidget):
 
     def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Both; where they speak of the same, what was left has gone before."""
-        (more, own), both = self._left, ({**content}, {**parts})
+        (more, own), both = self._left, (dict(content), dict(parts))
+        if not more and not own:
+            return both
         if not more.keys().isdisjoint(content) or not own.keys().isdisjoint(parts):
             self._left = ({}, {})
             super()._publish(more, own)

@@ -20,11 +20,14 @@ from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle,
 SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
-LATE_SECONDS = 4.0  # that device time is told later than this
+LATE_SECONDS = 5.0  # that device time is told later than this
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
 _SUM = np.dtype([("iteration", "<i8"), ("busy", "<f8"), *((cause, "<f8") for cause in CAUSES)])
+
+
+_MARK_START, _MARK_END, _MARK_ITERATION = (list(SPAN_DTYPE.names or ()).index(field) for field in ("start", "end", "iteration"))
 
 
 @dataclass
@@ -249,15 +252,17 @@ class TimelineFeed:
 
     def _sums(self, bubbles: np.ndarray, marks: np.ndarray, devices: int) -> list[dict[str, float]]:
         """Seconds by cause of each of these iterations, whose bubbles are among the given ones."""
+        fresh = [mark for mark in marks.tolist() if self._summed.add(mark[_MARK_ITERATION])]  # two marks of one number: the first counts
+        numbers = np.array(sorted(mark[_MARK_ITERATION] for mark in fresh), np.int64)
+        of = bubbles["iteration"]
+        at = np.minimum(np.searchsorted(numbers, of), max(0, len(numbers) - 1))
+        among = numbers[at] == of if len(numbers) else np.zeros(len(of), np.bool_)
+        idle = np.zeros((len(numbers), len(CAUSES)), np.int64)
+        np.add.at(idle, (at[among], bubbles["cause"][among]), (bubbles["end"] - bubbles["start"])[among])
         rows = []
-        for mark in marks:
-            number = int(mark["iteration"])
-            if not self._summed.add(number):  # two marks of one number: the first counts
-                continue
-            own = bubbles[bubbles["iteration"] == number]
-            idle = np.zeros(len(CAUSES), np.int64)
-            np.add.at(idle, own["cause"], own["end"] - own["start"])
-            whole = int(mark["end"] - mark["start"]) * devices
-            row = {cause: float(ns) / 1e9 for cause, ns in zip(CAUSES, idle, strict=True) if ns}
-            rows.append({"iteration": number, "busy": max(0, whole - int(idle.sum())) / 1e9, **row})
+        for mark in fresh:
+            own = idle[np.searchsorted(numbers, mark[_MARK_ITERATION])].tolist()
+            whole = (mark[_MARK_END] - mark[_MARK_START]) * devices
+            row = {cause: ns / 1e9 for cause, ns in zip(CAUSES, own, strict=True) if ns}
+            rows.append({"iteration": mark[_MARK_ITERATION], "busy": max(0, whole - sum(own)) / 1e9, **row})
         return rows
