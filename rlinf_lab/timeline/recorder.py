@@ -29,14 +29,15 @@ from numpy.typing import NDArray
 from rlinf_lab.errors import TimelineError, shown
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, SpanArray, SpanBatch, widened
 from rlinf_lab.timeline.clock import Clock, MonotonicClock
-from rlinf_lab.timeline.span import Track, writable
+from rlinf_lab.timeline.span import SpanKind, Track, writable
 from rlinf_lab.timeline.spill import Spill
 
 NAME_CHARACTERS = 200
 _ROW = NARROW_STRUCT.size
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
-_KINDS = tuple(range(16))  # what fits into four bits; a plain int of each kind, too
+_KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
+_KNOWN = frozenset(map(int, SpanKind))
 _RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
 _CHILDREN = 512  # forked processes at a time that count without getting into each other's way
 
@@ -144,14 +145,15 @@ class Recorder:
     ) -> None:
         """Write one span (half-open, ns). The hot path: 0.4 microseconds.
 
-        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `IndexError` for a
-        kind beyond 15.
+        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError` for what is no `SpanKind`.
         """
         if len(self._buffer) >= self._half_bytes and self._is_full():
             return
         try:
             row = self._pack(start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items)
-        except struct.error:  # long, large or wrong: which of them, a wide row tells
+        except (struct.error, IndexError):  # long, large or wrong: which of them, a wide row tells
+            if kind not in _KNOWN:
+                raise TimelineError(f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind.") from None
             if len(self._wide) < self._half_bytes or not self._is_full():
                 self._wide.extend(SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
             return

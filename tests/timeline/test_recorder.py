@@ -98,7 +98,7 @@ _long = st.one_of(st.integers(0, 99), st.sampled_from([(1 << 32) - 1, 1 << 32, 1
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(_field, st.integers(0, 15), _field, _long, _long, _field, _field, _long, _field, _long), max_size=12))
+@given(st.lists(st.tuples(_field, st.integers(0, len(SpanKind) - 1), _field, _long, _long, _field, _field, _long, _field, _long), max_size=12))
 def test_narrow_and_wide_rows_hold_what_was_added(rows):
     recorder = Recorder()
     for track, kind, name, start, length, iteration, items, nbytes, channel, flow in rows:
@@ -530,3 +530,13 @@ def test_what_is_on_its_way_to_disk_is_among_all_that_waits(monkeypatch: pytest.
     for i in range(500):  # while the others are being written
         recorder.add(track, SpanKind.RUN, name, i, i + 1)
     assert sum(len(batch) for batch in recorder.batches()) == 1501
+
+
+@pytest.mark.parametrize("kind", [99, -99, len(SpanKind)])
+def test_what_is_no_kind_of_span_is_refused_where_it_is_added(kind: int):
+    recorder = Recorder()
+    track, name = recorder.track("w", 0), recorder.name("step")
+    with pytest.raises(TimelineError, match=rf"add\(kind={kind}\).*Next: SpanKind.RUN"):
+        recorder.add(track, kind, name, 1, 2)
+    recorder.add(track, SpanKind.RUN, name, 1, 2)
+    assert len(recorder.drain()) == 1
