@@ -13,16 +13,18 @@ moves between devices: what is followed or simulated differs from what is search
 
 from __future__ import annotations
 
+import itertools
 import math
 import numbers
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from time import monotonic
 from typing import Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
 from rlinf_lab.planning.candidates import Candidate, alike
@@ -63,6 +65,7 @@ APART = 0.02  # relative: between two factors that are farther apart nobody is l
 SAME = 1e-6  # relative: seconds of the search and those that are shown, where they are the same ones
 TIE = 1e-7  # relative: a simulation counts in nanoseconds
 ALL = "all"  # entries
+BAR_SECONDS = 2.0  # until there is a bar
 OF = ("shape", "plan")
 
 
@@ -143,13 +146,14 @@ class Sensitivity:
 
 def sensitivity(
     plans: Plans, entries: Collection[str] | str = ("seconds",), of: str = "shape", tolerance: float = TOLERANCE, workers: Collection[str] | None = None,
-    seconds: float | None = None,
+    seconds: float | None = None, progress: bool = True,
 ) -> Sensitivity:
     """Ranges for the best of ``plans``. ``entries``: some of those that `planning.entries` names, or ``"all"``. ``of``: its ``"shape"`` or the very ``"plan"``
     (the same devices and ranks for everybody, in whatever chunks).
     ``tolerance``: so much slower than the best plan that is found still counts as standing (0: nothing may be faster). ``workers``: only what concerns one of
     these. ``seconds``: to spend on it (None: as long as it takes; each entry about as long as planning twenty times); entries for which they do not do are
-    named, without a range.
+    named, without a range. ``progress``: a bar that says how many entries are done, which is looked at now and how often it was planned again, once that has
+    taken some seconds.
 
     The choice stands where the best plan of its shape, or the very plan, that `lab.plan` of the changed profile, asked as ``plans`` was, ranks, or the plan
     that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans
@@ -160,15 +164,26 @@ def sensitivity(
     wanted = [e for kind in kinds for e in of_kind(plans.best.candidate.placement.setting, kind) if workers is None or e.workers & set(workers)]
     found, left = list[Range](), list[tuple[str, str]]()
     outer, until = wanted_now(), math.inf if seconds is None else monotonic() + seconds
-    for entry in filter(asked.matters, wanted):
-        try:
-            with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
-                check()
-                found.append(asked.range(entry))
-        except Abandoned:
-            check()  # nobody wants the others either
-            left.append((entry.owner, entry.kind))
+    looks = itertools.count(1)
+    matter = [entry for entry in wanted if asked.matters(entry)]
+    form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}{postfix}]"  # an entry takes as long as it takes: no time to go
+    with tqdm(total=len(matter), desc="sensitivity", bar_format=form, delay=BAR_SECONDS, miniters=0, leave=False, disable=not progress) as bar:
+        asked = replace(asked, looked=lambda entry, factor: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"))
+        for entry in matter:
+            try:
+                with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
+                    check()
+                    found.append(asked.range(entry))
+            except Abandoned:
+                check()  # nobody wants the others either
+                left.append((entry.owner, entry.kind))
+            bar.update()
     return Sensitivity(plans.best.shape, tuple(sorted(found, key=lambda r: min(r.high, 1 / r.low))), tuple(left), tolerance)
+
+
+def _say(bar: tqdm, what: str) -> None:
+    bar.set_postfix_str(what, refresh=False)
+    bar.update(0)
 
 
 def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any) -> Sequence[str]:
@@ -204,6 +219,7 @@ class _Question:
     plans: Plans
     of: str
     tolerance: float
+    looked: Callable[[Entry, float], None] = lambda _entry, _factor: None  # told of each factor that was looked at
 
     def matters(self, entry: Entry) -> bool:
         """Not where only a simulation knows of it, and plans were not simulated."""
@@ -211,10 +227,14 @@ class _Question:
 
     def range(self, entry: Entry) -> Range:
         if entry.kind in SEARCHED and self._is_searched:
-            found = _range_of(_Scan(self._search, entry))
+            found = self._ends(_Scan(self._search, entry))
             if self._is_planned_again(found, entry):
                 return found
-        return _range_of(_Steps(self._planning, entry))
+        return self._ends(_Steps(self._planning, entry))
+
+    def _ends(self, factors: _Factors) -> Range:
+        factors.looked = self.looked
+        return _range_of(factors)
 
     @cached_property
     def _search(self) -> _Searched:
@@ -401,7 +421,7 @@ class _Planned(_Judge):
         return Candidate.of(setting, placement.arrangement, placement.tree).seconds
 
 
-def _range_of(scan: _Scan | _Steps) -> Range:
+def _range_of(scan: _Factors) -> Range:
     low, below = scan.towards(1 / WIDEST)
     high, above = scan.towards(WIDEST)
     return Range(scan.entry.owner, scan.entry.kind, low, high, (below, above), scan.faintest, scan.step)
@@ -411,6 +431,8 @@ class _Factors(ABC):
     """One entry of the profile, looked at with several factors. ``step``: of `Range`. ``guesses``: how often on the way what is known says where to look."""
 
     step, guesses, faintest = 0.0, GUESSES, FAINT
+
+    looked: Callable[[Entry, float], None] = staticmethod(lambda _entry, _factor: None)
 
     def __init__(self, asked: _Judge, entry: Entry) -> None:
         self.judge, self.entry = asked, entry
@@ -444,6 +466,7 @@ class _Factors(ABC):
     def _look(self, factor: float) -> _Look:
         if factor not in self._looks:
             self._looks[factor] = self.judge.look(self._changed(factor))
+            self.looked(self.entry, factor)
         return self._looks[factor]
 
     def _changed(self, factor: float) -> Setting:

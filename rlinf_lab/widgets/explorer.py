@@ -135,7 +135,7 @@ class PlanExplorer(PushedWidget):
         steps += [(kind, None) for kind in KINDS if kind != "seconds" and of_kind(setting, kind)]
         try:
             for i, (kind, workers) in enumerate(steps):
-                self._show_ranges(sensitivity(plans, (kind,), workers=workers), i + 1 < len(steps))
+                self._show_ranges(sensitivity(plans, (kind,), workers=workers, progress=False), i + 1 < len(steps))
         except Exception:
             self._show_ranges(Sensitivity(plans.best.shape, ()), False)
             raise

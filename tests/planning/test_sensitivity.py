@@ -423,3 +423,15 @@ def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rlinf_lab.planning.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more))
     found = sensitivity(plans, tolerance=0.0)
     assert set(ways) == {True} and next(r for r in found.ranges if r.owner == "b").high == pytest.approx(2.94, rel=0.02)
+
+
+def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    plans = case_1()
+    sensitivity(plans)
+    assert "sensitivity" not in capsys.readouterr().err, "no bar for what is there at once"
+    monkeypatch.setattr("rlinf_lab.planning.sensitivity.BAR_SECONDS", 0.0)
+    sensitivity(plans)
+    said = capsys.readouterr().err
+    assert f"/{len(plans.profile.workers)}" in said and "training seconds × " in said and "look " in said
+    sensitivity(plans, progress=False)
+    assert not capsys.readouterr().err
