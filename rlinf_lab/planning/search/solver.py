@@ -247,10 +247,12 @@ class _Solver:
         self._beside: dict[int, tuple[int, float]] = {}
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._least_of: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._shortest: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._shortest: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
+        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # chunks of a granularity (second axis) in one of another
+        self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)  # inf where the first is finer
         self._areas = [self._area(v) for v in range(len(problem.names))]
         self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
 
@@ -498,29 +500,29 @@ class _Solver:
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
-        problem = self.problem
+        problem, scale = self.problem, self._scale
         if not leaves:
             return np.zeros(len(code))
         if leaves not in self._least_of:
-            fills, periods = (np.array(each) for each in zip(*(self._least_numbers(v) for v in leaves), strict=True))
-            closest = np.concatenate([np.zeros_like(periods[:, :1]), periods[:, 1:]], axis=1)  # of one chunk none follows: no chunks of inf seconds times zero
-            self._least_of[leaves] = fills, periods, closest
-        fills, periods, closest = self._least_of[leaves]
+            fills, followed, alone = zip(*(self._least_numbers(v) for v in leaves), strict=True)
+            self._least_of[leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
+        fills, followed, alone = self._least_of[leaves]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
-        found = fill + (self._scale[g] - 1) * least + periods[:, 0, -1, None]
-        some = max(1, AT_ONCE // len(code))  # granularities that are looked at together: of few points all
-        for first in range(0, problem.granularities, some):
-            h = np.arange(first, min(first + some, problem.granularities))[:, None]
-            times = self._scale[np.maximum(g - h, 0)]
-            together = np.maximum(times * least, closest[:, h, beside])
-            together *= self._scale[h] - 1
-            together += fills[:, h, beside]
-            together += fill + (times - 1) * least
-            np.minimum(found, together.min(axis=1, where=g >= h, initial=np.inf), out=found)
+        found = fill + (scale[g] - 1) * least + alone
+        some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
+        for first in range(0, len(code), some):
+            block = slice(first, first + some)
+            times, there = self._times.take(g[block], axis=-1), beside[block]  # shape (granularities, points)
+            together = fills.take(there, axis=-1)  # shape (leaves, granularities, points)
+            together += (scale[:, None] - 1) * (times * least[block])
+            np.maximum(together, followed.take(there, axis=-1), out=together)
+            together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
+            np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
         return np.asarray(found.max(axis=0) / (1 + problem.staleness))
 
-    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:
-        """(fill, period) than which a leaf has none shorter on at most so many devices, of shape (granularities, codes), in its own chunks or in finer ones."""
+    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Of a leaf on at most so many devices, in its own chunks or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest in
+        which its last chunk can have left; and the shortest period of a whole iteration."""
         if leaf not in self._shortest:
             fill, period = self._numbers(leaf, 0)
             least = np.minimum(fill, period)
@@ -529,7 +531,10 @@ class _Solver:
                 chunks = self._scale[: len(fills) - g, None]
                 fills[g] = np.min(fill[:, g:] + (chunks - 1) * np.where(chunks == 1, 0.0, least[:, g:]), axis=(0, 1))  # no chunks of inf seconds times zero
                 periods[g] = np.min(chunks * least[:, g:], axis=(0, 1))
-            self._shortest[leaf] = within(fills, self.problem.shape), within(periods, self.problem.shape)
+            fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
+            followed = fills.copy()
+            followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one chunk is followed by none
+            self._shortest[leaf] = fills, followed, float(periods[0, -1])
         return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
