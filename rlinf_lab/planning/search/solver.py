@@ -235,7 +235,7 @@ class _Solver:
         self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
         self._among = only.among
         self._aside = 0 if only != Only() else aside
-        self.cuts = Cuts(problem)
+        self.cuts = Cuts.shared(problem)
         self._kept = SOME if few else MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int, bool], Front] = {}
@@ -491,7 +491,7 @@ class _Solver:
                     there = found
                     found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
                 reached |= found
-            self._neighbours[leaves] = tuple(members(reached & ~leaves))
+            self._neighbours[leaves] = members(reached & ~leaves)
         return self._neighbours[leaves]
 
     def _least_with(self, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
