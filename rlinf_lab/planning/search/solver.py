@@ -246,7 +246,7 @@ class _Solver:
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._neighbours: dict[int, tuple[int, ...]] = {}
-        self._least_of: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._least_of: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         self._shortest: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
@@ -469,15 +469,16 @@ class _Solver:
         working = self._scale[g] * np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
-        devices = np.where(devices <= limit, devices, problem.totals[-1])
-        good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
+        good = np.where(devices <= limit, devices, problem.totals[-1]) * working + elsewhere <= problem.totals[-1] * self.ceiling
+        if TEMPORAL not in self.kinds:  # nobody has all
+            good &= devices <= limit
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
         for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
             if not len(found):
                 break
-            found = found[self._least_with(some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+            found = found[self._least_with(leaves, some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
         return found
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
@@ -494,7 +495,7 @@ class _Solver:
             self._neighbours[leaves] = members(reached & ~leaves)
         return self._neighbours[leaves]
 
-    def _least_with(self, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+    def _least_with(self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
 
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
@@ -503,10 +504,10 @@ class _Solver:
         problem, scale = self.problem, self._scale
         if not leaves:
             return np.zeros(len(code))
-        if leaves not in self._least_of:
-            fills, followed, alone = zip(*(self._least_numbers(v) for v in leaves), strict=True)
-            self._least_of[leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
-        fills, followed, alone = self._least_of[leaves]
+        if (part, leaves) not in self._least_of:
+            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
+            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
+        fills, followed, alone = self._least_of[part, leaves]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
         found = fill + (scale[g] - 1) * least + alone
         some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
@@ -519,6 +520,17 @@ class _Solver:
             together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
             np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
         return np.asarray(found.max(axis=0) / (1 + problem.staleness))
+
+    def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """`_least_numbers` by the devices that a part leaves: in streams alone nobody takes turns, and all others need some of them, too."""
+        fills, followed, alone = self._least_numbers(leaf)
+        if TEMPORAL in self.kinds:
+            return fills, followed, alone
+        if len(self.problem.devices) == 1:
+            others = members(self.problem.everyone & ~part & ~(1 << leaf))
+            left = np.maximum(np.arange(self.problem.codes) - int(sum(self._fewest[v] for v in others)), 0)
+            fills, followed = fills[:, left], followed[:, left]
+        return fills, followed, np.inf
 
     def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
         """Of a leaf on at most so many devices, in its own chunks or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest in
@@ -538,10 +550,13 @@ class _Solver:
         return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
-        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
+        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it, in streams
+        alone everybody else."""
         if leaves not in self._beside:
             others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
-            self._beside[leaves] = int(self.problem.totals[-1] - min((self._fewest[v] for v in others), default=0)), sum(self._areas[v] for v in others)
+            fewest = [self._fewest[v] for v in others]
+            taken = min(fewest, default=0) if TEMPORAL in self.kinds else sum(fewest)
+            self._beside[leaves] = int(self.problem.totals[-1] - taken), sum(self._areas[v] for v in others)
         return self._beside[leaves]
 
     def _area(self, leaf: int) -> float:
