@@ -148,44 +148,50 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    found = _look(problem, chosen, ceiling, only, aside)
-    several = len(useful) >= SEVERAL
+    found, wrong = _look(problem, chosen, ceiling, only, aside)
+    several, seen = len(useful) >= SEVERAL, set[object]()
     while found and max(strides) > 1 and not coarse:
-        before, found = found[0].tree, _nearer(problem, useful, strides, found, only) if several else found
+        before, found = found[0].tree, _nearer(problem, useful, strides, found, only, seen) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
         beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
         chosen = _around(problem, useful, found[0].tree, strides, beside)
         if several:  # another plan may be better with counts near those of the first look
             chosen = [np.union1d(*both) for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)]
-        plans = _look(problem, chosen, found[0].seconds, only, aside)
+        plans, wrong = _look(problem, chosen, found[0].seconds, only, aside, wrong)
         if not plans:
             break
         found = sorted([*plans, *found], key=lambda f: f.seconds)
     return found
 
 
-def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0) -> list[Found]:
+def _look(
+    problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf
+) -> tuple[list[Found], float]:
     """Over some device counts of each leaf, fastest first.
 
-    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster.
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster. Not where a
+    plan that is not was found before, of ``wrong`` seconds, and may be found again. The second value: the same for the next look.
     """
     some = _with_counts(problem, chosen)
-    if len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
+    if (wrong == np.inf or ceiling < wrong) and len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
         alone = sorted(_Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds)[:1]
         seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
         if not alone or seconds <= alone[0].seconds * EXACT:
-            return alone
-        ceiling = min(ceiling, seconds)
-    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds)
+            return alone, wrong
+        ceiling, wrong = min(ceiling, seconds), alone[0].seconds
+    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds), wrong
 
 
-def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only) -> list[Found]:
-    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping."""
+def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only, seen: set[object]) -> list[Found]:
+    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping. ``seen``: where
+    it was looked at before."""
     found, only = list(found), replace(only, among=compositions(found[0].tree))
     while max(strides) > 1:
         strides = [max(1, stride // CLOSER) for stride in strides]
-        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
-        found = sorted([*plans, *found], key=lambda f: f.seconds)
+        chosen = _around(problem, useful, found[0].tree, strides)
+        if (where := (only.among, *(codes.tobytes() for codes in chosen))) not in seen:
+            seen.add(where)
+            found = sorted([*_look(problem, chosen, found[0].seconds, only)[0], *found], key=lambda f: f.seconds)
     return found
 
 
