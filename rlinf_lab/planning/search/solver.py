@@ -259,8 +259,7 @@ class _Solver:
         self._scale = 2.0 ** np.arange(problem.granularities)
         self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # chunks of a granularity (second axis) in one of another
         self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)  # inf where the first is finer
-        self._areas = [self._area(v) for v in range(len(problem.names))]
-        self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
+        self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
 
     # --- the whole ---------------------------------------------------------------------------------------
     def plans(self) -> list[Found]:
@@ -544,11 +543,13 @@ class _Solver:
         if leaf not in self._shortest:
             fill, period = self._numbers(leaf, 0)
             least = np.minimum(fill, period)
-            fills, periods = np.empty(fill.shape[1:]), np.empty(fill.shape[1:])
-            for g in range(len(fills)):
-                chunks = self._scale[: len(fills) - g, None]
-                fills[g] = np.min(fill[:, g:] + (chunks - 1) * np.where(chunks == 1, 0.0, least[:, g:]), axis=(0, 1))  # no chunks of inf seconds times zero
-                periods[g] = np.min(chunks * least[:, g:], axis=(0, 1))
+            some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
+            fill, least = fill[:, None, :, some], least[:, :, some]
+            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)  # no chunks of inf seconds times zero
+            fills, periods = np.full((2, *period.shape[1:]), np.inf)
+            fills[:, some] = (fill + more + self._finer[..., None]).min(axis=(0, 2))
+            chunks = self._scale[:, None]
+            periods[:, some] = np.minimum.accumulate((chunks * least.min(axis=0))[::-1])[::-1] / chunks  # powers of two: nothing is rounded
             fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
             followed = fills.copy()
             followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one chunk is followed by none
@@ -565,20 +566,13 @@ class _Solver:
             self._beside[leaves] = int(self.problem.totals[-1] - taken), sum(self._areas[v] for v in others)
         return self._beside[leaves]
 
-    def _area(self, leaf: int) -> float:
-        """Fewest device seconds of a leaf in an iteration that is as short as the best so far."""
-        busy = self._busy(leaf)
-        possible = np.isfinite(busy) & (busy <= self.ceiling)
-        return float(np.min(np.where(possible, busy, 0.0) * self.problem.totals, where=possible, initial=np.inf))
-
-    def _least_devices(self, leaf: int) -> float:
-        busy = self._busy(leaf)
-        return float(np.min(np.where(busy <= self.ceiling, self.problem.totals, np.inf), where=np.isfinite(busy), initial=np.inf))
-
-    def _busy(self, leaf: int) -> np.ndarray:
-        """Least seconds that a leaf holds its devices in an iteration, shape (granularities, codes)."""
+    def _least_needs(self, leaf: int) -> tuple[float, float]:
+        """(fewest device seconds, fewest devices) of a leaf in an iteration that is as short as the best so far."""
         fill, period = self._numbers(leaf, 0)
-        return np.min(np.minimum(fill, period), axis=0) * self._scale[:, None]
+        busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]  # least seconds that it holds its devices, shape (granularities, codes)
+        possible = np.isfinite(busy) & (busy <= self.ceiling)
+        totals = np.broadcast_to(self.problem.totals, busy.shape)[possible]
+        return float((busy[possible] * totals).min(initial=np.inf)), float(totals.min()) if len(totals) else np.inf
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
