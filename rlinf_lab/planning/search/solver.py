@@ -266,7 +266,7 @@ class _Solver:
         """The best plan of each last composition (kind and cut)."""
         problem = self.problem
         everyone = problem.everyone
-        if np.isinf(self._areas).any():
+        if np.isinf(self._areas).any() or sum(self._areas) > problem.totals[-1] * self.ceiling:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
@@ -310,9 +310,11 @@ class _Solver:
 
     def _best_in_turns(self, way: _Way) -> tuple[float, int, int, int] | None:
         """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
-        before, after = self._least_fills(way, 0)
+        parts = self._least_fills(way, 0)
+        if parts is None:
+            return None
         there, back = self._switches(way.cut)
-        fill = (before[:, -1] + after[:, -1] + there)[: self._finest(way) + 1]
+        fill = (parts[0][:, -1] + parts[1][:, -1] + there)[: self._finest(way) + 1]
         possible = np.flatnonzero(np.isfinite(fill))
         if not len(possible):
             return None
@@ -407,8 +409,10 @@ class _Solver:
         return front.take(best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best)
 
     def _temporal(self, way: _Way, context: int) -> list[Front]:
-        before, after = self._least_fills(way, context)
-        least = (before + after)[: self._finest(way) + 1]
+        parts = self._least_fills(way, context)
+        if parts is None:
+            return []
+        least = (parts[0] + parts[1])[: self._finest(way) + 1]
         there, back = self._switches(way.cut)
         code = np.flatnonzero(lower(least, self.problem.shape))
         fill = least.reshape(-1)[code] + there
@@ -428,8 +432,8 @@ class _Solver:
         use at most ``limit`` devices; of those that use more (and are only ever given all devices), all that may be the best."""
         problem, finest = self.problem, self._finest(way)
         keys = self._parts(way, context)
-        before, after = (self._front(*key).upto(finest, problem.codes) for key in keys)
-        if not len(before) or not len(after):
+        before = self._front(*keys[0]).upto(finest, problem.codes)
+        if not len(before) or not len(after := self._front(*keys[1]).upto(finest, problem.codes)):
             return
         g = before.code // problem.codes
         if len(problem.devices) > 1:
@@ -609,12 +613,15 @@ class _Solver:
             self._seconds[cut] = self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
         return self._seconds[cut]
 
-    def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of both parts, of shape (granularities, codes)."""
+    def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of both parts, of shape (granularities, codes); None where one of them cannot be."""
         keys = self._parts(way, context)
         for key in keys:
             if key not in self._least:
-                self._least[key] = self._front(*key).least_fill(self.problem.granularities, self.problem.shape)
+                front = self._front(*key)
+                if not len(front):
+                    return None
+                self._least[key] = front.least_fill(self.problem.granularities, self.problem.shape)
         return self._least[keys[0]], self._least[keys[1]]
 
     def _falls(self, key: _Key) -> np.ndarray:
