@@ -430,9 +430,9 @@ class VirtualHost:
                     else:
                         self._turn_over(self._turnover[(slot - limit) >> 1])
             elif pending:
-                if in_a_row and not discarded and pending[0][1] == _EVENT_PUT and (len(pending) == 1 or all(e[1] == _EVENT_PUT for e in pending)):
-                    if in_a_row(now):
-                        continue
+                puts = pending[0][1] == _EVENT_PUT and (len(pending) == 1 or all(e[1] == _EVENT_PUT for e in pending))
+                if puts and in_a_row and not discarded and in_a_row(now):
+                    continue
                 events = pending.copy()
                 pending.clear()
                 apply(settle(events))
