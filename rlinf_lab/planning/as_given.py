@@ -278,7 +278,7 @@ class _Reader:
     # --- the tree ------------------------------------------------------------------------------------------------
     def _trees(self, problem: Problem) -> Iterator[Tree]:
         """Who has devices in common takes turns, the others stream: all such trees, those first in which most edges are what the plan makes of them."""
-        cuts, known = Cuts(problem), dict[int, list[tuple[int, Tree]]]()
+        cuts, known = Cuts.shared(problem), dict[int, list[tuple[int, Tree]]]()
 
         def some(leaves: int) -> list[tuple[int, Tree]]:
             if leaves not in known:

@@ -3,6 +3,8 @@ else, and items of another host that the only one who waits is given."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from rlinf_lab.planning.books import ALL, Channel, Process
 from rlinf_lab.planning.filling import Fillers
 
@@ -27,6 +29,32 @@ class AtOnce:
             return -1
         queue.tail = first + n
         return first
+
+    def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
+        """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled by itself: as many of the first rounds
+        as nobody is given anything for are done, and nothing follows from them. 0: `settle` the first."""
+        if self._fillers.running:
+            return 0
+        for process in processes:
+            p = self.processes[process]
+            if p.state != "run" or p.weights is not None:
+                return 0
+        for channel, each in channels.items():
+            queue = self.channels[channel]
+            if queue.putters or queue.weights is not None or queue.stub:
+                return 0
+            depth, room = queue.tail - queue.head, queue.capacity
+            if queue.getters and not queue.is_early:
+                if queue.stream.ended or queue.remote_stalled:
+                    return 0
+                wanted = abs(queue.getters[0][1])
+                room = min(room, (wanted - ALL if wanted > ALL else wanted) - 1)
+            rounds = min(rounds, (room - depth) // each)
+        if rounds <= 0:
+            return 0
+        for channel, each in channels.items():
+            self.channels[channel].tail += rounds * each
+        return rounds
 
     def has_room(self, channel: int, n: int) -> bool:
         """Whether a put of ``n`` items would be done at once, as far as it can be seen at a glance: others put and get, and queues are forgotten meanwhile."""

@@ -57,8 +57,8 @@ def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
 def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
     """Least seconds that a worker computes in an iteration, in any chunks and sub-batches, for each number of devices."""
     company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
-    ways = [(k, g) for k in sorted({1, *setting.cell(unit).sub_batches} if cell else {1}) for g in range(setting.granularities)]
-    return np.asarray(np.min([k * 2**g * setting.tables.member(name, k, g, company) for k, g in ways], axis=0))
+    ways, chunks = sorted({1, *setting.cell(unit).sub_batches} if cell else {1}), 2.0 ** np.arange(setting.granularities)[:, None]
+    return np.asarray(np.min([k * chunks * setting.tables.member_rows(name, k, company) for k in ways], axis=(0, 1)))
 
 
 def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:

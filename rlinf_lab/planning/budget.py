@@ -167,6 +167,8 @@ class Budget:
     def _on_kind(self, kind: str) -> Profile:
         """The profile with each worker's samples on a kind of device, or those on the first kind that it was measured on, at the relative speed. Who works
         on the host is on no kind: as fast as measured."""
+        if all(w.resource == "host" or self._kind_of(s) == kind for w in self.profile.workers.values() for s in w.samples):
+            return self.profile
         speeds = {k.name: k.speed for k in self.profile.kinds} or {"": 1.0}
         workers = {}
         for name, worker in self.profile.workers.items():

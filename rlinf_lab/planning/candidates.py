@@ -230,7 +230,7 @@ def _structures(setting: Setting, modes: tuple[str, ...]) -> Iterator[Only]:
     yield Only((SPATIAL,))
     if len(setting.units) <= EVERY_CUT:
         problem = setting.problem(setting.arrangements()[0])
-        for cut in Cuts(problem).of(problem.everyone):
+        for cut in Cuts.shared(problem).of(problem.everyone):
             for kind in BOTH:
                 yield Only(BOTH, (kind, cut.before))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -60,6 +60,8 @@ class Window:
     workers: Mapping[str, list[float]]
     handovers: Mapping[tuple[str, str], list[float]]
     elapsed: list[float]
+    _known: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    _taken: dict[str, list[np.ndarray]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, timeline: Timeline, profile: Profile, most: int) -> Window:
@@ -124,6 +126,11 @@ class Window:
     def taken(self, worker: str) -> list[np.ndarray]:
         """For each iteration the batches of the rank that computed most, each as the part that it would be of all items if every rank took as many. Empty
         where nothing was read."""
+        if worker not in self._taken:
+            self._taken[worker] = self._parts(worker)
+        return self._taken[worker]
+
+    def _parts(self, worker: str) -> list[np.ndarray]:
         gets, _ = self._gets(worker)
         spans, ranks = self._spans(worker), sum(track.worker == worker for track in self.timeline.tracks)
         busy = np.zeros((len(self.timeline.tracks), len(self.warm)))
@@ -150,8 +157,10 @@ class Window:
 
     def _spans(self, worker: str) -> np.ndarray:
         """What a worker computed and took."""
-        own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]
-        return self._recent[np.isin(self._recent["track"], own)]
+        if worker not in self._known:
+            own = [i for i, track in enumerate(self.timeline.tracks) if track.worker == worker]
+            self._known[worker] = self._recent[np.isin(self._recent["track"], own)]
+        return self._known[worker]
 
     @cached_property
     def _recent(self) -> np.ndarray:

@@ -622,7 +622,7 @@ class Engine(AtOnce, Meeting):
         """Whole sets or nothing; one that must wait keeps its devices from those behind it, so that nobody starves."""
         kept: set[int] = set()
         for p in candidates:
-            if any(self._holder[d] is not None or d in kept or self._ahead(p, d) for d in p.devices):
+            if any(self._holder[d] is not None or d in kept or (len(self._queue[d]) > 1 and self._ahead(p, d)) for d in p.devices):
                 kept.update(p.devices)
                 continue
             for device in p.devices:

@@ -94,8 +94,10 @@ class MoreBatches:
         if found is None or not all(len(p) for p in parts):
             return None
         got = float(np.mean([len(p) for p in parts]))
+        if got <= MORE * found.count:
+            return None
         more = float(np.mean(as_taken(candidate, window, worker, planned))) - planned
-        if got <= MORE * found.count or more <= MATTERS * planned:
+        if more <= MATTERS * planned:
             return None
         return cls(worker, window.channel_of(worker), got, found.count, more)
 

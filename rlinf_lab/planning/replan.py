@@ -197,7 +197,7 @@ def _readings(profile: Profile, candidate: Candidate, seen: Window, workers: tup
 
 def _better(readings: Readings, now: Trial, trials: Trials, moments: int, known: Known) -> tuple[Trial | None, tuple[str, ...]]:
     """A plan that is faster however the measurement is read, and notes on what the readings do not agree in and what was not simulated."""
-    tried = trials.among(_others(readings.of_both(), now.candidates[0], known), now)
+    tried = trials.among(_others(now, known), now)
     who = f"the batches of {' and '.join(readings.unclear)} (of one size, or uneven) do not tell whether each takes longer or its items do"
     left = () if not tried.left else (_unreached(f"{tried.left} more plan{'s' * (tried.left > 1)} that may be faster", moments),)
     if tried.trials and tried.trials[0].against(now) <= 1 - WORTH:
@@ -210,15 +210,14 @@ def _better(readings: Readings, now: Trial, trials: Trials, moments: int, known:
     return None, left
 
 
-def _others(profiles: tuple[Profile, ...], present: Candidate, known: Known) -> list[tuple[Candidate, ...]]:
-    """Good plans under each of some profiles, each of them under all: without the present one."""
-    setting = present.placement.setting
-    found: dict[object, tuple[Candidate, ...]] = {_places(present): ()}
-    for i, profile in enumerate(profiles):
-        again = Setting.of(profile, setting.devices, setting.chunks, setting.rule, setting.staleness)
-        for candidate in candidates(again, quick=True, known=known, ceiling=_under(profile, present).searched, several=SHAPES):
+def _others(now: Trial, known: Known) -> list[tuple[Candidate, ...]]:
+    """Good plans under each profile of the present one's, each of them under all: without the present one."""
+    found: dict[object, tuple[Candidate, ...]] = {_places(now.candidates[0]): ()}
+    for i, present in enumerate(now.candidates):
+        for candidate in candidates(present.placement.setting, quick=True, known=known, ceiling=present.searched, several=SHAPES):
             if _places(candidate) not in found:
-                found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(profiles))
+                others = [one.placement.setting.profile for one in now.candidates]
+                found[_places(candidate)] = tuple(candidate if k == i else _under(other, candidate) for k, other in enumerate(others))
     return [some for some in found.values() if some]
 
 

@@ -54,7 +54,7 @@ class _Follower:
     def __init__(self, placement: Placement) -> None:
         self.placement, self.setting = placement, placement.setting
         self.problem = self.setting.problem(placement.arrangement)
-        self.cuts = Cuts(self.problem)
+        self.cuts = Cuts.shared(self.problem)
         self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
         self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
         self.each: dict[int, float] = {}  # seconds of a chunk by unit: asked for as often as there are turns

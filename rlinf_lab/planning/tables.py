@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -86,6 +87,11 @@ class _Alone:
     allowed: np.ndarray
     seconds: dict[frozenset[str], np.ndarray] = field(default_factory=dict)
 
+    @cached_property
+    def most(self) -> float:
+        """GiB with which it has enough, however many devices it has."""
+        return float(np.where(self.allowed, self.needed, -np.inf).max())
+
 
 @dataclass(frozen=True)
 class Tables:
@@ -97,6 +103,7 @@ class Tables:
     _apart: dict[Any, Apart] = field(default_factory=dict, repr=False, compare=False)
     _lags: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _workers: dict[Any, _Alone] = field(default_factory=dict, repr=False, compare=False)
+    _lone: dict[Any, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
     _keeps: dict[tuple[str, str, Window, bool], float] = field(default_factory=dict, repr=False, compare=False)
 
     def without(self, setting: Budget, units: Collection[int]) -> Tables:
@@ -105,7 +112,7 @@ class Tables:
         def rest(known: dict[Any, T]) -> dict[Any, T]:
             return {key: found for key, found in known.items() if key[0] not in units}
 
-        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags), rest(self._workers))
+        return Tables(setting, rest(self._known), rest(self._streams), rest(self._apart), rest(self._lags), rest(self._workers), rest(self._lone))
 
     def of(self, unit: int, staying: int, forms: Forms) -> np.ndarray:
         """Seconds of a chunk, shape (granularities, codes), beside ``staying`` units."""
@@ -113,7 +120,7 @@ class Tables:
         if key not in self._known:
             made = self._rows(unit, staying, forms)
             # Company never makes a worker faster, whatever a lone sample says.
-            self._known[key] = np.maximum(made, self.of(unit, 0, forms)) if staying else made
+            self._known[key] = np.maximum(made, alone) if staying and (alone := self.of(unit, 0, forms)) is not made else made
         return self._known[key]
 
     def streams(self, unit: int, staying: int, forms: Forms) -> tuple[np.ndarray, np.ndarray]:
@@ -145,6 +152,10 @@ class Tables:
         """Seconds of one member of a cell for one sub-batch of a chunk, all its calls; by code."""
         return self._worker(name, np.array([g]), sub_batches, company)[0]
 
+    def member_rows(self, name: str, sub_batches: int, company: Company) -> np.ndarray:
+        """The same in chunks of all sizes, shape (granularities, codes)."""
+        return self._worker(name, np.arange(self.setting.granularities), sub_batches, company)
+
     def free(self, name: str, kind: str, devices: np.ndarray, items: float | np.ndarray, company: Company) -> np.ndarray:
         """GiB that a worker may use on each of its devices: what stays there meanwhile is taken off. Shape of devices and ``items`` together."""
         workers = self.setting.profile.workers
@@ -152,8 +163,12 @@ class Tables:
         for mate in company.mates:
             if mate != name:
                 left -= memory.kept(workers[mate], devices, items)
+        return left - self._taken(name, kind, company)
+
+    def _taken(self, name: str, kind: str, company: Company) -> float:
+        """GiB of a device on which a worker works that those who stay there keep."""
         here = {name, *company.mates}
-        return left - max(self.kept(who, kind, company.forms) - self._twice({*here, *who}) for who in self._companies(name, company))
+        return max(self.kept(who, kind, company.forms) - self._twice({*here, *who}) for who in self._companies(name, company))
 
     def running(self, name: str, kind: str, devices: np.ndarray, items: float, company: Company) -> np.ndarray | None:
         """Sequences that a rank of a generator can run at once; None: the devices' memory is no limit."""
@@ -166,8 +181,23 @@ class Tables:
         names, grains = self.setting.units[unit].members, np.arange(self.setting.granularities)
         if forms[unit] == APART:
             return np.array([self.split(unit, int(g), staying, forms).seconds for g in grains])
-        rows = [self._worker(m, grains, 1, Company(staying, forms, names)) for m in names]
-        return self.setting.cell_model(unit).together(rows) if len(names) > 1 else rows[0]
+        if len(names) == 1:
+            return self._of_one(names[0], grains, Company(staying, forms, names))
+        return self.setting.cell_model(unit).together([self._worker(m, grains, 1, Company(staying, forms, names)) for m in names])
+
+    def _of_one(self, name: str, grains: np.ndarray, company: Company) -> np.ndarray:
+        """Of a worker that is no part of a cell: made once for all who leave it as much memory, or enough, and beside whom it was measured alike."""
+        setting, left = self.setting, list[float]()
+        if setting.profile.workers[name].resource == "host":
+            return self._worker(name, grains, 1, company)
+        for kind in setting.kinds:
+            devices, free = np.arange(1, setting.devices[kind] + 1), setting.cap(kind) - self._taken(name, kind, company)
+            enough = not isinstance(setting.models[name, kind], GenerationModel) and free >= self._alone(name, kind, devices, grains, 1).most
+            left.append(np.inf if enough else free)
+        key = setting.home[name], company.forms.window(name), self._measured_beside(name, company), *left
+        if key not in self._lone:
+            self._lone[key] = self._worker(name, grains, 1, company)
+        return self._lone[key]
 
     def _worker(self, name: str, grains: np.ndarray, sub_batches: int, company: Company) -> np.ndarray:
         """Seconds of all calls of a worker for one of the sub-batches of a chunk, shape (grains, codes)."""
@@ -205,8 +235,7 @@ class Tables:
             n = devices[some]
             seconds = model.seconds(n, self.setting.profile.items, cap=memory.slots(worker, n, free[0, some])) / 2.0 ** grains[:, None]
         else:
-            measured = any(sample.beside for sample in worker.samples)
-            beside = {frozenset({*c, *company.mates} - {name}) if measured else NOBODY for c in self._companies(name, company)}
+            beside = self._measured_beside(name, company)
             for one in beside:
                 if one not in alone.seconds:  # of all numbers of devices: they are asked for again, with less memory
                     n = np.flatnonzero(alone.allowed.any(axis=0))
@@ -215,6 +244,12 @@ class Tables:
             seconds = np.max([alone.seconds[one][:, some] for one in beside], axis=0)
         found[:, some] = np.where(good[:, some], worker.calls * seconds, np.inf)
         return found
+
+    def _measured_beside(self, name: str, company: Company) -> frozenset[frozenset[str]]:
+        """Who is beside a worker on some device, where it was measured in company."""
+        if not any(sample.beside for sample in self.setting.profile.workers[name].samples):
+            return frozenset([NOBODY])
+        return frozenset(frozenset({*c, *company.mates} - {name}) for c in self._companies(name, company))
 
     def _alone(self, name: str, kind: str, devices: np.ndarray, grains: np.ndarray, sub_batches: int) -> _Alone:
         key = self.setting.home[name], name, kind, sub_batches, tuple(grains.tolist())

@@ -19,6 +19,7 @@ from rlinf_lab.planning.engine import ALL, Do, Event
 from rlinf_lab.planning.held_together import HeldTogether
 from rlinf_lab.planning.layout import Layout
 from rlinf_lab.planning.patience import Abandoned, wanted_now
+from rlinf_lab.planning.puts_in_a_row import PutsInARow
 from rlinf_lab.planning.rows import Rows
 from rlinf_lab.planning.scripts import CALL, GAP, GET, PUT, RUN, WAIT, WEIGH, Outage, Script, SimCall, SimFiller, Turn, Turnover
 from rlinf_lab.planning.under_way import Flights, UnderWay
@@ -37,6 +38,7 @@ from rlinf_lab.planning.virtual_ranks import (
     VALUE,
     Iteration,
     Rank,
+    next_of,
 )  # fmt: skip
 from rlinf_lab.planning.waits import Wait, standstill
 from rlinf_lab.timeline.batch import SPAN_STRUCT, SpanBatch
@@ -148,7 +150,7 @@ class VirtualHost:
         self._engine.begin(iteration)
         yield (_BEGIN, None, 0, 0)
         script, got = self.loop(Turn(0, iteration, 0, 1, self._clock)), None
-        while (op := _next(script, got)) is not None:
+        while (op := next_of(script, got)) is not None:
             got = None
             kind, channel, number, rank = op
             if kind == CALL:
@@ -353,6 +355,7 @@ class VirtualHost:
         due = now + 1 << _BITS  # timers below it are due
         limit = 2 * len(ranks)  # the timers of ranks are below, those of their coming and going from here on
         flies = self._flies if self._under_way is not None else None
+        in_a_row = None if self._stored is not None else PutsInARow(self._engine, ranks, pending, ready, self.rows.data).done
         discarded, in_vain = self._unwanted.discarded, self._unwanted.ends
         wanted = wanted_now()  # `patience.check`, without its calls
         while True:
@@ -427,6 +430,9 @@ class VirtualHost:
                     else:
                         self._turn_over(self._turnover[(slot - limit) >> 1])
             elif pending:
+                puts = pending[0][1] == _EVENT_PUT and (len(pending) == 1 or all(e[1] == _EVENT_PUT for e in pending))
+                if puts and in_a_row and not discarded and in_a_row(now):
+                    continue
                 events = pending.copy()
                 pending.clear()
                 apply(settle(events))
@@ -689,11 +695,3 @@ class VirtualHost:
             if p.doing == VALUE:
                 found.append(Wait(p.label, "the value of a call", tuple(dict.fromkeys(self.calls[i].worker for i in p.waits_for))))
         return found
-
-
-def _next(script: Script, got: int | None) -> tuple[int, Any, int, int] | None:
-    """The next operation of a script; None at its end."""
-    try:
-        return next(script) if got is None else script.send(got)
-    except StopIteration:
-        return None

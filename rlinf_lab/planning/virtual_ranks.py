@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from rlinf_lab.planning.engine import Process as EngineProcess
-from rlinf_lab.planning.scripts import SimCall, Turn
+from rlinf_lab.planning.scripts import Script, SimCall, Turn
 
 # What a rank is doing, that is, what its next wake-up means. Ordered: up to _PUTTING it is at a channel, from _IDLE on between calls.
 GETTING, PUTTING, RUNNING, STARTING, VALUE, FILLING, DRIVING, AWAITING, ASKING, IDLE, ENDING = range(11)
@@ -65,3 +65,11 @@ class Rank:
 def _no_script(_sent: Any) -> NoReturn:
     """Between calls nothing goes on."""
     raise StopIteration
+
+
+def next_of(script: Script, got: int | None) -> tuple[int, Any, int, int] | None:
+    """The next operation of a script; None at its end."""
+    try:
+        return next(script) if got is None else script.send(got)
+    except StopIteration:
+        return None

@@ -6,8 +6,13 @@ import random
 from typing import Any
 
 import pytest
+from random_profiles import any_flow
+from six_workers import six_workers
 
 from rlinf_lab.planning.engine import ALL, Do, Engine, Event
+from rlinf_lab.planning.forecast import forecast
+from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.puts_in_a_row import PutsInARow
 
 
 def made(capacity: int | None, producers: int, consumers: int = 1, devices: int = 0, whole: bool = False) -> tuple[Engine, int]:
@@ -141,3 +146,57 @@ def test_an_arrival_that_a_filler_or_a_weight_has_to_do_with_is_settled() -> Non
     engine.remote_put(channel, 1, [3])
     engine.settle([(0, Event.GET, channel, 2)])
     assert engine.arrival_at_once(channel, 1) == -1
+
+
+def test_puts_that_nobody_waits_for_are_done_in_a_row_as_when_each_round_is_settled() -> None:
+    assert sum(put_in_a_row(random.Random(seed)) for seed in range(300)) > 600
+
+
+def put_in_a_row(rng: random.Random) -> int:
+    """Two engines hear the same puts of all producers that run, round by round, one of them at once those that it takes; how many rounds those were."""
+    producers, consumers = rng.randint(1, 3), rng.randint(1, 2)
+    given = rng.choice((3, 8, 20, None)), producers, consumers, rng.randint(0, 2), rng.random() < 0.2
+    (one, channel), (other, same) = made(*given), made(*given)
+    taken = 0
+    for _ in range(12):
+        putters = [p.index for p in one.processes[:producers] if p.state == "run"]
+        rounds = other.puts_at_once(putters, {same: len(putters)}, rng.randint(1, 9)) if putters else 0
+        for _ in range(rounds):
+            settled = one.settle([(p, Event.PUT, channel, 1) for p in putters])
+            assert [(do, p) for do, p, *_ in settled] == [(do, p) for p in putters for do in (Do.STORE, Do.RESUME)]  # nothing for anybody else
+        taken += rounds
+        assert state(one, channel) == state(other, same)
+        running = [p.index for p in one.processes if p.state == "run"]
+        if running:
+            process = rng.choice(running)
+            event = (process, Event.PUT, channel, 1) if process < producers else (process, Event.GET, channel, rng.choice((1, 3, -4, ALL)))
+            assert one.settle([event]) == other.settle([event])
+    return taken
+
+
+def test_puts_of_a_row_end_before_the_item_that_somebody_waits_for() -> None:
+    engine, channel = made(None, 1)
+    engine.settle([(1, Event.GET, channel, 4)])
+    assert engine.puts_at_once((0,), {channel: 1}, 9) == 3
+    assert engine.puts_at_once((0,), {channel: 1}, 6) == 0
+    full, channel = made(5, 2)
+    assert full.puts_at_once((0, 1), {channel: 2}, 9) == 2  # room for five
+    full.processes[0].weights = [3]
+    assert full.puts_at_once((0,), {channel: 1}, 1) == 0
+
+
+def test_a_simulation_in_which_puts_are_done_in_a_row_is_span_for_span_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def spans() -> list[list[bytes]]:
+        found = []
+        for profile, devices in [(six_workers(), 16), *(any_flow(seed)[:2] for seed in range(12))]:
+            plans = plan(profile, devices, memory_gib=1000, quick=True, simulate=False)
+            made = forecast(plans.best.candidate.placement, 2, plans.best.devices, detail=128).spans
+            found.append([made[name].tobytes() for name in made.dtype.names or ()])
+        return found
+
+    settled, settle = list[int](), Engine.settle
+    monkeypatch.setattr(Engine, "settle", lambda self, events: settled.append(len(events)) or settle(self, events))
+    quick, few = spans(), len(settled)
+    monkeypatch.setattr(PutsInARow, "done", lambda self, now: False)
+    assert spans() == quick
+    assert few < 0.4 * (len(settled) - few)

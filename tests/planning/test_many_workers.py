@@ -42,7 +42,7 @@ def test_cuts_are_all_subsets_that_nobody_else_feeds(seed: int) -> None:
     count = rng.randint(2, 8)
     names = rng.sample(range(count), count)  # their numbers say nothing of their order
     edges = [(names[i], names[j]) for i in range(count) for j in range(i + 1, count) if rng.random() < 0.3]
-    cuts = Cuts(problem_of(edges, count))
+    cuts = Cuts.shared(problem_of(edges, count))
     for leaves in [2**count - 1, *(rng.randrange(1, 2**count) for _ in range(20))]:
         free = [s for s in subsets(leaves) if not any(s >> c & 1 and (leaves & ~s) >> p & 1 for p, c in edges)]
         assert [c.before for c in cuts.of(leaves)] == sorted(free, key=lambda s: (s.bit_count(), s))
@@ -51,13 +51,13 @@ def test_cuts_are_all_subsets_that_nobody_else_feeds(seed: int) -> None:
 
 def test_a_chain_has_one_order_however_long() -> None:
     chain = problem_of([(i, i + 1) for i in range(LONG - 1)], LONG)
-    assert Orders.of(chain).all and len(Cuts(chain).of(chain.everyone)) == LONG - 1  # among a million subsets
+    assert Orders.of(chain).all and len(Cuts.shared(chain).of(chain.everyone)) == LONG - 1  # among a million subsets
 
 
 @pytest.mark.parametrize("count", [LONG + 1, 40, 300])
 @pytest.mark.parametrize("linked", [True, False])
 def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_way(count: int, linked: bool) -> None:
-    cuts = Cuts(problem_of([(i, i + 1) for i in range(count - 1)] if linked else [], count))
+    cuts = Cuts.shared(problem_of([(i, i + 1) for i in range(count - 1)] if linked else [], count))
     seen, open_ = set[int](), [(1 << count) - 1]
     while open_:
         if (leaves := open_.pop()) not in seen and leaves & (leaves - 1):

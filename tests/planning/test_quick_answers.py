@@ -99,3 +99,37 @@ def test_where_nobody_minds_company_each_part_is_searched_once(monkeypatch: pyte
     found = guess(problem)[0]
     assert evaluate(found.tree, problem) == pytest.approx(found.seconds)
     assert max(most) < 64  # 456 before
+
+
+def test_seconds_of_a_worker_are_made_once_for_all_company_that_leaves_it_as_much_memory() -> None:
+    setting = Setting.of(six_workers(), 64)
+    tables, forms = setting.tables, setting.arrangements()[0].forms
+    rows = {staying: tables._rows(0, staying, forms) for staying in range(0, 64, 2)}
+    assert rows[0b10] is rows[0b100] is rows[0b1000]  # of 10 GiB each
+    assert len({id(made) for made in rows.values()}) < 10  # of 32 sets
+
+
+def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plans as without bounds, and few points are worth keeping."""
+    spatial = Only(("spatial",))
+    for problem in [random_problem(seed, leaves=(3, 5), devices=(6, 16)) for seed in range(80)] + [random_problem(s, kinds=2) for s in range(20)]:
+        truth = min((f.seconds for f in solver._Solver(problem, np.inf, spatial).plans()), default=np.inf)
+        assert min((f.seconds for f in solver._Solver(problem, truth, spatial).plans()), default=np.inf) == truth
+    kept, best_of = list[int](), solver._Solver._best_of
+
+    def counted(self: solver._Solver, leaves: int, front: Any) -> Any:
+        found = best_of(self, leaves, front)
+        kept.append(len(found))
+        return found
+
+    monkeypatch.setattr(solver._Solver, "_best_of", counted)
+    setting = Setting.of(six_workers(), 256)
+    guess(setting.problem(setting.arrangements()[0]), only=spatial)
+    assert sum(kept) < 20_000  # 27,407 before
+
+
+def test_a_look_that_was_wrong_is_not_repeated(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches, plans_of = list[float](), solver._Solver.plans
+    monkeypatch.setattr(solver._Solver, "plans", lambda self: searches.append(self.ceiling) or plans_of(self))
+    answer(plans, memory_gib=48.0)
+    assert len(searches) < 15  # of the compositions alone, then truly; 15 before

@@ -106,7 +106,7 @@ def test_the_best_plan_unlike_another_one(seed: int) -> None:
     if not found:
         return
     each: dict[Outline, float] = {}
-    for skeleton in skeletons(Cuts(problem), problem.everyone):
+    for skeleton in skeletons(Cuts.shared(problem), problem.everyone):
         for plan in Skeleton(problem, skeleton).plans():
             outline = Outline.of(plan.tree, problem.edges)
             each[outline] = min(each.get(outline, np.inf), plan.seconds)

@@ -18,6 +18,8 @@ from rlinf_lab.planning.search.problem import Counts
 
 BINS = 48  # of fill seconds, for comparing points with those on fewer devices
 WORTH = 512  # fewer points are not compared
+NONE = np.zeros(4096, np.int64)
+NONE.flags.writeable = False
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Front:
         cls, code: np.ndarray, fill: np.ndarray, period: np.ndarray, option: int, left: np.ndarray | int, right: np.ndarray | int, grain: np.ndarray | int = 0
     ) -> Front:
         """Numbers stand for all points."""
-        columns = (np.full(len(code), c) if isinstance(c, int) else c for c in (option, left, right, grain))
+        none = NONE[: len(code)] if len(code) <= len(NONE) else np.zeros(len(code), np.int64)
+        columns = (c if not isinstance(c, int) else np.full(len(code), c) if c else none for c in (option, left, right, grain))
         return cls(code, fill, period, *columns)
 
     def falling(self, granularities: int, codes: int) -> np.ndarray:

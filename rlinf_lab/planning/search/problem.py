@@ -111,7 +111,7 @@ class Problem:
     def switch(self, leaving: int, coming: int, cuts: Cuts) -> float:
         """Seconds from the last work of one set to the first of another: its sinks leave, the other's sources come, each at the same time. What who leaves
         holds together with who comes, or with somebody of the other set who is there all the time, does not move."""
-        sinks, sources = cuts.sinks(leaving), cuts.sources(coming)
+        sinks, sources = cuts.ends(leaving)[1], cuts.ends(coming)[0]
         off = [self._moved(v, 1, self.offload[v], sources | coming & self.staying) for v in members(sinks & ~self.staying)]
         on = [self._moved(v, 0, self.onload[v], sinks | leaving & self.staying) for v in members(sources & ~self.staying)]
         return max(off, default=0.0) + max(on, default=0.0)
@@ -136,12 +136,18 @@ class Cut:
 class Cuts:
     """The cuts of every set of leaves, found when asked."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._edges = dict(problem.edges)
-        self._coarsest = problem.granularities - 1
-        self._orders = Orders.of(problem)
-        self._after = [sum(1 << c for p, c in self._edges if p == v) for v in range(len(problem.names))]
+    def __init__(self, edges: Mapping[tuple[int, int], int], granularities: int, count: int) -> None:
+        """``edges``, ``granularities``: of a problem with ``count`` leaves."""
+        self._edges, self._finest = dict(edges), granularities - 1
+        self._orders = _orders(frozenset(edges), count)
+        self._after = [sum(1 << c for p, c in edges if p == v) for v in range(count)]
         self._known: dict[int, tuple[Cut, ...]] = {}
+        self._ends: dict[int, tuple[int, int]] = {}
+
+    @staticmethod
+    def shared(problem: Problem) -> Cuts:
+        """Those that searches of the same graph have in common."""
+        return _cuts(frozenset(problem.edges.items()), problem.granularities, len(problem.names))
 
     @property
     def is_grouped(self) -> bool:
@@ -155,15 +161,17 @@ class Cuts:
             self._known[leaves] = tuple(found)
         return self._known[leaves]
 
-    def sources(self, leaves: int) -> int:
-        return sum(1 << v for v in members(leaves) if not self._orders.producers[v] & leaves)
-
-    def sinks(self, leaves: int) -> int:
-        return sum(1 << v for v in members(leaves) if not self._after[v] & leaves)
+    def ends(self, leaves: int) -> tuple[int, int]:
+        """(sources, sinks) of a set: whom nobody in it feeds, and who feeds nobody in it."""
+        if leaves not in self._ends:
+            there = members(leaves)
+            sources = sum(1 << v for v in there if not self._orders.producers[v] & leaves)
+            self._ends[leaves] = sources, sum(1 << v for v in there if not self._after[v] & leaves)
+        return self._ends[leaves]
 
     def _cut(self, before: int, after: int) -> Cut:
         crossing = [finest for (p, c), finest in self._edges.items() if before >> p & 1 and after >> c & 1]
-        return Cut(before, after, bool(crossing), min([self._coarsest, *crossing]))
+        return Cut(before, after, bool(crossing), min([self._finest, *crossing]))
 
 
 class Orders:
@@ -268,8 +276,15 @@ def _orders(edges: frozenset[tuple[int, int]], count: int) -> Orders:
     return Orders(edges, count)
 
 
-def members(mask: int) -> list[int]:
-    return [v for v in range(mask.bit_length()) if mask >> v & 1]
+@functools.lru_cache(16)
+def _cuts(edges: frozenset[tuple[tuple[int, int], int]], granularities: int, count: int) -> Cuts:
+    """A quick answer makes some thirty searches of the same graph."""
+    return Cuts(dict(edges), granularities, count)
+
+
+@functools.lru_cache(4096)
+def members(mask: int) -> tuple[int, ...]:
+    return tuple(v for v in range(mask.bit_length()) if mask >> v & 1)
 
 
 def subsets(mask: int) -> list[int]:

@@ -148,44 +148,50 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     aside = sum(1 << v for v, codes in enumerate(useful) if not codes.any())
     strides = [-(-len(codes) // FEW) for codes in useful]
     chosen = [codes[::-stride] for codes, stride in zip(useful, strides, strict=True)]
-    found = _look(problem, chosen, ceiling, only, aside)
-    several = len(useful) >= SEVERAL
+    found, wrong = _look(problem, chosen, ceiling, only, aside)
+    several, seen = len(useful) >= SEVERAL, set[object]()
     while found and max(strides) > 1 and not coarse:
-        before, found = found[0].tree, _nearer(problem, useful, strides, found, only) if several else found
+        before, found = found[0].tree, _nearer(problem, useful, strides, found, only, seen) if several else found
         strides = [max(1, stride // CLOSER) for stride in strides]
         beside = BESIDE if several and TEMPORAL not in only.kinds else CLOSER
         chosen = _around(problem, useful, found[0].tree, strides, beside)
         if several:  # another plan may be better with counts near those of the first look
             chosen = [np.union1d(*both) for both in zip(chosen, _around(problem, useful, before, strides, beside), strict=True)]
-        plans = _look(problem, chosen, found[0].seconds, only, aside)
+        plans, wrong = _look(problem, chosen, found[0].seconds, only, aside, wrong)
         if not plans:
             break
         found = sorted([*plans, *found], key=lambda f: f.seconds)
     return found
 
 
-def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0) -> list[Found]:
+def _look(
+    problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf
+) -> tuple[list[Found], float]:
     """Over some device counts of each leaf, fastest first.
 
-    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster.
+    First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster. Not where a
+    plan that is not was found before, of ``wrong`` seconds, and may be found again. The second value: the same for the next look.
     """
     some = _with_counts(problem, chosen)
-    if len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
+    if (wrong == np.inf or ceiling < wrong) and len(chosen) >= SEVERAL and some.staying and (some.minded is None or any(some.minded)):
         alone = sorted(_Solver(replace(some, minded=(0,) * len(some.names)), ceiling, only, aside).plans(), key=lambda f: f.seconds)[:1]
         seconds = min((evaluate(f.tree, some) for f in alone), default=np.inf)
         if not alone or seconds <= alone[0].seconds * EXACT:
-            return alone
-        ceiling = min(ceiling, seconds)
-    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds)
+            return alone, wrong
+        ceiling, wrong = min(ceiling, seconds), alone[0].seconds
+    return sorted(_Solver(some, ceiling, only, aside).plans(), key=lambda f: f.seconds), wrong
 
 
-def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only) -> list[Found]:
-    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping."""
+def _nearer(problem: Problem, useful: list[np.ndarray], strides: list[int], found: list[Found], only: Only, seen: set[object]) -> list[Found]:
+    """With the best plan of the first one's compositions, over counts nearer and nearer: quickly found, and then little else is worth keeping. ``seen``: where
+    it was looked at before."""
     found, only = list(found), replace(only, among=compositions(found[0].tree))
     while max(strides) > 1:
         strides = [max(1, stride // CLOSER) for stride in strides]
-        plans = _look(problem, _around(problem, useful, found[0].tree, strides), found[0].seconds, only)
-        found = sorted([*plans, *found], key=lambda f: f.seconds)
+        chosen = _around(problem, useful, found[0].tree, strides)
+        if (where := (only.among, *(codes.tobytes() for codes in chosen))) not in seen:
+            seen.add(where)
+            found = sorted([*_look(problem, chosen, found[0].seconds, only)[0], *found], key=lambda f: f.seconds)
     return found
 
 
@@ -235,7 +241,7 @@ class _Solver:
         self.problem, self.ceiling, self.kinds, self.last, self.unlike = problem, ceiling * EXACT, only.kinds, only.last, only.unlike
         self._among = only.among
         self._aside = 0 if only != Only() else aside
-        self.cuts = Cuts(problem)
+        self.cuts = Cuts.shared(problem)
         self._kept = SOME if few else MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         self._fronts: dict[tuple[int, int, bool], Front] = {}
@@ -246,20 +252,21 @@ class _Solver:
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
         self._neighbours: dict[int, tuple[int, ...]] = {}
-        self._least_of: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._shortest: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._least_of: dict[tuple[int, tuple[int, ...]], tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._shortest: dict[int, tuple[np.ndarray, np.ndarray, float]] = {}
         self._seconds: dict[Cut, tuple[float, float]] = {}
         self._minds: dict[int, int] = {}
         self._scale = 2.0 ** np.arange(problem.granularities)
-        self._areas = [self._area(v) for v in range(len(problem.names))]
-        self._fewest = [self._least_devices(v) for v in range(len(problem.names))]
+        self._times = np.maximum(self._scale / self._scale[:, None], 1.0)  # chunks of a granularity (second axis) in one of another
+        self._finer = np.where(np.tri(problem.granularities, k=-1, dtype=bool), np.inf, 0.0)  # inf where the first is finer
+        self._areas, self._fewest = zip(*(self._least_needs(v) for v in range(len(problem.names))), strict=True)
 
     # --- the whole ---------------------------------------------------------------------------------------
     def plans(self) -> list[Found]:
         """The best plan of each last composition (kind and cut)."""
         problem = self.problem
         everyone = problem.everyone
-        if np.isinf(self._areas).any():
+        if np.isinf(self._areas).any() or sum(self._areas) > problem.totals[-1] * self.ceiling:
             return []
         if everyone.bit_count() == 1:
             return self._alone()
@@ -303,9 +310,11 @@ class _Solver:
 
     def _best_in_turns(self, way: _Way) -> tuple[float, int, int, int] | None:
         """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
-        before, after = self._least_fills(way, 0)
+        parts = self._least_fills(way, 0)
+        if parts is None:
+            return None
         there, back = self._switches(way.cut)
-        fill = (before[:, -1] + after[:, -1] + there)[: self._finest(way) + 1]
+        fill = (parts[0][:, -1] + parts[1][:, -1] + there)[: self._finest(way) + 1]
         possible = np.flatnonzero(np.isfinite(fill))
         if not len(possible):
             return None
@@ -400,8 +409,10 @@ class _Solver:
         return front.take(best[spread(front.code[best], SPREAD)] if self._kept is not None and len(best) > self._kept else best)
 
     def _temporal(self, way: _Way, context: int) -> list[Front]:
-        before, after = self._least_fills(way, context)
-        least = (before + after)[: self._finest(way) + 1]
+        parts = self._least_fills(way, context)
+        if parts is None:
+            return []
+        least = (parts[0] + parts[1])[: self._finest(way) + 1]
         there, back = self._switches(way.cut)
         code = np.flatnonzero(lower(least, self.problem.shape))
         fill = least.reshape(-1)[code] + there
@@ -421,8 +432,8 @@ class _Solver:
         use at most ``limit`` devices; of those that use more (and are only ever given all devices), all that may be the best."""
         problem, finest = self.problem, self._finest(way)
         keys = self._parts(way, context)
-        before, after = (self._front(*key).upto(finest, problem.codes) for key in keys)
-        if not len(before) or not len(after):
+        before = self._front(*keys[0]).upto(finest, problem.codes)
+        if not len(before) or not len(after := self._front(*keys[1]).upto(finest, problem.codes)):
             return
         g = before.code // problem.codes
         if len(problem.devices) > 1:
@@ -467,15 +478,16 @@ class _Solver:
         working = self._scale[g] * np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
-        devices = np.where(devices <= limit, devices, problem.totals[-1])
-        good = devices * working + elsewhere <= problem.totals[-1] * self.ceiling
+        good = np.where(devices <= limit, devices, problem.totals[-1]) * working + elsewhere <= problem.totals[-1] * self.ceiling
+        if TEMPORAL not in self.kinds:  # nobody has all
+            good &= devices <= limit
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
         for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
             if not len(found):
                 break
-            found = found[self._least_with(some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+            found = found[self._least_with(leaves, some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
         return found
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
@@ -489,70 +501,82 @@ class _Solver:
                     there = found
                     found |= sum(1 << v for v in {b for a, b in pairs if there >> a & 1} if not there >> v & 1)
                 reached |= found
-            self._neighbours[leaves] = tuple(members(reached & ~leaves))
+            self._neighbours[leaves] = members(reached & ~leaves)
         return self._neighbours[leaves]
 
-    def _least_with(self, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
+    def _least_with(self, part: int, leaves: tuple[int, ...], code: np.ndarray, g: np.ndarray, fill: np.ndarray, period: np.ndarray) -> np.ndarray:
         """Seconds between iterations of any plan with a part of these numbers and these leaves, each of which is linked to it.
 
         Either the two take turns, somewhere above: then their seconds add up. Or they have devices of their own, and meet in a composition of granularity h,
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
-        problem = self.problem
+        problem, scale = self.problem, self._scale
         if not leaves:
             return np.zeros(len(code))
-        if leaves not in self._least_of:
-            fills, periods = (np.array(each) for each in zip(*(self._least_numbers(v) for v in leaves), strict=True))
-            closest = np.concatenate([np.zeros_like(periods[:, :1]), periods[:, 1:]], axis=1)  # of one chunk none follows: no chunks of inf seconds times zero
-            self._least_of[leaves] = fills, periods, closest
-        fills, periods, closest = self._least_of[leaves]
+        if (part, leaves) not in self._least_of:
+            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
+            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
+        fills, followed, alone = self._least_of[part, leaves]
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
-        found = fill + (self._scale[g] - 1) * least + periods[:, 0, -1, None]
-        some = max(1, AT_ONCE // len(code))  # granularities that are looked at together: of few points all
-        for first in range(0, problem.granularities, some):
-            h = np.arange(first, min(first + some, problem.granularities))[:, None]
-            times = self._scale[np.maximum(g - h, 0)]
-            together = np.maximum(times * least, closest[:, h, beside])
-            together *= self._scale[h] - 1
-            together += fills[:, h, beside]
-            together += fill + (times - 1) * least
-            np.minimum(found, together.min(axis=1, where=g >= h, initial=np.inf), out=found)
+        found = fill + (scale[g] - 1) * least + alone
+        some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
+        for first in range(0, len(code), some):
+            block = slice(first, first + some)
+            times, there = self._times.take(g[block], axis=-1), beside[block]  # shape (granularities, points)
+            together = fills.take(there, axis=-1)  # shape (leaves, granularities, points)
+            together += (scale[:, None] - 1) * (times * least[block])
+            np.maximum(together, followed.take(there, axis=-1), out=together)
+            together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
+            np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
         return np.asarray(found.max(axis=0) / (1 + problem.staleness))
 
-    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray]:
-        """(fill, period) than which a leaf has none shorter on at most so many devices, of shape (granularities, codes), in its own chunks or in finer ones."""
+    def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """`_least_numbers` by the devices that a part leaves: in streams alone nobody takes turns, and all others need some of them, too."""
+        fills, followed, alone = self._least_numbers(leaf)
+        if TEMPORAL in self.kinds:
+            return fills, followed, alone
+        if len(self.problem.devices) == 1:
+            others = members(self.problem.everyone & ~part & ~(1 << leaf))
+            left = np.maximum(np.arange(self.problem.codes) - int(sum(self._fewest[v] for v in others)), 0)
+            fills, followed = fills[:, left], followed[:, left]
+        return fills, followed, np.inf
+
+    def _least_numbers(self, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
+        """Of a leaf on at most so many devices, in its own chunks or in finer ones, of shape (granularities, codes): the shortest fill, and the shortest in
+        which its last chunk can have left; and the shortest period of a whole iteration."""
         if leaf not in self._shortest:
             fill, period = self._numbers(leaf, 0)
             least = np.minimum(fill, period)
-            fills, periods = np.empty(fill.shape[1:]), np.empty(fill.shape[1:])
-            for g in range(len(fills)):
-                chunks = self._scale[: len(fills) - g, None]
-                fills[g] = np.min(fill[:, g:] + (chunks - 1) * np.where(chunks == 1, 0.0, least[:, g:]), axis=(0, 1))  # no chunks of inf seconds times zero
-                periods[g] = np.min(chunks * least[:, g:], axis=(0, 1))
-            self._shortest[leaf] = within(fills, self.problem.shape), within(periods, self.problem.shape)
+            some = np.isfinite(least).any(axis=(0, 1)).nonzero()[0]  # few numbers of devices, mostly
+            fill, least = fill[:, None, :, some], least[:, :, some]
+            more = np.where(np.isfinite(least), least, 0.0)[:, None] * (self._times[..., None] - 1)  # no chunks of inf seconds times zero
+            fills, periods = np.full((2, *period.shape[1:]), np.inf)
+            fills[:, some] = (fill + more + self._finer[..., None]).min(axis=(0, 2))
+            chunks = self._scale[:, None]
+            periods[:, some] = np.minimum.accumulate((chunks * least.min(axis=0))[::-1])[::-1] / chunks  # powers of two: nothing is rounded
+            fills, periods = within(fills, self.problem.shape), within(periods, self.problem.shape)
+            followed = fills.copy()
+            followed[1:] += (self._scale[1:, None] - 1) * periods[1:]  # one chunk is followed by none
+            self._shortest[leaf] = fills, followed, float(periods[0, -1])
         return self._shortest[leaf]
 
     def _others(self, leaves: int) -> tuple[int, float]:
-        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it."""
+        """(most devices that a part can have without having all, fewest device seconds of everybody else): somebody else has devices beside it, in streams
+        alone everybody else."""
         if leaves not in self._beside:
             others = [v for v in range(len(self._areas)) if not leaves >> v & 1]
-            self._beside[leaves] = int(self.problem.totals[-1] - min((self._fewest[v] for v in others), default=0)), sum(self._areas[v] for v in others)
+            fewest = [self._fewest[v] for v in others]
+            taken = min(fewest, default=0) if TEMPORAL in self.kinds else sum(fewest)
+            self._beside[leaves] = int(self.problem.totals[-1] - taken), sum(self._areas[v] for v in others)
         return self._beside[leaves]
 
-    def _area(self, leaf: int) -> float:
-        """Fewest device seconds of a leaf in an iteration that is as short as the best so far."""
-        busy = self._busy(leaf)
-        possible = np.isfinite(busy) & (busy <= self.ceiling)
-        return float(np.min(np.where(possible, busy, 0.0) * self.problem.totals, where=possible, initial=np.inf))
-
-    def _least_devices(self, leaf: int) -> float:
-        busy = self._busy(leaf)
-        return float(np.min(np.where(busy <= self.ceiling, self.problem.totals, np.inf), where=np.isfinite(busy), initial=np.inf))
-
-    def _busy(self, leaf: int) -> np.ndarray:
-        """Least seconds that a leaf holds its devices in an iteration, shape (granularities, codes)."""
+    def _least_needs(self, leaf: int) -> tuple[float, float]:
+        """(fewest device seconds, fewest devices) of a leaf in an iteration that is as short as the best so far."""
         fill, period = self._numbers(leaf, 0)
-        return np.min(np.minimum(fill, period), axis=0) * self._scale[:, None]
+        busy = np.minimum(fill, period).min(axis=0) * self._scale[:, None]  # least seconds that it holds its devices, shape (granularities, codes)
+        possible = np.isfinite(busy) & (busy <= self.ceiling)
+        totals = np.broadcast_to(self.problem.totals, busy.shape)[possible]
+        return float((busy[possible] * totals).min(initial=np.inf)), float(totals.min()) if len(totals) else np.inf
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
@@ -589,12 +613,15 @@ class _Solver:
             self._seconds[cut] = self.problem.switch(cut.before, cut.after, self.cuts), self.problem.switch(cut.after, cut.before, self.cuts)
         return self._seconds[cut]
 
-    def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray]:
-        """Of both parts, of shape (granularities, codes)."""
+    def _least_fills(self, way: _Way, context: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Of both parts, of shape (granularities, codes); None where one of them cannot be."""
         keys = self._parts(way, context)
         for key in keys:
             if key not in self._least:
-                self._least[key] = self._front(*key).least_fill(self.problem.granularities, self.problem.shape)
+                front = self._front(*key)
+                if not len(front):
+                    return None
+                self._least[key] = front.least_fill(self.problem.granularities, self.problem.shape)
         return self._least[keys[0]], self._least[keys[1]]
 
     def _falls(self, key: _Key) -> np.ndarray:

@@ -120,7 +120,7 @@ def evaluate(tree: Tree, problem: Problem) -> float:
 
 def numbers(tree: Tree, problem: Problem) -> Numbers:
     """Fill and period of a whole iteration."""
-    return _lifted(tree, problem, Cuts(problem), company(tree, problem.staying), 0)
+    return _lifted(tree, problem, Cuts.shared(problem), company(tree, problem.staying), 0)
 
 
 def _lifted(tree: Tree, problem: Problem, cuts: Cuts, beside: dict[int, int], grain: int) -> Numbers:
