@@ -87,11 +87,11 @@ class Unchanged:
                         self._counts.append(((way, key), part, part._version))
                     if type(part) in (torch.Tensor, torch.nn.Parameter):
                         self._add_sample((way, key), part)
-                elif id(part) not in seen and (parts := _parts(part)) is not None:
+                elif id(part) not in seen and (held := _parts(part)) is not None:
                     seen.add(id(part))
                     if not isinstance(part, tuple):
-                        self._held.append(((way, key), part, parts))
-                    open_.append(((way, key), zip(parts.names, parts.values, strict=True)))
+                        self._held.append(((way, key), part, held))
+                    open_.append(((way, key), zip(held.names, held.values, strict=True)))
                     break
             else:
                 open_.pop()
@@ -117,9 +117,9 @@ def _parts(holder: Any) -> Parts | None:
     if dataclasses.is_dataclass(holder):
         names = tuple(each.name for each in dataclasses.fields(holder))
         return Parts(names, tuple(getattr(holder, name, None) for name in names))
-    modules: Any = sys.modules.get("torch.nn")
-    if isinstance(holder, getattr(modules, "Module", ())):
-        held = (holder._parameters, holder._buffers, holder._modules)
+    if isinstance(holder, getattr(sys.modules.get("torch.nn"), "Module", ())):
+        module: Any = holder
+        held = (module._parameters, module._buffers, module._modules)
         return Parts(tuple(name for each in held for name in each), tuple(part for each in held for part in each.values()))
     return None
 
@@ -134,7 +134,7 @@ def _other_part(way: Any, now: Parts | None, before: Parts) -> Any:
     return next(((way, name) for name, was, part, old in pairs if name != was or not _alike(part, old)), None)
 
 
-def _alike(part: Any, old: Any) -> bool:
+def _alike(part: Any, old: Any, deep: int = 8) -> bool:
     """The same, or nobody can tell them apart."""
     if part is old:
         return True
@@ -142,9 +142,13 @@ def _alike(part: Any, old: Any) -> bool:
         return False
     if type(part) in _SIMPLE:
         return bool(part == old)
-    if not isinstance(part, np.ndarray) and not isinstance(part, getattr(sys.modules.get("torch"), "Tensor", ())):
+    if isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray))):
+        array: Any = part
+        return array.shape == old.shape and array.dtype == old.dtype and (sample := _sample(old)) is not None and _same(_sample(part), sample)
+    now, before = _parts(part), _parts(old)
+    if not deep or now is None or before is None or now.names != before.names:
         return False
-    return part.shape == old.shape and part.dtype == old.dtype and (sample := _sample(old)) is not None and _same(_sample(part), sample)
+    return all(_alike(each, other, deep - 1) for each, other in zip(now.values, before.values, strict=True))
 
 
 def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowError:
@@ -157,7 +161,7 @@ def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowErr
 
 def _sample(whole: Any) -> Any:
     """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's objects."""
-    if isinstance(whole, np.ndarray):
+    if isinstance(whole, (np.ndarray, np.generic)):
         if whole.dtype.hasobject or not whole.size:
             return None
         if whole.size <= MOST:

@@ -148,6 +148,9 @@ def test_whatever_can_be_pickled_can_be_published() -> None:
     """Before: RecursionError, and ValueError of a parameter that has no shape yet."""
     changing = torch.zeros(2)
     state: dict = {"lazy": torch.nn.LazyLinear(3).state_dict()}
+    state.update(shape=(2, 3), nested={"a": [np.float32(1), (1,)]})
+    assert changes(state, lambda: state.update(shape=tuple([2, 3]), nested={"a": [np.float32(1), (int("1"),)]})) == ""  # noqa: C409
+    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']"
     state["itself"] = state
     nested: list = [changing]
     for _ in range(5000):
@@ -364,5 +367,8 @@ def test_parts_that_are_equal_are_no_change() -> None:
     assert changes(state, lambda: state.update(model.state_dict(), n=int("1000"), x=float("0.5"), a=np.full(3, np.nan), t=torch.arange(3))) == ""
     assert changes(model, lambda: model.requires_grad_(False).eval()(torch.ones(3, 300))) == ""
     assert changes(state, lambda: torch.nn.Linear(300, 2).load_state_dict({k: state[k] for k in ("weight", "bias")})) == ""
+    state.update(shape=(2, 3), nested={"a": [np.float32(1), (1,)]})
+    assert changes(state, lambda: state.update(shape=tuple([2, 3]), nested={"a": [np.float32(1), (int("1"),)]})) == ""  # noqa: C409
+    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']"
     state["itself"] = state
     assert changes(state, lambda: None) == ""
