@@ -10,6 +10,7 @@ import time
 import traceback
 import warnings
 import weakref
+from collections.abc import Sequence
 from typing import Protocol
 
 
@@ -23,6 +24,7 @@ class GoesOn(Protocol):
 
 
 EXIT_SECONDS = 30.0  # for all of them; longer than an executor takes to end who can be ended and to kill who does not answer, so that these are named
+IMPATIENT_SECONDS = 1.0  # the same, when Ctrl+C was pressed meanwhile: processes end with their driver, and threads with their process
 _STARTED: weakref.WeakKeyDictionary[GoesOn, int] = weakref.WeakKeyDictionary()  # and the process that it was started in
 
 
@@ -42,17 +44,27 @@ def _end_all() -> None:
     mine = [run for run, process in list(_STARTED.items()) if process == os.getpid()]
     _STARTED.clear()  # registered more than once
     going_on = [run for run in mine if not run._ended.is_set()]
-    for run in going_on:
+    try:
+        _end(going_on, EXIT_SECONDS)
+    except KeyboardInterrupt:  # it may have come before all were stopped; who goes on then is no news
+        with contextlib.suppress(KeyboardInterrupt):
+            _end(going_on, IMPATIENT_SECONDS)
+        mine = [run for run in mine if run._ended.is_set()]
+    with contextlib.suppress(KeyboardInterrupt):
+        for run in mine:
+            try:
+                _tell(run)
+            except Warning:  # where they are errors; Python could but print it, too, and would end this
+                traceback.print_exc()
+
+
+def _end(runs: Sequence[GoesOn], seconds: float) -> None:
+    for run in runs:
         with contextlib.suppress(RuntimeError):  # no more threads can be begun
             run.stop(wait=False)
-    late = time.monotonic() + EXIT_SECONDS
-    for run in going_on:
+    late = time.monotonic() + seconds
+    for run in runs:
         run._ended.wait(max(0.0, late - time.monotonic()))
-    for run in mine:
-        try:
-            _tell(run)
-        except Warning:  # where they are errors; Python could but print it, too, and would end this
-            traceback.print_exc()
 
 
 def _tell(run: GoesOn) -> None:

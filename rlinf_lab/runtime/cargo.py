@@ -3,10 +3,10 @@
     state ──pickle──> blocks of memory ──ranges of at most a bucket──> unchanged words left out ──messages, one for each question──> blocks ──> state
 
 The reader asks for bucket after bucket, so that items and calls go between them. When it has all it asks whether they are whole (`SEAL`): a learner that goes
-on in the same memory meanwhile would have it take half of a version and half of another. Nobody needs to ask where a copy was sent.
+on in the same memory meanwhile would have it take half of a version and half of another. Nobody needs to ask where a copy was sent: by delta, and of little.
 
-What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. Both sides keep the last version: the
-reader's is not writable.
+What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. By delta both sides keep the last version:
+the reader's is not writable.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rlinf_lab.runtime.pickling import OnDevice, Packed, pickled
+from rlinf_lab.runtime.pickling import LARGE, OnDevice, Packed, pickled
 from rlinf_lab.runtime.unchanged import Unchanged
 
 WORD = 4  # bytes; what changes in an update is a float or two halves
 BUCKET = 16 << 20
 SEAL = -1  # instead of the number of a bucket: all have come
+LITTLE = 1 << 20  # bytes
+ALIGNED = 64  # arrays begin at such places
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ class Cargo:
         data, buffers = pickled(state)
         return cls(version, data, [_bytes(b, copies) for b in buffers])
 
-    def open(self) -> Any:
-        """The state, whose arrays lie on the blocks and cannot be written."""
-        return pickle.loads(self.data, buffers=[memoryview(block.data).toreadonly() for block in self.blocks])
+    def open(self, is_kept: bool) -> Any:
+        """The state, whose arrays lie on the blocks and cannot be written if these are kept."""
+        return pickle.loads(self.data, buffers=[memoryview(block.data).toreadonly() if is_kept else block for block in self.blocks])
 
 
 class Piece(NamedTuple):
@@ -59,7 +61,7 @@ class Piece(NamedTuple):
 
 class Arrived(NamedTuple):
     """A bucket at the reader. ``number`` of ``total``; ``sizes``: bytes of each block; ``base``: the version that left-out words are those of, 0 for none;
-    ``is_sealed``: it cannot have changed on its way."""
+    ``is_kept``: the next version may be sent as what has changed in this one; ``is_sealed``: it cannot have changed on its way."""
 
     version: int
     base: int
@@ -68,18 +70,38 @@ class Arrived(NamedTuple):
     data: bytes
     sizes: tuple[int, ...]
     pieces: tuple[Piece, ...]
-    is_sealed: bool = True
-
-
-class ArrivedWhole(NamedTuple):
-    """A version that has come in one message; whoever pulls it rebuilds it."""
-
-    packed: Packed
+    is_kept: bool
     is_sealed: bool
 
 
+class Place(NamedTuple):
+    """Where a small buffer lies: bytes ``start`` to ``stop`` of a block."""
+
+    block: int
+    start: int
+    stop: int
+
+
+class ArrivedWhole(NamedTuple):
+    """A version that has come in one message; whoever pulls it rebuilds it. ``places``: of its pickle's buffers in those of ``packed``, None where that is
+    one by itself; the joined ones are the last."""
+
+    packed: Packed
+    places: tuple[Place | None, ...]
+    is_sealed: bool
+
+    def open(self) -> Any:
+        """The state. Raises whatever its classes raise when they are rebuilt."""
+        buffers = iter(self.packed.buffers)
+        whole = [next(buffers) if place is None else None for place in self.places]
+        blocks = [memoryview(block) for block in buffers]
+        return pickle.loads(self.packed.data, buffers=[b if p is None else blocks[p.block][p.start : p.stop] for b, p in zip(whole, self.places, strict=True)])
+
+
 class Sealed(NamedTuple):
-    """What was sent of this version is whole."""
+    """What was sent of this version is whole; or ``changed``, the first part of it that is not."""
+
+    changed: str
 
 
 class Whole:
@@ -93,7 +115,9 @@ class Whole:
         return self._unchanged.changed()
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        return ArrivedWhole, (Packed.of(self.state), not self._unchanged.knows_any)
+        packed, places, little = joined(Packed.of(self.state))
+        is_sealed = not self._unchanged.knows_any or (little and not self.changed())
+        return ArrivedWhole, (packed, places, is_sealed)
 
 
 class Copy:
@@ -116,34 +140,43 @@ class Copy:
 class Outgoing:
     """A version on its way to one host, which holds ``base``. Pickled and compared bucket by bucket, by the thread that sends.
 
-    ``copy``: what is sent and kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with itself.
+    ``copy``: by delta. What is sent and kept for the next one is a copy: a learner that goes on in the same memory would have the next version compared with
+    itself.
     """
 
     def __init__(self, version: int, state: Any, base: Cargo | None, bucket: int, unchanged: Unchanged, copy: Copy | None = None) -> None:
         self.version, self.state, self.base, self.copy = version, state, base, copy
-        self._unchanged, self._torn = unchanged, ""
+        self._base_version = base.version if base is not None else 0
+        self._unchanged: Unchanged | None = unchanged
+        self._torn = ""
         self._bucket, self._lock = bucket, threading.Lock()
         self.cargo: Cargo | None = None  # when the first bucket has been pickled
         self._buckets: list[list[tuple[int, int, int]]] = []
 
     def changed(self) -> str:
         """The first part of what is sent that was changed since it was published; "" where none was."""
-        return self._torn if self.copy is not None and self.cargo is not None else self._unchanged.changed()
+        unchanged = self._unchanged
+        return self._torn if unchanged is None else unchanged.changed()
 
     def encode(self, number: int) -> Arrived:
         with self._lock:
             if self.cargo is None:
-                if self.copy is None:
+                if self.copy is None or self._unchanged is None:
                     cargo = Cargo.of(self.version, self.state)
                 else:
                     cargo, self._torn = self.copy.of(self.version, self.state, self._unchanged)
+                    self.state = self._unchanged = None  # nobody needs it any more; this stays until the next version is asked for
                 self._buckets = ranges([b.size for b in cargo.blocks], self._bucket)
                 self.cargo = cargo
-        cargo, base = self.cargo, self.base
-        pieces = tuple(_piece(cargo, base, *r) for r in self._buckets[number])
+        cargo, total = self.cargo, len(self._buckets)
+        pieces = tuple(_piece(cargo, self.base, *r) for r in self._buckets[number])
+        if number + 1 == total:
+            self.base = None
         sizes = tuple(block.size for block in cargo.blocks)
-        is_sealed = not (self._torn if self.copy is not None else self._unchanged.knows_any)
-        return Arrived(self.version, base.version if base else 0, number, len(self._buckets), b"" if number else cargo.data, sizes, pieces, is_sealed)
+        is_kept = self.copy is not None
+        return Arrived(
+            self.version, self._base_version, number, total, b"" if number else cargo.data, sizes, pieces, is_kept, is_sealed=is_kept and not self._torn
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -155,6 +188,16 @@ class Bucket:
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return Arrived._make, (tuple(self.outgoing.encode(self.number)),)
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What is put into a message: it becomes a `Sealed` when that is pickled. To look takes milliseconds, which nothing else shall wait for."""
+
+    outgoing: Outgoing | Whole
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Sealed, (self.outgoing.changed(),)
 
 
 def ranges(sizes: Sequence[int], bucket: int) -> list[list[tuple[int, int, int]]]:
@@ -185,6 +228,25 @@ def _piece(cargo: Cargo, base: Cargo | None, block: int, start: int, stop: int) 
     return Piece(block, start, stop, new_words[changed], changed.astype(np.uint32))
 
 
+def joined(packed: Packed) -> tuple[Packed, tuple[Place | None, ...], bool]:
+    """Small buffers copied into blocks of at most `LITTLE` bytes: each one by itself takes tens of microseconds on its way. Where each lies, and whether all
+    are copies now."""
+    places, whole, blocks = list[Place | None](), list[Any](), [bytearray()]
+    for buffer in packed.buffers:
+        raw = None if type(buffer) is OnDevice else memoryview(buffer).cast("B")
+        if raw is None or raw.nbytes >= LARGE:
+            whole.append(buffer)
+            places.append(None)
+            continue
+        if len(blocks[-1]) + raw.nbytes > LITTLE:
+            blocks.append(bytearray())
+        block = blocks[-1]
+        places.append(Place(len(blocks) - 1, len(block), len(block) + raw.nbytes))
+        block += raw
+        block += bytes(-len(block) % ALIGNED)
+    return Packed(packed.data, (*whole, *map(pickle.PickleBuffer, blocks))), tuple(places), not whole
+
+
 def _bytes(buffer: Any, copies: bool) -> NDArray[np.uint8]:
     """What lay on a GPU is a copy already."""
     if isinstance(buffer, OnDevice):
@@ -204,8 +266,9 @@ def assembled(buckets: Sequence[Arrived], base: Cargo | None) -> Cargo:
     first = buckets[0]
     assert first.base == (base.version if base is not None and first.base else 0), "the version that was left out is not here"
     blocks = []
+    left_out = {piece.block for bucket in buckets for piece in bucket.pieces if piece.words is not None}
     for i, size in enumerate(first.sizes):
-        keeps = first.base and base is not None and i < len(base.blocks) and base.blocks[i].size == size
+        keeps = i in left_out and base is not None and i < len(base.blocks) and base.blocks[i].size == size
         blocks.append(base.blocks[i].copy() if keeps and base is not None else np.empty(size, np.uint8))
     for piece in (p for bucket in buckets for p in bucket.pieces):
         target = blocks[piece.block][piece.start : piece.stop]

@@ -2,11 +2,14 @@
 
 Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still waits. When the
 stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it forks (`links`), so its death is noticed.
+A worker that holds the interpreter's lock lets no thread see that: a second socket, on which nothing is said, has the system kill the child when the driver is
+gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import signal
@@ -25,7 +28,7 @@ from rlinf_lab.runtime.links import close_when_forked
 
 DEATH_SECONDS = 3.0
 _HEAD = struct.Struct("<Qq")  # of a message: bytes, and the number of the request
-_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.child import main; main({fd}, {name!r})"
+_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.child import main; main({fd}, {leash}, {name!r})"
 
 
 class ChildDied(Exception):
@@ -42,15 +45,19 @@ class Child:
     def __init__(self, name: str, payload: bytes, environment: Mapping[str, str]) -> None:
         """Raises `OSError` when the system gives no process."""
         self.name = name
-        mine, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _START.format(paths=import_path(), fd=theirs.fileno(), name=name)]
+        (mine, theirs), (leash, end) = socket.socketpair(), socket.socketpair()
+        with theirs, end:
+            passed = [theirs.fileno(), end.fileno()]
+            command = [sys.executable, "-c", _START.format(paths=import_path(), fd=passed[0], leash=passed[1], name=name)]
             try:
-                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=dict(environment))
+                self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=passed, env=dict(environment))
             except BaseException:
                 mine.close()
+                leash.close()
                 raise
         close_when_forked(mine)
+        close_when_forked(leash)
+        self._leash = leash
         self.pid = self._process.pid
         self._socket = mine
         self._lock = threading.Lock()
@@ -111,14 +118,28 @@ class Child:
         except subprocess.TimeoutExpired:  # a worker holds the interpreter's lock
             self._process.kill()
             self._process.wait()
+        self._leash.close()
         self._socket.close()
 
     def __repr__(self) -> str:
         return f"Child({self.name!r}, process {self.pid})"
 
 
-def main(fd: int, name: str) -> None:
+def _die_with(leash: socket.socket) -> None:
+    """The system kills this process when the other end is closed, whatever its threads do."""
+    fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(leash, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)
+    with contextlib.suppress(BlockingIOError):
+        leash.recv(1, socket.MSG_DONTWAIT)
+        os._exit(0)  # it is closed already
+
+
+def main(fd: int, end: int, name: str) -> None:
     """Of the child's process."""
+    leash = socket.socket(fileno=end)
+    close_when_forked(leash)
+    _die_with(leash)
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is for the driver, which stops its children
     connection = socket.socket(fileno=fd)
     close_when_forked(connection)

@@ -4,14 +4,17 @@ A model's ``state_dict()`` is its live tensors. Who publishes that and goes on l
 would see it. torch counts the changes of each tensor in place. Not those through ``.data`` and ``.numpy()`` and by fused optimisers; nobody counts those of
 numpy's arrays, and of tensors that lie on a part of a larger one's memory torch counts what is done to any of it. So of all that is in host memory samples are
 kept as well: the whole of what has up to `MOST` elements, that many of larger ones. An update that touches a few elements of a large array may be missed.
+Who learns without torch often keeps one dict and puts new arrays into it: so what dicts, lists, dataclasses and modules hold is remembered, too.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import operator
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +26,22 @@ _SIMPLE = frozenset({int, float, bool, str, bytes, type(None)})
 _SAME_SIZE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
+class Parts(NamedTuple):
+    """What a container holds."""
+
+    names: Sequence[Any]
+    values: tuple[Any, ...]
+
+
 class Unchanged:
-    """The tensors and arrays of nested dicts, lists and tuples, how often each had been changed, and samples of them."""
+    """The tensors and arrays of nested dicts, lists, tuples, dataclasses and torch's modules, how often each had been changed, and samples of them."""
 
     def __init__(self, state: Any) -> None:
         self._counts = list[tuple[Any, Any, int]]()
         self._samples = list[tuple[Any, Any, Any]]()
+        self._held = list[tuple[Any, Any, Parts]]()  # what can get other parts, and those that it had
         torch: Any = sys.modules.get("torch")
-        if getattr(torch, "Tensor", None) is None:  # it may just be being imported
+        if not _is_there(torch):
             self._look(state, None)
         else:
             with torch._C.DisableTorchFunctionSubclass():  # subclasses may refuse whatever they do not know, as parameters without a shape do
@@ -39,11 +50,11 @@ class Unchanged:
     @property
     def knows_any(self) -> bool:
         """Whether there is anything that can change."""
-        return bool(self._counts or self._samples)
+        return bool(self._counts or self._samples or self._held)
 
     def changed(self) -> str:
         """The first that was changed since, by its name; "" where none was."""
-        if self._counts:
+        if self._counts or (self._held and _is_there(sys.modules.get("torch"))):
             with sys.modules["torch"]._C.DisableTorchFunctionSubclass():
                 return self._changed()
         return self._changed()
@@ -53,10 +64,12 @@ class Unchanged:
         return refusal(changed, version, weights, owner) if (changed := self.changed()) else None
 
     def _changed(self) -> str:
-        counted = next((way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None)
-        if counted is None:
-            counted = next((way for way, whole, sample in self._samples if not _same(_sample(whole), sample)), None)
-        return "" if counted is None else _named(counted)
+        found = next((way for way, tensor, count in self._counts if tensor._version != count and not _is_a_part(tensor)), None)
+        if found is None:
+            found = next((way for way, whole, sample in self._samples if not _same(_sample(whole), sample)), None)
+        if found is None:
+            found = next((other for way, holder, parts in self._held if (other := _other_part(way, _parts(holder), parts)) is not None), None)
+        return "" if found is None else _named(found)
 
     def _look(self, state: Any, torch: Any) -> None:
         """Each container once. Whatever can be pickled passes, also what holds itself."""
@@ -74,9 +87,11 @@ class Unchanged:
                         self._counts.append(((way, key), part, part._version))
                     if type(part) in (torch.Tensor, torch.nn.Parameter):
                         self._add_sample((way, key), part)
-                elif isinstance(part, (dict, list, tuple)) and id(part) not in seen:
+                elif id(part) not in seen and (held := _parts(part)) is not None:
                     seen.add(id(part))
-                    open_.append(((way, key), iter(part.items() if isinstance(part, dict) else enumerate(part))))
+                    if not isinstance(part, tuple):
+                        self._held.append(((way, key), part, held))
+                    open_.append(((way, key), zip(held.names, held.values, strict=True)))
                     break
             else:
                 open_.pop()
@@ -84,6 +99,56 @@ class Unchanged:
     def _add_sample(self, way: Any, whole: Any) -> None:
         if (sample := _sample(whole)) is not None:
             self._samples.append((way, whole, sample))
+
+
+def _is_there(torch: Any) -> bool:
+    """It may just be being imported."""
+    return getattr(torch, "Tensor", None) is not None and hasattr(torch, "_C")
+
+
+def _parts(holder: Any) -> Parts | None:
+    """What it holds, by name; None for what is no container."""
+    if isinstance(holder, dict):
+        return Parts(tuple(holder.keys()), tuple(holder.values()))
+    if isinstance(holder, (list, tuple)):
+        return Parts(range(len(holder)), tuple(holder))
+    if isinstance(holder, type):
+        return None
+    if dataclasses.is_dataclass(holder):
+        names = tuple(each.name for each in dataclasses.fields(holder))
+        return Parts(names, tuple(getattr(holder, name, None) for name in names))
+    if isinstance(holder, getattr(sys.modules.get("torch.nn"), "Module", ())):
+        module: Any = holder
+        held = (module._parameters, module._buffers, module._modules)
+        return Parts(tuple(name for each in held for name in each), tuple(part for each in held for part in each.values()))
+    return None
+
+
+def _other_part(way: Any, now: Parts | None, before: Parts) -> Any:
+    """The way to the first part that is another one now, or to the whole that has more or fewer; None where all are the same."""
+    if now is None or len(now.values) != len(before.values):
+        return way
+    if now.names == before.names and all(map(operator.is_, now.values, before.values)):  # a million take 50 ms
+        return None
+    pairs = zip(now.names, before.names, now.values, before.values, strict=True)
+    return next(((way, name) for name, was, part, old in pairs if name != was or not _alike(part, old)), None)
+
+
+def _alike(part: Any, old: Any, deep: int = 8) -> bool:
+    """The same, or nobody can tell them apart."""
+    if part is old:
+        return True
+    if type(part) is not type(old):
+        return False
+    if type(part) in _SIMPLE:
+        return bool(part == old)
+    if isinstance(part, (np.ndarray, np.generic, getattr(sys.modules.get("torch"), "Tensor", np.ndarray))):
+        array: Any = part
+        return array.shape == old.shape and array.dtype == old.dtype and (sample := _sample(old)) is not None and _same(_sample(part), sample)
+    now, before = _parts(part), _parts(old)
+    if not deep or now is None or before is None or now.names != before.names:
+        return False
+    return all(_alike(each, other, deep - 1) for each, other in zip(now.values, before.values, strict=True))
 
 
 def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowError:
@@ -96,7 +161,7 @@ def refusal(changed: str, version: int, weights: str, owner: str) -> WorkflowErr
 
 def _sample(whole: Any) -> Any:
     """Some of its elements, bit for bit; None where there are none to look at: what is not in host memory, Python's objects."""
-    if isinstance(whole, np.ndarray):
+    if isinstance(whole, (np.ndarray, np.generic)):
         if whole.dtype.hasobject or not whole.size:
             return None
         if whole.size <= MOST:

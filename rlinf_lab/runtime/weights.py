@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.runtime.cargo import BUCKET, SEAL, Arrived, ArrivedWhole, Bucket, Cargo, Copy, Outgoing, Sealed, Whole, assembled
-from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.cargo import BUCKET, SEAL, Arrived, ArrivedWhole, Bucket, Cargo, Copy, Outgoing, Seal, Sealed, Whole, assembled
 from rlinf_lab.runtime.unchanged import Unchanged, refusal
 from rlinf_lab.runtime.versions import Question, Versions
 from rlinf_lab.workflow.graph import DRIVER
@@ -41,7 +40,7 @@ class Shipping(NamedTuple):
 
 @dataclass(eq=False)
 class Held:
-    """A version that is here. ``shipping``: where it was published, how it travels; ``packed`` or ``buckets``: how it came, until the first who pulls it has
+    """A version that is here. ``shipping``: where it was published, how it travels; ``whole`` or ``buckets``: how it came, until the first who pulls it has
     put it together (buckets upon ``base``)."""
 
     version: int
@@ -49,7 +48,7 @@ class Held:
     shipping: Shipping | None = None
     unchanged: Unchanged | None = None  # where it was published
     copy: Copy = field(default_factory=Copy)  # for deltas
-    packed: Packed | None = None
+    whole: ArrivedWhole | None = None
     buckets: list[Arrived] | None = None
     base: Cargo | None = None
     opening: threading.Lock = field(default_factory=threading.Lock)
@@ -154,14 +153,14 @@ class WeightTable:
     def _opened(self, store: Store, held: Held) -> Published:
         """Put together, if it came from elsewhere. Raises whatever its classes raise when they are rebuilt."""
         with held.opening:
-            if held.packed is not None:
-                held.state, held.packed = held.packed.open(), None
+            if held.whole is not None:
+                held.state, held.whole = held.whole.open(), None
             if held.buckets is not None:
-                cargo = assembled(held.buckets, held.base)
-                held.state, held.buckets, held.base = cargo.open(), None, None
+                cargo, is_kept = assembled(held.buckets, held.base), held.buckets[0].is_kept
+                held.state, held.buckets, held.base = cargo.open(is_kept), None, None
                 with self._host._mutex:
                     if store.base is None or store.base.version < cargo.version:
-                        store.base = cargo
+                        store.base = cargo if is_kept else None
             return Published(held.version, held.state)
 
     def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
@@ -245,17 +244,14 @@ class WeightTable:
                 delta, last = held.shipping.delta, going
                 base = last.cargo if delta and isinstance(last, Outgoing) and last.copy is not None and last.version == have else None
                 going = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, held.copy if delta else None)
-            self._outgoing[name, host] = going
+            if isinstance(going, Outgoing) or held.unchanged.knows_any:
+                self._outgoing[name, host] = going
         elif going is None or going.version != version:  # of a transfer that was broken off
             return
-        if changed := going.changed():
-            where = "asked for by" if not number else "on its way to"
-            failure = refusal(changed, going.version, name, store.owner)
-            self._host.report(WorkerError.of(store.owner, 0, "publish", failure, f"version {going.version} of the weights {name!r}, {where} {host!r}"))
-        elif number == SEAL:
-            if isinstance(going, Whole):
+        if number == SEAL:
+            if isinstance(going, Whole) or going.copy is None:
                 del self._outgoing[name, host]  # it keeps the state
-            self._host.say(host, ("weights", name, version, Sealed()))
+            self._host.say(host, ("weights", name, version, Seal(going)))
         else:
             self._host.say(host, ("weights", name, going.version, going if isinstance(going, Whole) else Bucket(going, number)))
 
@@ -264,8 +260,12 @@ class WeightTable:
         if isinstance(state, Sealed):
             if (held := store.unsealed) is None or held.version != version:  # of a transfer that was broken off
                 return
+            if state.changed:
+                what = f"version {version} of the weights {name!r}, on its way to {self._host.name!r}"
+                self._host.report(WorkerError.of(store.owner, 0, "publish", refusal(state.changed, version, name, store.owner), what))
+                return
         elif isinstance(state, ArrivedWhole):
-            held = Held(version, packed=state.packed)
+            held = Held(version, whole=state)
         else:
             if not state.number:
                 store.buckets = []

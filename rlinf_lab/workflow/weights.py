@@ -33,8 +33,9 @@ class Weights:
         """Rank 0 of the learner hands out a new state (any value that travels; not to be changed any more). Returns its version: 1, 2, ...
 
         ``model.state_dict()`` is the model's own tensors: publish a copy, ``{k: v.clone() for k, v in model.state_dict().items()}``. What was changed in
-        place after it was published, or while it was sent, fails whoever wants that version. (A change of a few elements of a large array, which torch does
-        not count, may be missed: of arrays, of what ``.data`` or a fused optimiser changed and of GPUs.)
+        place after it was published, or while it was sent, fails whoever wants that version; so does a dict, list, dataclass or module that got other parts.
+        (A change of a few elements of a large array, which torch does not count, may be missed: of arrays, of what ``.data`` or a fused optimiser changed
+        and of GPUs.)
 
         To other processes it travels whole, in one message; with ``bucket_mib`` in messages of so many MiB, between which items go; with ``delta`` as
         the words that differ from the version before, if the reader holds that (bit for bit, whatever the types). Both sides then keep a

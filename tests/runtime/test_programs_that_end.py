@@ -6,6 +6,7 @@ import inspect
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -126,3 +127,30 @@ def test_a_forked_process_leaves_its_parents_runs_alone(ends: Ends) -> None:
     forks = "if os.fork() == 0:\n    sys.exit(0)\nassert os.wait()[1] == 0 and not run._stop.is_set()"
     code, out, _ = ends(f"run = main(Computes, 'local')\n{forks}\nrun.stop()\nprint(run.state)")
     assert (code, out) == (0, "closed\nstopped\n")
+
+
+INTERRUPTED = """
+import subprocess
+pressed = " ".join(f"sleep {seconds}; kill -INT {os.getpid()};" for seconds in (0.8, 0.2, 0.1))
+subprocess.Popen(["sh", "-c", pressed], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+import psutil
+print(*(child.pid for child in psutil.Process().children(recursive=True) if child.name() != "sh" and child.name() != "sleep"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_ctrl_c_while_the_program_ends_is_quiet_and_leaves_nothing_behind(executor: str, ends: Ends) -> None:
+    """Before, Python printed "Exception ignored in atexit callback" with a traceback."""
+    _, out, err = ends(f"run = main({'Busy' if executor == 'local' else 'Hogs'}, {executor!r})\n{INTERRUPTED}")
+    assert err == ""
+    left = [int(pid) for pid in out.split()]
+    assert bool(left) == (executor == "processes")
+    late = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left):
+        assert time.monotonic() < late, left
+        time.sleep(0.05)
+
+
+def test_a_driver_that_is_killed_takes_who_holds_the_interpreters_lock_with_it(ends: Ends) -> None:
+    """Before, such a process computed on for ever: no thread of it could see that the driver was gone. It would hold standard error open."""
+    assert ends("run = main(Hogs, 'processes')\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)") == (-9, "", "")

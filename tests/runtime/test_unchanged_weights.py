@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -145,6 +148,9 @@ def test_whatever_can_be_pickled_can_be_published() -> None:
     """Before: RecursionError, and ValueError of a parameter that has no shape yet."""
     changing = torch.zeros(2)
     state: dict = {"lazy": torch.nn.LazyLinear(3).state_dict()}
+    state.update(shape=(2, 3), nested={"a": [np.float32(1), (1,)]})
+    assert changes(state, lambda: state.update(shape=tuple([2, 3]), nested={"a": [np.float32(1), (int("1"),)]})) == ""  # noqa: C409
+    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']"
     state["itself"] = state
     nested: list = [changing]
     for _ in range(5000):
@@ -229,7 +235,7 @@ def test_what_has_no_samples_is_left_alone() -> None:
     storage = torch.zeros(10)
     seen = Unchanged([np.array([object()]), np.zeros(0), torch.zeros(0), "x", torch.zeros(2, device="meta"), storage])
     storage.untyped_storage().resize_(0)  # as sharded models do with what they have gathered
-    assert seen.changed() == "" and not Unchanged(["x", 1, {"y": None}]).knows_any
+    assert seen.changed() == "" and not Unchanged(("x", 1, (None,))).knows_any
 
 
 class GoesOn:
@@ -278,3 +284,91 @@ def test_all_hosts_are_sent_one_copy() -> None:
     first.encode(0)
     second.encode(0)
     assert first.cargo is second.cargo and first.cargo is not None and not np.shares_memory(first.cargo.blocks[0], state["w"])
+
+
+class Params:
+    """Of a learner without torch: one dict, new arrays."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.kept = kind, {"w": np.zeros(3), "steps": 0}
+
+    def state(self) -> object:
+        return {"dict": self.kept, "nested": [self.kept], "dataclass": Holder(self.kept)}[self.kind]
+
+
+@dataclasses.dataclass
+class Holder:
+    params: object
+
+
+class Rebinds(Worker):
+    def setup(self) -> None:
+        self.params = Params("dict")
+
+    def learn(self, kind: str, weights: Weights) -> int:
+        self.params = Params(kind)
+        return weights.publish(self.params.state())
+
+    def go_on(self, version: int) -> int:
+        self.params.kept["w"] = self.params.kept["w"] + 1
+        return version
+
+
+class Takes(Worker):
+    def act(self, after: object, weights: Weights) -> int:
+        return weights.pull(at_least=1).version
+
+
+@pytest.mark.parametrize("kind", ["dict", "nested", "dataclass"])
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_a_dict_that_gets_new_arrays_was_changed(executor: str, kind: str) -> None:
+    """Before, the actor got version 1 with the arrays of the next step."""
+    flow = Workflow("rebinding")
+    weights = flow.weights("w")
+    learner, actor = flow.worker(Rebinds, name="learner"), flow.worker(Takes, name="actor")
+
+    @flow.iteration
+    def iteration(goes_on: bool) -> object:
+        version = learner.learn(kind, weights).wait()
+        return actor.act(learner.go_on(version).wait() if goes_on else version, weights)
+
+    plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learner": [0], "actor": [1]})
+    with session(flow, plan, executor=executor, emulate=True) as s:
+        with pytest.raises(WorkerError, match=r"Version 1 of the weights 'w' was changed after 'learner' published it \(.*\['w'\] in place"):
+            s.step(True)
+        assert s.step(False) == 2
+
+
+def changes(state: object, act: Callable[[], object]) -> str:
+    unchanged = Unchanged(state)
+    act()
+    return unchanged.changed()
+
+
+def test_what_holds_them_is_looked_at() -> None:
+    """Before, of all of these only what torch counts, and nothing within modules and dataclasses."""
+    model, array = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)), np.zeros(3)
+    assert changes({"m": model}, lambda: torch.nn.init.ones_(model[0].weight)) == "['m']['0']['weight']"
+    assert changes(model, lambda: model.train()(torch.ones(2, 2))).startswith("['1']['")
+    assert changes(model, lambda: model.append(torch.nn.ReLU())) == "the whole of it"
+    assert changes(model, lambda: setattr(model[0], "bias", torch.nn.Parameter(torch.ones(2)))) == "['0']['bias']"
+    assert changes(Holder(array), lambda: array.__iadd__(1)) == "['params']"
+    holder, state = Holder(array), {"a": [1, 2.5], "t": torch.zeros(3)}
+    assert changes({"h": holder}, lambda: setattr(holder, "params", np.full(3, 7.0))) == "['h']['params']"
+    assert changes(state, lambda: state["a"].append(3)) == "['a']"  # type: ignore[attr-defined]
+    assert changes(state, lambda: state.pop("a")) == "the whole of it"
+    assert changes(state, lambda: state.update(t=torch.ones(3))) == "['t']"
+    assert changes(state, lambda: state.update(t=torch.ones(3, dtype=torch.float64))) == "['t']"
+
+
+def test_parts_that_are_equal_are_no_change() -> None:
+    model, state = torch.nn.Linear(300, 2), {"n": 1000, "x": 0.5, "b": b"x", "a": np.full(3, np.nan), "m": [Holder, len], "t": torch.arange(3)}
+    state.update(model.state_dict())
+    assert changes(state, lambda: state.update(model.state_dict(), n=int("1000"), x=float("0.5"), a=np.full(3, np.nan), t=torch.arange(3))) == ""
+    assert changes(model, lambda: model.requires_grad_(False).eval()(torch.ones(3, 300))) == ""
+    assert changes(state, lambda: torch.nn.Linear(300, 2).load_state_dict({k: state[k] for k in ("weight", "bias")})) == ""
+    state.update(shape=(2, 3), nested={"a": [np.float32(1), (1,)]})
+    assert changes(state, lambda: state.update(shape=tuple([2, 3]), nested={"a": [np.float32(1), (int("1"),)]})) == ""  # noqa: C409
+    assert changes(state, lambda: state.update(nested={"a": [np.float32(2), (1,)]})) == "['nested']"
+    state["itself"] = state
+    assert changes(state, lambda: None) == ""

@@ -1,0 +1,157 @@
+"""What a pull needs, and no more: one look at whether a version is whole, small tensors together, nothing kept of what has come."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import sys
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from mesh import MeshExecutor
+
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.cargo import ALIGNED, LITTLE, Cargo, Copy, Outgoing, Whole, assembled
+from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.pickling import LARGE
+from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.workflow.weights import Weights
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+PUBLISHED: list[weakref.ref] = []
+
+
+class Learns(Worker):
+    def __init__(self, sizes: list[int], shipping: dict) -> None:
+        self.sizes, self.shipping = sizes, shipping
+
+    def learn(self, weights: Weights) -> int:
+        state = [np.full(size, self.iteration, np.float32) for size in self.sizes]
+        PUBLISHED.append(weakref.ref(state[0]))
+        return weights.publish(state, **self.shipping)
+
+
+class Acts(Worker):
+    def act(self, at_least: int, weights: Weights) -> list[float]:
+        return [float(each.mean()) for each in weights.pull(at_least).state]
+
+
+def weights_of(sizes: list[int], shipping: dict) -> tuple[Workflow, ExecutionPlan]:
+    flow = Workflow("costs")
+    weights = flow.weights("w")
+    learns, acts = flow.worker(Learns, sizes, shipping, name="learns"), flow.worker(Acts, name="acts")
+
+    @flow.iteration
+    def iteration(pulls: bool) -> object:
+        version = learns.learn(weights).wait()
+        return acts.act(version, weights) if pulls else None
+
+    return flow, ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"learns": [0], "acts": [1]})
+
+
+@pytest.mark.parametrize(
+    ("shipping", "sizes", "looks", "asks"),
+    [({}, [1000] * 20, 1, 1), ({}, [100_000] * 5, 1, 2), ({"bucket_mib": 0.01}, [25_000], 1, 11), ({"delta": True}, [1000] * 20, 1, 1)],
+    ids=["little", "whole", "buckets", "delta"],
+)
+def test_a_version_is_looked_at_once_and_not_under_the_mutex(
+    shipping: dict, sizes: list[int], looks: int, asks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, at every bucket and twice otherwise, while the learner's whole host waited; what is little was asked after, too."""
+    seen, under_the_mutex = Counter[str](), Counter[str]()
+    changed, say = Unchanged.changed, Host.say
+    hosts: list[Host] = []
+
+    def counted(self: Unchanged) -> str:
+        seen["looks"] += 1
+        under_the_mutex["looks"] += any(host._mutex._is_owned() for host in hosts)  # type: ignore[attr-defined]
+        return changed(self)
+
+    def told(self: Host, host: str, message: tuple, urgent: bool = False) -> None:
+        seen[message[0]] += 1
+        say(self, host, message, urgent)
+
+    flow, plan = weights_of(sizes, shipping)
+    executor = MeshExecutor(flow, plan)
+    hosts += executor.hosts.values()
+    executor.start()
+    session = Session(executor)
+    monkeypatch.setattr(Unchanged, "changed", counted)
+    monkeypatch.setattr(Host, "say", told)
+    try:
+        assert session.step(True) == [0.0] * len(sizes)
+    finally:
+        executor.stop()
+    assert (seen["looks"], seen["pull"], under_the_mutex["looks"]) == (looks, asks, 0)
+
+
+@pytest.mark.parametrize("shipping", [{}, {"bucket_mib": 0.01}, {"delta": True}], ids=["whole", "buckets", "delta"])
+def test_nothing_of_a_version_that_has_come_and_is_superseded_stays(shipping: dict) -> None:
+    """Before, what went in buckets or by delta stayed with the learner until the same host asked again."""
+    flow, plan = weights_of([100_000], shipping)
+    executor = MeshExecutor(flow, plan)
+    PUBLISHED.clear()
+    executor.start()
+    session = Session(executor)
+    try:
+        session.step(True)
+        session.step(False)
+        session.step(False)
+        gc.collect()
+        assert [ref() is None for ref in PUBLISHED] == [True, True, False]
+    finally:
+        executor.stop()
+
+
+def test_by_delta_the_version_before_the_last_goes() -> None:
+    states = [{"w": np.arange(1000) + i} for i in range(2)]
+    first, _ = _sent(states[0], 1, None)
+    outgoing = Outgoing(2, states[1], first.cargo, 1 << 12, Unchanged(states[1]), Copy())
+    assert outgoing.base is first.cargo
+    arrived = [outgoing.encode(0)]
+    arrived += [outgoing.encode(number) for number in range(1, arrived[0].total)]
+    assert outgoing.base is None and outgoing.state is None
+    again = outgoing.encode(arrived[0].total - 1)  # of a transfer that was broken off
+    assert np.array_equal(assembled([*arrived[:-1], again], first.cargo).open(is_kept=True)["w"], states[1]["w"])
+
+
+def _sent(state: Any, version: int, base: Cargo | None) -> tuple[Outgoing, list]:
+    outgoing = Outgoing(version, state, base, 1 << 30, Unchanged(state), Copy())
+    return outgoing, [outgoing.encode(0)]
+
+
+def test_small_arrays_travel_together() -> None:
+    """Before, each took tens of microseconds on its way: 20 MB in 600 arrays took longer than 100 MB in 300."""
+    sizes = [0, 1, 3, 1000, 16_000, LARGE // 4, 100_000] * 60
+    state = [np.arange(size, dtype=np.float32) for size in sizes]
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(Whole(1, state, Unchanged(state)), protocol=5, buffer_callback=buffers.append)
+    large = sum(size * 4 >= LARGE for size in sizes)
+    small = sum(4 * size for size in sizes if 4 * size < LARGE)
+    assert large < len(buffers) <= large + small / LITTLE * 1.1 + 1
+    arrived = pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers])
+    assert not arrived.is_sealed
+    for got, sent in zip(arrived.open(), state, strict=True):
+        assert np.array_equal(got, sent) and got.flags.writeable and (got.size == 0 or got.ctypes.data % 16 == 0)
+    assert all(place.start % ALIGNED == 0 for place in arrived.places if place is not None)
+
+
+def test_of_what_is_little_a_change_while_it_is_packed_is_noticed() -> None:
+    class Changes:
+        def __reduce__(self) -> tuple:
+            part[:] = 1
+            return str, ()
+
+    part = np.zeros(100)
+    state = [part, Changes()]
+    buffers: list[pickle.PickleBuffer] = []
+    data = pickle.dumps(Whole(1, state, Unchanged(state)), protocol=5, buffer_callback=buffers.append)
+    assert not pickle.loads(data, buffers=[bytes(b) for b in buffers]).is_sealed
