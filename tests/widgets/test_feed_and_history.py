@@ -204,6 +204,50 @@ def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.M
     assert len(sent) == before + 1
 
 
+@pytest.mark.parametrize("later", [True, False])
+def test_samples_of_a_counter_that_comes_meanwhile_are_not_told_before_its_name(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends extends the timeline while another one pushes."""
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    sample.step()
+    board.push(timeline=sample.timeline, bubbles=False)
+    look = TimelineFeed._shape_of
+
+    def grows_after(store: Any) -> tuple[Any, ...]:
+        monkeypatch.setattr(TimelineFeed, "_shape_of", staticmethod(look))
+        shape = look(store)
+        sample.recorder.counter("as it comes", sample.recorder.clock.now_ns(), 1.0)
+        sample.timeline.extend(sample.recorder.drain())
+        return shape
+
+    before = len(sent)
+    monkeypatch.setattr(TimelineFeed, "_shape_of", staticmethod(grows_after))
+    board.push({"state": "running"}, timeline=sample.timeline, bubbles=False, later=later)
+    board.push_spans(sample.timeline)
+    assert "as it comes" in sample.timeline.names
+    first = next(content for content, _ in sent[before:] if "samples" in content["parts"])
+    assert "as it comes" in first["tables"]["names"]
+
+
+def test_a_state_is_told_with_the_spans_where_it_is_another_one_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    board.push({"state": "running", "iteration": 3}, timeline=sample.timeline)
+    before = len(sent)
+    board.push_spans(sample.timeline, wait=False, state="running")
+    assert len(sent) == before, "nothing new"
+    with board._push_lock:
+        other = threading.Thread(target=board.push_spans, args=(sample.timeline, False, "paused"))
+        other.start()
+        other.join(5)
+        assert not other.is_alive() and len(sent) == before
+    board.push_spans(sample.timeline, wait=False, state="paused")
+    assert sent[-1][0]["state"] == {"state": "paused", "iteration": 3} and len(sent) == before + 1
+    board.push({"state": "stopped"}, timeline=sample.timeline, final=True)
+    board.push_spans(sample.timeline, wait=False, state="stopping")  # read before the end, by a thread that had to wait since
+    assert [content["state"]["state"] for content, _ in sent if "state" in content][-1] == "stopped"
+
+
 def test_device_time_that_waits_is_told_before_that_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, board = LiveRun(steps=4), Dashboard()
     sent = capture(board, monkeypatch)
