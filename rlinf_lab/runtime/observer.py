@@ -100,7 +100,8 @@ class Observer:
         try:
             self.collect()
         except Exception as error:
-            problems.append(error)
+            problems += [self.problem, error]  # a glance meanwhile may have failed: what it took is what is missing
+        problems.append(self.problem)
         return late, next((p for p in problems if p is not None), None)
 
     def end(self) -> None:

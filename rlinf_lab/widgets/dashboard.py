@@ -190,7 +190,8 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        self._left = ({}, {})  # it is in what follows
+        if self._left[0] or self._left[1]:  # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
+            self._publish({}, {})
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:

@@ -421,6 +421,26 @@ def test_a_glance_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) ->
     assert len([span for span in s.timeline.rows() if span.name == "breath"]) == 100
 
 
+def test_what_a_glance_cannot_take_while_it_is_stopped_is_told_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
+        s.step()
+        stop = s._executor.stop
+
+        def glanced_at() -> Any:
+            with monkeypatch.context() as m:
+                s._executor.driver_host.recorder.counter("something", 0, 1.0)
+                m.setattr(s.timeline, "extend", full)
+                s.glance()
+            return stop()
+
+        monkeypatch.setattr(s._executor, "stop", glanced_at)
+
+
 def test_what_a_glance_cannot_take_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, plan = made(lambda h, i: h["w"].go(i))
 

@@ -156,7 +156,7 @@ def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.Mon
     assert board._left[1]
     board._receive(board, {"type": "history"}, [])
     told, history = sent[-2:]
-    assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and "bubbles" not in told[0]
+    assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and told[0]["bubbles"], "before it, for who listens to deltas alone"
     assert len(history[0]["bubbles"]) > 20 and board._left == ({}, {}), "it is in the history"
     sample.step()
     board.push_spans(sample.timeline)
@@ -187,6 +187,21 @@ def test_what_is_not_urgent_goes_with_the_next_spans_and_what_is_newer_comes_lat
     assert told == [1, 2, 3, 4] and [row["iteration"] for content, _ in sent for row in content.get("metrics", ())] == [0, 1, 2]
     samples = b"".join(part for content, parts in sent for name, part in zip(content["parts"], parts, strict=True) if name == "samples")
     assert len(samples) == 24 * len(sample.timeline.counter_samples), "each of them once"
+
+
+def test_the_answer_to_one_page_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has seen all deltas since the first does not listen to a history, also where it has asked for it itself."""
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    sample.step()
+    board.push({"state": "running"}, timeline=sample.timeline, bubbles=False)
+    board.push({"iteration": 1}, [{"iteration": 0, "loss": 1.0}], sample.timeline, {"cpu:0": 0.5}, bubbles=False, later=True)
+    board._receive(board, {"type": "history"}, [])
+    sample.step()
+    board.push_spans(sample.timeline)
+    deltas, histories = ([content for content, _ in sent if content["type"] == kind] for kind in ("delta", "history"))
+    assert [row["iteration"] for content in deltas for row in content.get("metrics", ())] == [0] and any("counters" in content for content in deltas)
+    assert [content["seq"] for content in deltas] == [1, 2, 3] and [content["seq"] for content in histories] == [2] and histories[0]["metrics"]
 
 
 def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.MonkeyPatch) -> None:
