@@ -125,13 +125,22 @@ class _Feeder:
     def __call__(self, run: Run | ObservedSession) -> None:
         if self._closed:
             return
+        try:
+            self._tell(run)
+        except BaseException:  # it is not called any more: nor are glances to go on, as if all were well
+            self._closed = True
+            raise
+
+    def _tell(self, run: Run | ObservedSession) -> None:
         now, glances = run.state, self.glances()
         final = now in ENDED
-        if not glances and time.monotonic() < self._due and now == self._state and not final:
-            self._board.push_spans(run.timeline)
-            self._have_glances(run)
+        if time.monotonic() < self._due and now == self._state and not final:
+            if not glances:
+                self._board.push_spans(run.timeline)
+                self._have_glances(run)
             return
-        self._due, self._state = time.monotonic() + CLOCK_SECONDS, now
+        # Where only this one listens it comes as often, and a little early now and then.
+        self._due, self._state = time.monotonic() + CLOCK_SECONDS - observer.LOOK_SECONDS / 2, now
         rows, self._version = run.metrics_since(self._version)
         still = run.standstill()
         state = {
@@ -164,10 +173,8 @@ class _Feeder:
         """In the thread that sends, which others want, too: it waits for nobody."""
         if self._closed or not run.glance():
             return False
-        if run.state != self._state and run.state not in ENDED:  # of the end the run tells by itself
-            self._state = run.state
-            self._board.push({"state": self._state}, timeline=run.timeline, bubbles=False, later=True)
-        self._board.push_spans(run.timeline, wait=False)
+        now = run.state
+        self._board.push_spans(run.timeline, wait=False, state=None if now in ENDED else now)  # of the end the run tells by itself
         return True
 
     def account(self, _run: Run | ObservedSession) -> None:

@@ -100,7 +100,8 @@ class Observer:
         try:
             self.collect()
         except Exception as error:
-            problems.append(error)
+            problems += [self.problem, error]  # a glance meanwhile may have failed: what it took is what is missing
+        problems.append(self.problem)
         return late, next((p for p in problems if p is not None), None)
 
     def end(self) -> None:
@@ -140,7 +141,7 @@ class Observer:
             if self._over:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
-            between = RELIEVED_SECONDS if self.is_relieved() else LOOK_SECONDS
+            between = RELIEVED_SECONDS if self.is_relieved() and not self._is_idle() else LOOK_SECONDS
             due = max(due, time.monotonic() - between) + between
             with quick_turns():
                 try:
@@ -156,10 +157,10 @@ class Observer:
                     time.sleep(SENT_SECONDS)
                     self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
-    def _is_idle(self) -> bool:
+    def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
         """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
         loop = self._executor.driver_host.loop
-        return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > IDLE_SECONDS
+        return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > seconds
 
     def glance(self) -> bool:
         """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
@@ -167,9 +168,11 @@ class Observer:
         The own thread then looks twice a second, at all the rest (`is_relieved`). False when there is nothing to come for: no iteration is open, or
         all is over.
         """
-        if self._over or self.problem is not None or self._is_idle():
+        # Longer than the own thread is away: who glances until then sees what begins meanwhile.
+        if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + RELIEVED_SECONDS + LOOK_SECONDS):
             return False
-        if self._lock.acquire(blocking=False):  # else they are being taken
+        # Else they are being taken, or the disk is to be waited for: the own thread does that.
+        if not self._executor.driver_host.recorder.at_disk() and self._lock.acquire(blocking=False):
             try:
                 self._take_spans(self._executor.rounds())
             except Exception as error:  # the own thread tells it

@@ -255,6 +255,10 @@ class Recorder:
             if batch := self.drain():
                 yield batch
 
+    def at_disk(self) -> bool:
+        """Whether spans wait on disk, or are on their way there: a drain takes as long as the disk then."""
+        return bool(self._spill) or self._spilling
+
     def _fetch(self) -> SpanArray:
         """The oldest of what waits on disk."""
         before = self._spill.lost

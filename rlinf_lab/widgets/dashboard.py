@@ -116,18 +116,23 @@ class Dashboard(PushedWidget):
             if bubbles and timeline is not None:
                 self.push_bubbles()
 
-    def push_spans(self, timeline: Timeline, wait: bool = True) -> None:
+    def push_spans(self, timeline: Timeline, wait: bool = True, state: str | None = None) -> None:
         """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a second: the least that a push can cost.
 
-        ``wait``: False does nothing while something else is pushed.
+        ``wait``: False does nothing while something else is pushed. ``state``: the one of now, which is told where the page knows another, until the end
+        was told: a thread that read it before may come after that.
         """
         if not self._push_lock.acquire(blocking=wait):
             return
         try:
             waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
             update = self._news(timeline, False) if waiting is None else waiting
-            if update or self._left[0] or self._left[1]:
-                self._publish(*update.content())
+            content, parts = update.content()
+            if state is not None and state != self._state.get("state") and not self._is_over:
+                self._state["state"] = state
+                content["state"] = dict(self._state)
+            if content or parts or self._left[0] or self._left[1]:
+                self._publish(content, parts)
         finally:
             self._push_lock.release()
 
@@ -185,7 +190,8 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        self._left = ({}, {})  # it is in what follows
+        if self._left[0] or self._left[1]:  # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
+            self._publish({}, {})
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:

@@ -134,7 +134,7 @@ class TimelineFeed:
         """What is new without device time and bubbles."""
         update = self.take_waiting()
         if update is not None:
-            self._add_samples(self.timeline, update)
+            self._add_known_samples(update)
             return update
         now, update = self.timeline.snapshot(), Update()
         if now is not self._now or not self._shape:
@@ -157,8 +157,7 @@ class TimelineFeed:
     def take_samples(self) -> Update:
         """New samples of counters, where the page knows their names."""
         update = Update()
-        if self._shape_of(self.timeline) == self._shape:
-            self._add_samples(self.timeline, update)
+        self._add_known_samples(update)
         return update
 
     def take_bubbles(self) -> Update:
@@ -194,10 +193,15 @@ class TimelineFeed:
             self._grown_at = time.monotonic()
             update.layout, update.spans = self._spans(now, self._seen, count)
             self._seen = count
-        self._add_samples(now, update)
+        self._add_samples(now.counter_samples[self._sampled :], update)
 
-    def _add_samples(self, store: Timeline, update: Update) -> None:
-        fresh = store.counter_samples[self._sampled :]
+    def _add_known_samples(self, update: Update) -> None:
+        """Others extend the timeline meanwhile: what is there first, and then whether the page knows the names of all that."""
+        fresh = self.timeline.counter_samples[self._sampled :]
+        if self._shape_of(self.timeline) == self._shape:
+            self._add_samples(fresh, update)
+
+    def _add_samples(self, fresh: SpanArray, update: Update) -> None:
         if len(fresh) and self._origin is not None:
             self._sampled += len(fresh)
             update.samples = pack_samples(fresh, self._origin)

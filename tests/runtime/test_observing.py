@@ -223,8 +223,10 @@ class Board:
         if final:
             self.ended.set()
 
-    def push_spans(self, _timeline: Any, wait: bool = True) -> None:
+    def push_spans(self, _timeline: Any, wait: bool = True, state: str | None = None) -> None:
         self.spans += 1
+        if state is not None and state != self.states[-1]:
+            self.states.append(state)
 
     def every(self, _seconds: float, _work: Callable[[], bool]) -> Any:
         return None  # no thread that sends
@@ -244,8 +246,8 @@ class Beats(Board):
         self.beats.append(Beat(self.loop, seconds, work))
         return self.beats[-1]
 
-    def push_spans(self, timeline: Any, wait: bool = True) -> None:
-        super().push_spans(timeline, wait)
+    def push_spans(self, timeline: Any, wait: bool = True, state: str | None = None) -> None:
+        super().push_spans(timeline, wait, state)
         if not wait:
             self.threads.add(threading.current_thread().name)
             if self.fails:
@@ -319,6 +321,74 @@ def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> 
     assert beats.states[-1] == "stopped"
 
 
+def test_somebody_glances_for_longer_than_the_own_thread_is_away_once_nothing_goes_on(beats: Beats) -> None:
+    """What begins right after that was seen half a second later."""
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+        s.step(0.5)
+        until(s._observer._is_idle)
+        began = time.monotonic()
+        assert s.glance()
+        until(lambda: not s.glance())
+        assert observer.RELIEVED_SECONDS <= time.monotonic() - began < 2
+        until(lambda: not feeder.glances())
+
+
+def test_a_listener_of_the_user_hears_all_and_the_dashboard_tells_no_more_for_it(beats: Beats) -> None:
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    heard = list[float]()
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+        s.on_update(lambda _: heard.append(time.monotonic()))
+        one = s.submit(2.5)
+        until(feeder.glances)
+        before, told = len(heard), len(beats.sent)
+        time.sleep(1.5)
+        assert len(heard) - before >= 7 and len(beats.sent) - told <= 4, "eight times a second, and twice"
+        one.wait()
+
+
+def test_where_the_dashboard_fails_nobody_goes_on_to_feed_it(beats: Beats, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans alone, without an end, would look as if all were well."""
+
+    def unable(*_: object) -> None:
+        raise RuntimeError("no picture")
+
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+        one = s.submit(2.5)
+        until(feeder.glances)
+        monkeypatch.setattr(feeder, "_picture", unable)
+        until(lambda: not s._listeners)
+        until(lambda: not feeder.glances(), 0.5)
+        assert "no picture" in caplog.text
+        one.wait()
+
+
+def test_a_glance_waits_for_nobody_also_where_the_state_has_changed() -> None:
+    """A page's question for the history of a long run is answered for a second: all output of the kernel would wait as long."""
+    flow, plan = made(lambda h, _: h["w"].nap(0.3), w=Naps)
+    started, board = run(flow, plan, inputs=range(50)), Dashboard()
+    feeder = _Feeder(started, board, None)
+    until(lambda: started.iteration)
+    feeder(started)
+    started.pause()
+    with board._push_lock:
+        glance = threading.Thread(target=feeder._glance, args=(started,))
+        glance.start()
+        glance.join(5)
+        assert not glance.is_alive()
+    assert feeder._glance(started) and board._state["state"] == "paused", "it is told by the next one"
+    started.stop()
+    feeder._glance(started)
+    assert board._state["state"] == "paused", "the end is told by the run"
+
+
 def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
     flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
     beats.fails = True
@@ -329,6 +399,46 @@ def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beat
         assert len(beats.beats) == 1 and not s._listeners
         assert "no way to the page" in caplog.text
     assert len(s.timeline.rows()) > 200
+
+
+def test_a_glance_does_not_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spans that nobody fetched in time are written there; all output of the kernel would wait for a slow one."""
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        recorder = s._observer._executor.driver_host.recorder
+        s._observer.is_relieved = lambda: True
+        one = s.submit(1.0)
+        until(lambda: len(s.timeline))
+        with recorder._draining:  # as while it is written
+            until(lambda: len(recorder))
+            monkeypatch.setattr(recorder, "_spilling", True)
+            glance = threading.Thread(target=s.glance)
+            glance.start()
+            glance.join(5)
+            assert not glance.is_alive()
+        monkeypatch.setattr(recorder, "_spilling", False)
+        one.wait()
+    assert len([span for span in s.timeline.rows() if span.name == "breath"]) == 100
+
+
+def test_what_a_glance_cannot_take_while_it_is_stopped_is_told_as_what_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, plan = made(lambda h, i: h["w"].go(i))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"), session(flow, plan) as s:
+        s.step()
+        stop = s._executor.stop
+
+        def glanced_at() -> Any:
+            with monkeypatch.context() as m:
+                s._executor.driver_host.recorder.counter("something", 0, 1.0)
+                m.setattr(s.timeline, "extend", full)
+                s.glance()
+            return stop()
+
+        monkeypatch.setattr(s._executor, "stop", glanced_at)
 
 
 def test_what_a_glance_cannot_take_is_raised_by_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

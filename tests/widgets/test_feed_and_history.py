@@ -156,7 +156,7 @@ def test_device_time_goes_with_the_next_message_and_once(monkeypatch: pytest.Mon
     assert board._left[1]
     board._receive(board, {"type": "history"}, [])
     told, history = sent[-2:]
-    assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and "bubbles" not in told[0]
+    assert history[0]["type"] == "history" and history[0]["seq"] == told[0]["seq"] and told[0]["bubbles"], "before it, for who listens to deltas alone"
     assert len(history[0]["bubbles"]) > 20 and board._left == ({}, {}), "it is in the history"
     sample.step()
     board.push_spans(sample.timeline)
@@ -189,6 +189,21 @@ def test_what_is_not_urgent_goes_with_the_next_spans_and_what_is_newer_comes_lat
     assert len(samples) == 24 * len(sample.timeline.counter_samples), "each of them once"
 
 
+def test_the_answer_to_one_page_takes_nothing_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has seen all deltas since the first does not listen to a history, also where it has asked for it itself."""
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    sample.step()
+    board.push({"state": "running"}, timeline=sample.timeline, bubbles=False)
+    board.push({"iteration": 1}, [{"iteration": 0, "loss": 1.0}], sample.timeline, {"cpu:0": 0.5}, bubbles=False, later=True)
+    board._receive(board, {"type": "history"}, [])
+    sample.step()
+    board.push_spans(sample.timeline)
+    deltas, histories = ([content for content, _ in sent if content["type"] == kind] for kind in ("delta", "history"))
+    assert [row["iteration"] for content in deltas for row in content.get("metrics", ())] == [0] and any("counters" in content for content in deltas)
+    assert [content["seq"] for content in deltas] == [1, 2, 3] and [content["seq"] for content in histories] == [2] and histories[0]["metrics"]
+
+
 def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.MonkeyPatch) -> None:
     sample, board = LiveRun(steps=4), Dashboard()
     sent = capture(board, monkeypatch)
@@ -202,6 +217,50 @@ def test_who_may_not_wait_pushes_nothing_while_others_push(monkeypatch: pytest.M
         assert not other.is_alive() and len(sent) == before
     board.push_spans(sample.timeline, wait=False)
     assert len(sent) == before + 1
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_samples_of_a_counter_that_comes_meanwhile_are_not_told_before_its_name(later: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that sends extends the timeline while another one pushes."""
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    sample.step()
+    board.push(timeline=sample.timeline, bubbles=False)
+    look = TimelineFeed._shape_of
+
+    def grows_after(store: Any) -> tuple[Any, ...]:
+        monkeypatch.setattr(TimelineFeed, "_shape_of", staticmethod(look))
+        shape = look(store)
+        sample.recorder.counter("as it comes", sample.recorder.clock.now_ns(), 1.0)
+        sample.timeline.extend(sample.recorder.drain())
+        return shape
+
+    before = len(sent)
+    monkeypatch.setattr(TimelineFeed, "_shape_of", staticmethod(grows_after))
+    board.push({"state": "running"}, timeline=sample.timeline, bubbles=False, later=later)
+    board.push_spans(sample.timeline)
+    assert "as it comes" in sample.timeline.names
+    first = next(content for content, _ in sent[before:] if "samples" in content["parts"])
+    assert "as it comes" in first["tables"]["names"]
+
+
+def test_a_state_is_told_with_the_spans_where_it_is_another_one_and_not_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample, board = LiveRun(steps=4), Dashboard()
+    sent = capture(board, monkeypatch)
+    board.push({"state": "running", "iteration": 3}, timeline=sample.timeline)
+    before = len(sent)
+    board.push_spans(sample.timeline, wait=False, state="running")
+    assert len(sent) == before, "nothing new"
+    with board._push_lock:
+        other = threading.Thread(target=board.push_spans, args=(sample.timeline, False, "paused"))
+        other.start()
+        other.join(5)
+        assert not other.is_alive() and len(sent) == before
+    board.push_spans(sample.timeline, wait=False, state="paused")
+    assert sent[-1][0]["state"] == {"state": "paused", "iteration": 3} and len(sent) == before + 1
+    board.push({"state": "stopped"}, timeline=sample.timeline, final=True)
+    board.push_spans(sample.timeline, wait=False, state="stopping")  # read before the end, by a thread that had to wait since
+    assert [content["state"]["state"] for content, _ in sent if "state" in content][-1] == "stopped"
 
 
 def test_device_time_that_waits_is_told_before_that_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
