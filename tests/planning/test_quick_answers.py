@@ -22,6 +22,9 @@ from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.whatif import Question
 
 
+pytestmark = pytest.mark.xdist_group("six workers")  # planned once: it takes a quarter of a minute
+
+
 @pytest.fixture(scope="module")
 def plans() -> Plans:
     return plan(six_workers(), 64, simulate=False)
