@@ -169,6 +169,8 @@ class Plans(Sequence[Planned]):
     def __getitem__(self, which: Any) -> Any:
         """By position, or by name; a mode (``"spatial"``) gives its fastest plan."""
         if isinstance(which, (slice, int)):
+            if isinstance(which, int) and not -len(self) <= which < len(self):
+                raise IndexError(f"plans[{which}]: there are {len(self)}, plans[0] is the fastest. Next: plans[{len(self) - 1}].")
             return self.ranked[which]
         if not isinstance(which, str):
             raise PlanError(f"plans[{shown(which)}]: a position, a name, a mode or a shape. Next: plans[{self.ranked[0].name!r}].")

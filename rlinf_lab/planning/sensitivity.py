@@ -159,7 +159,7 @@ def sensitivity(
     that was chosen, kept as it is, takes at most ``tolerance`` longer than what is ranked first. Link, transfer and messages are known to simulated plans
     only, so with ``simulate=False`` they have no range.
     """
-    kinds = _checked(plans, entries, of, tolerance, workers, seconds)
+    kinds = _checked(plans, entries, of, tolerance, workers, seconds, progress)
     asked = _Question(plans, of, tolerance)
     wanted = [e for kind in kinds for e in of_kind(plans.best.candidate.placement.setting, kind) if workers is None or e.workers & set(workers)]
     found, left = list[Range](), list[tuple[str, str]]()
@@ -186,7 +186,7 @@ def _say(bar: tqdm, what: str) -> None:
     bar.update(0)
 
 
-def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any) -> Sequence[str]:
+def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, seconds: Any, progress: Any) -> Sequence[str]:
     """The kinds of entries that are asked for."""
     if not hasattr(plans, "best"):
         raise PlanError(f"sensitivity({shown(plans)}): the Plans that lab.plan gives. Next: sensitivity(lab.plan(profile, 8)).")
@@ -209,6 +209,8 @@ def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, se
         known("worker", worker, plans.profile.workers, "workers")
     if seconds is not None:
         number("sensitivity: seconds", seconds, 0)
+    if not isinstance(progress, bool):
+        raise PlanError(f"sensitivity(progress={shown(progress)}): whether there is a bar. Next: progress=False.")
     return tuple(dict.fromkeys(entries))
 
 

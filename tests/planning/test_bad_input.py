@@ -151,3 +151,11 @@ def test_kinds_of_devices_are_texts(devices: dict[Any, int]) -> None:
     two = Profile.from_dict({"items": 2, "edges": [], "workers": {"a": {"samples": [{"devices": 1, "items": 2, "seconds": 1.0}]}}})
     with pytest.raises(PlanError, match=r"devices has the kind (0|None|1); kinds have names.* Next: devices=4"):
         plan(two, devices)
+
+
+def test_a_position_beyond_the_plans_says_how_many_there_are() -> None:
+    plans = plan(PROFILE, 8, simulate=False)
+    for which in (99, -99):
+        with pytest.raises(IndexError, match=rf"plans\[{which}\]: there are {len(plans)}, .* Next: plans\[{len(plans) - 1}\]"):
+            plans[which]
+    assert plans[-1] is plans[len(plans) - 1] is list(plans)[-1] and plans.index(plans[0]) == 0

@@ -20,6 +20,7 @@ from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.planner import Planned, plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.tables import Tables
 
 NO_MEMORY, ANY_RANKS = Memory(), RankRule()
 
@@ -244,3 +245,24 @@ def _most_at_once(profile: Profile, planned: Planned, once: bool = True) -> floa
 def _mates(profile: Profile, one: str, other: str) -> bool:
     edges = {(e.producer, e.consumer) for e in profile.edges}
     return (one, other) in edges and (other, one) in edges
+
+
+def test_seconds_made_once_for_several_companies_are_those_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside whom a worker has as much memory is no part of its seconds; how much it has is."""
+
+    def tables(seed: int) -> list[bytes]:
+        setting = Setting.of(random_profile(seed), 4, 4)
+        found = []
+        for arrangement in setting.arrangements()[:8]:
+            problem = setting.problem(arrangement)
+            for leaf in range(len(problem.names)):
+                contexts = (c for c in range(problem.everyone + 1) if not c & ~problem.staying and not c >> leaf & 1)
+                found += [problem.table(leaf, c).tobytes() for c in contexts]
+        return found
+
+    once, distinct = [tables(seed) for seed in range(40)], 0
+    monkeypatch.setattr(Tables, "_of_one", lambda self, name, grains, company: self._worker(name, grains, 1, company))
+    for seed, found in enumerate(once):
+        assert found == tables(seed), f"seed {seed}"
+        distinct += len(found) > len(set(found))
+    assert distinct > 20, "some share"

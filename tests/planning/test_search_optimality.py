@@ -75,6 +75,16 @@ def test_pruning_changes_nothing_on_larger_graphs() -> None:
         assert seconds(problem) == unpruned, f"seed {seed}"
 
 
+def test_pruning_changes_nothing_in_streams_or_turns_alone() -> None:
+    """Of streams alone more is known: everybody else has devices beside a part, and nobody takes turns."""
+    for seed in range(100):
+        problem = random_problem(seed, leaves=(2, 6), devices=(2, 16) if seed % 4 else (1, 4), ticks=100, kinds=1 if seed % 4 else 2)
+        for only in (Only((SPATIAL,)), Only((TEMPORAL,))):
+            unpruned = min((f.seconds for f in _Solver(problem, np.inf, only).plans()), default=np.inf)
+            for ceiling in (np.inf, unpruned):
+                assert min((f.seconds for f in solve(problem, ceiling, only)), default=np.inf) == unpruned, f"seed {seed}, {only.kinds}"
+
+
 def test_larger_graphs_against_plain_dominance() -> None:
     """Too large for every value; written apart from the solver, one device count at a time."""
     for seed in range(8):

@@ -368,6 +368,8 @@ def test_how_it_is_shown() -> None:
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), of="mode")
     with pytest.raises(PlanError, match="tolerance=-1"):
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), tolerance=-1)
+    with pytest.raises(PlanError, match="progress='no'"):
+        sensitivity(plan(chain(a=FLAT), 2, simulate=False), progress="no")  # type: ignore[arg-type]
 
 
 def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
