@@ -134,6 +134,8 @@ class _Feeder:
     def _tell(self, run: Run | ObservedSession) -> None:
         now, glances = run.state, self.glances()
         final = now in ENDED
+        if self._board.is_closed and not final:  # the end it shall know all the same: its picture can be asked for
+            return
         if time.monotonic() < self._due and now == self._state and not final:
             if not glances:
                 self._board.push_spans(run.timeline)
@@ -153,12 +155,12 @@ class _Feeder:
         self._board.push(state, rows, run.timeline, utilisation(run), picture, final, bubbles=False, now_ns=until, later=glances)
         if final:
             self._closed = True
-            if self._handle is not None:
+            if self._handle is not None and not self._board.is_closed:
                 self._board.renew(self._handle)  # the stored picture is then that of the end
 
     def glances(self) -> bool:
-        """Whether the thread that sends comes for the spans."""
-        return self._beat is not None and self._beat.goes_on()
+        """Whether the thread that sends comes for the spans, or nobody wants them, for the user has closed the dashboard."""
+        return self._board.is_closed or (self._beat is not None and self._beat.goes_on())
 
     def _have_glances(self, run: Run | ObservedSession) -> None:
         """From now on, where something is going on. Raises what went wrong in that thread."""
@@ -171,7 +173,7 @@ class _Feeder:
 
     def _glance(self, run: Run | ObservedSession) -> bool:
         """In the thread that sends, which others want, too: it waits for nobody."""
-        if self._closed or not run.glance():
+        if self._closed or self._board.is_closed or not run.glance():
             return False
         now = run.state
         self._board.push_spans(run.timeline, wait=False, state=None if now in ENDED else now)  # of the end the run tells by itself
@@ -179,7 +181,7 @@ class _Feeder:
 
     def account(self, _run: Run | ObservedSession) -> None:
         """Device time and bubbles, and the stored picture: when the spans have left, for it takes longer and is looked at later."""
-        if not self._closed:
+        if not self._closed and not self._board.is_closed:
             self._board.account()
             if self._handle is not None and (time.monotonic() >= self._keep_due or self._state == PAUSED != self._kept_state):
                 self._keep()

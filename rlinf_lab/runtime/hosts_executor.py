@@ -324,6 +324,10 @@ class HostsExecutor:
             news, self._news = self._news, []
         return [*self.recorder.batches(), *news]
 
+    def undrained(self) -> int:
+        with self._lock:
+            return len(self.recorder) + sum(map(len, self._news))
+
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         with self._lock:
             found, self._metrics = self._metrics, []

@@ -59,6 +59,9 @@ class LocalExecutor:
     def drain(self) -> list[SpanBatch]:
         return list(self.recorder.batches(as_it_is=True))
 
+    def undrained(self) -> int:
+        return len(self.recorder)
+
     def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]:
         queue, self._rounds = self.driver_host.metrics, self._rounds + 1
         return [queue.popleft() for _ in range(len(queue))]

@@ -38,6 +38,7 @@ AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
+AT_A_GLANCE = 50_000  # spans: to take and send more of them holds up the thread that sends for tens of ms
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 
@@ -171,8 +172,8 @@ class Observer:
         # Longer than the own thread is away: who glances until then sees what begins meanwhile.
         if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + RELIEVED_SECONDS + LOOK_SECONDS):
             return False
-        # Else they are being taken, or the disk is to be waited for: the own thread does that.
-        if not self._executor.driver_host.recorder.at_disk() and self._lock.acquire(blocking=False):
+        # Else they are being taken, the disk is to be waited for, or they are many: the own thread does that.
+        if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE and self._lock.acquire(blocking=False):
             try:
                 self._take_spans(self._executor.rounds())
             except Exception as error:  # the own thread tells it
@@ -313,7 +314,7 @@ class Observed:
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on. ``glances()`` says whether the listener comes by itself for
         the spans (`Observer.glance`); while all do, they are called twice a second.
         """
-        for given in (listener, *([] if afterwards is None else [afterwards])):
+        for given in (listener, glances, *([] if afterwards is None else [afterwards])):
             if not callable(given):
                 raise ConfigError(f"on_update({shown(given)}): a function that takes the run or the session. Next: on_update(lambda run: print(run.status())).")
         if afterwards is not None:
@@ -329,7 +330,13 @@ class Observed:
         return self._observer.glance()
 
     def _all_glance(self) -> bool:
-        return bool(self._listeners) and all(self._glancing[id(listener)]() for listener in list(self._listeners))
+        glancing = [self._glancing.get(id(listener)) for listener in list(self._listeners)]  # one that another thread removes just now has none
+        try:
+            return bool(glancing) and all(glances is not None and glances() for glances in glancing)
+        except Exception:  # it would end the background without a word
+            logging.getLogger("rlinf_lab").exception("on_update(glances=...) raised; nobody is asked any more whether the listeners come for the spans.")
+            self._observer.is_relieved = lambda: False
+            return False
 
     def _tell(self) -> None:
         self._tell_of_stillness()
@@ -358,6 +365,8 @@ class Observed:
             listener(self)
         except BaseException:  # also SystemExit, which would end the background without a word
             among.remove(listener)
+            if among is self._listeners and listener not in among:
+                self._glancing.pop(id(listener), None)
             logging.getLogger("rlinf_lab").exception("%r raised; it is not called any more.", listener)
 
     @property

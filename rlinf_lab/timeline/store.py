@@ -254,6 +254,11 @@ class SpanStore:
             self._waiting.clear()
             self._show(ours)
 
+    def so_far(self) -> int:
+        """How many spans there are, those that wait to be filled in among them. For who asks many times a second: nothing is filled in for it."""
+        with self._lock:
+            return len(self._spans.view) + len(self._waiting) // _ROW
+
     def waiting(self, since: int) -> bytes | None:
         """The spans from number ``since`` on, as rows of `NARROW_DTYPE`, where they wait to be filled in; None where some do not: read ``spans`` then."""
         with self._lock:

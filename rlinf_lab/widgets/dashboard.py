@@ -22,6 +22,7 @@ COMMANDS = ("pause", "resume", "stop")
 OVER = ("finished", "failed", "stopped")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
+MANY = 50_000  # spans: more of them are packed by the thread that may take its time
 
 
 class Dashboard(PushedWidget):
@@ -87,7 +88,7 @@ class Dashboard(PushedWidget):
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended. later: it goes with the spans that are
-        pushed next (`push_spans`, by another thread), and its own are left to that.
+        pushed next (`push_spans`, by another thread), and its own are left to that, unless they are too many (`MANY`).
         Raises `ConfigError` for what cannot be shown, and then nothing of it is.
         """
         state, rows = tidy_state(state), [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics]
@@ -95,7 +96,7 @@ class Dashboard(PushedWidget):
         check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
-            later = later and not final and self._feed is not None and self._feed.timeline is timeline
+            later = later and not final and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() <= MANY
             content, parts = (self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)).content()
             if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
                 content["now"] = max(0, now_ns - origin)
@@ -119,12 +120,14 @@ class Dashboard(PushedWidget):
     def push_spans(self, timeline: Timeline, wait: bool = True, state: str | None = None) -> None:
         """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a second: the least that a push can cost.
 
-        ``wait``: False does nothing while something else is pushed. ``state``: the one of now, which is told where the page knows another, until the end
-        was told: a thread that read it before may come after that.
+        ``wait``: False does nothing while something else is pushed, nor where they are many (`MANY`): `push` sends them. ``state``: the one of now, which is
+        told where the page knows another, until the end was told: a thread that read it before may come after that.
         """
         if not self._push_lock.acquire(blocking=wait):
             return
         try:
+            if not wait and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() > MANY:
+                return
             waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
             update = self._news(timeline, False) if waiting is None else waiting
             content, parts = update.content()

@@ -124,6 +124,10 @@ class TimelineFeed:
         """How many were taken so far."""
         return self._seen
 
+    def behind(self) -> int:
+        """How many spans of the timeline were not taken yet."""
+        return self.timeline.so_far() - self._seen
+
     def take(self, final: bool = False) -> Update:
         """Everything since the last call. ``final``: nothing is known to come, so the bubbles up to the end are told."""
         update = self.take_spans()

@@ -57,6 +57,11 @@ class PushedWidget(anywidget.AnyWidget):
         """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
         return self._express.every(seconds, work) if self._express is not None and self._express.carries(self.comm) else None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has removed it from all pages."""
+        return self.comm is None
+
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):
             return

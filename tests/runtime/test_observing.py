@@ -22,6 +22,7 @@ from rlinf_lab.runtime import observer
 from rlinf_lab.runtime.observer import Observer, depths
 from rlinf_lab.runtime.pickling import pickled
 from rlinf_lab.runtime.run import run, session
+from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.widgets import Dashboard
 from rlinf_lab.widgets.express import Beat
 from rlinf_lab.workflow.worker import Worker
@@ -205,6 +206,7 @@ class Board:
         self.sent: list[int] = []
         self.pictures = self.spans = self.later = 0
         self.states: list[str] = []
+        self.is_closed = False
         self.ended = threading.Event()
 
     def wants_frame(self) -> bool:
@@ -387,6 +389,98 @@ def test_a_glance_waits_for_nobody_also_where_the_state_has_changed() -> None:
     started.stop()
     feeder._glance(started)
     assert board._state["state"] == "paused", "the end is told by the run"
+
+
+def test_a_closed_dashboard_is_told_the_end_and_nothing_before_and_the_own_thread_looks_twice_a_second(
+    beats: Beats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    looks, collect = [], Observer.collect
+    monkeypatch.setattr(Observer, "collect", lambda self: (looks.append(time.monotonic()), collect(self)))
+    with session(flow, plan) as s:
+        feeder = _Feeder(s, beats, None)
+        s.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+        one = s.submit(4.0)
+        until(lambda: len(beats.threads))
+        beats.is_closed = True
+        until(lambda: not feeder._beat or not feeder._beat.goes_on())
+        time.sleep(observer.RELIEVED_SECONDS)
+        began, first, told = time.monotonic(), len(looks), (len(beats.sent), beats.spans)
+        time.sleep(1.5)
+        assert len(looks) - first <= (time.monotonic() - began) / observer.RELIEVED_SECONDS + 1
+        assert (len(beats.sent), beats.spans) == told
+        one.wait()
+    assert beats.ended.is_set()
+
+
+def test_a_dashboard_that_the_user_closes_says_so_and_is_told_the_end() -> None:
+    flow, plan = made(lambda h, _: h["w"].nap(0.2), w=Naps)
+    started, board = run(flow, plan, inputs=range(6)), Dashboard()
+    feeder = _Feeder(started, board, None)
+    started.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
+    until(lambda: board._state.get("iteration"))
+    assert not board.is_closed
+    board.close()
+    started.wait(30)
+    assert board.is_closed and feeder.glances()
+    until(lambda: board._state["state"] == "finished")
+    assert "finished" in board.still().text
+
+
+def test_many_spans_at_once_do_not_hold_up_the_thread_that_sends() -> None:
+    """262,144 of them took 0.3 s there, in which a cell could print nothing: the own thread takes and packs them."""
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        board, recorder = Dashboard(), s._executor.driver_host.recorder
+        feeder = _Feeder(s, board, None)
+        one = s.submit(1.0)
+        until(lambda: len(s.timeline) > 10)
+        feeder(s)
+        track, name = recorder.track("w", 0, ("cpu:0",)), recorder.name("breath")
+        with s._observer._lock:  # the own thread is kept off
+            for at in range(observer.AT_A_GLANCE + 1):
+                recorder.add(track, SpanKind.RUN, name, at, at + 1)
+        known = s.timeline.so_far()
+        assert s.glance() and (len(recorder) == 0 or s.timeline.so_far() - known < 1000)
+        s._observer.collect()
+        told = board._feed.told_spans
+        board.push_spans(s.timeline, wait=False)
+        assert board._feed.told_spans == told
+        board.push({"state": "running"}, timeline=s.timeline, later=True)
+        assert board._feed.told_spans >= told + observer.AT_A_GLANCE
+        one.wait()
+        feeder(s)
+    assert len(s.timeline) > observer.AT_A_GLANCE + 100
+
+
+def test_nothing_is_kept_of_a_listener_that_is_not_called_any_more(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_: Any) -> None:
+        raise RuntimeError("no")
+
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        s.on_update(broken, glances=lambda: True)
+        s.on_update(print)
+        one = s.submit(1.0)
+        until(lambda: broken not in s._listeners)
+        assert list(s._glancing) == [id(print)]
+        one.wait()
+
+
+def test_glances_that_raise_or_are_none_do_not_end_the_background(caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> bool:
+        raise RuntimeError("no answer")
+
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    heard = list[float]()
+    with session(flow, plan) as s:
+        with pytest.raises(ConfigError, match="on_update"):
+            s.on_update(print, glances=None)  # type: ignore[arg-type]
+        s.on_update(lambda _: heard.append(time.monotonic()), glances=broken)
+        one = s.submit(1.0)
+        until(lambda: len(heard) > 3)
+        assert caplog.text.count("nobody is asked any more") == 1
+        one.wait()
 
 
 def test_what_fails_in_the_thread_that_sends_is_logged_and_the_work_goes_on(beats: Beats, caplog: pytest.LogCaptureFixture) -> None:
