@@ -21,7 +21,6 @@ from rlinf_lab.planning.search.trees import evaluate
 from rlinf_lab.planning.setting import Setting
 from rlinf_lab.planning.whatif import Question
 
-
 pytestmark = pytest.mark.xdist_group("six workers")  # planned once: it takes a quarter of a minute
 
 
