@@ -78,7 +78,7 @@ def dashboard_still(
     reasons = "".join(f'<p style="margin:0 0 4px">{escape(line)}</p>' for line in why)
     below = timelines_still([] if timeline is None else [timeline], [] if timeline is None else [""], text)
     html = (
-        f'<div style="font:12px system-ui,sans-serif"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>{reasons}'
+        f'<div style="font:12px system-ui,sans-serif;overflow-wrap:anywhere"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>{reasons}'
         f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>{below.html}</div>'
     )
     rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]

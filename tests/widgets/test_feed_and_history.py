@@ -365,6 +365,12 @@ def test_a_stored_picture_says_why_a_run_failed() -> None:
     assert still.scene is not None and plain is not None and still.scene.height > plain.height - 22 + 60  # the plain one says of when it is
 
 
+def test_an_error_without_spaces_is_not_cut_in_a_stored_picture() -> None:
+    board = Dashboard("dead")
+    board.push({"state": "failed", "message": "x" * 300})
+    assert re.search(r"^<div style=\"[^\"]*overflow-wrap:anywhere.*x{300}", board.still()._repr_html_(), re.DOTALL)
+
+
 def test_a_stored_picture_says_what_diverged_and_from_where() -> None:
     board = Dashboard(charts=("loss", "return"))
     board.push(metrics=[{"iteration": 0, "loss": 1.0, "return": 3.0}, {"iteration": 1, "loss": 0.5, "return": "∞"}, {"iteration": 2, "loss": "NaN"}])
