@@ -212,8 +212,9 @@ class ExecutionPlan:
             if not 1 <= chunk <= tokens:
                 raise PlanError(
                     f"Plan {self.name!r}: chunk of channel {edge.channel!r} is {chunk}, but only {tokens} tokens circulate in the "
-                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). "
-                    f"Next: a chunk from 1 to {tokens}, or, where rank by rank more items are put before it waits, so many of them as tokens: sub_batches={{{edge.producer!r}: {max(2, chunk)}}}."
+                    f"cell {edge.producer!r} <-> {edge.consumer!r}: it would wait for ever ({ring_of_channels(graph, edge)}). Next: a chunk from 1 to "
+                    f"{tokens}, or, where rank by rank more items are put before it waits, as many tokens: "
+                    f"sub_batches={{{edge.producer!r}: {max(2, chunk)}}}."
                 )
 
     # --- JSON and pictures ---------------------------------------------------------------------------
