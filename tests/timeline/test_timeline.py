@@ -160,22 +160,3 @@ def test_the_length_of_a_timeline_has_no_exponent(ns: int, said: str) -> None:
     recorder.add(recorder.track("w", 0, ("cpu:0",)), SpanKind.RUN, recorder.name("run"), 0, ns)
     timeline.extend(recorder.drain())
     assert repr(timeline).startswith(f"Timeline: 1 device, 1 span, {said}")
-
-
-def test_spans_further_apart_than_64_bits_count_are_no_overflow_of_numpys():
-    recorder, timeline = Recorder(), Timeline()
-    for rank, at in enumerate((0, 2**63 - 2)):
-        recorder.add(recorder.track("w", rank, (f"cuda:{rank}",)), SpanKind.RUN, recorder.name("s"), at, at + 1)
-    timeline.extend(recorder.drain())
-    assert "2 devices, 2 spans" in repr(timeline)
-    with pytest.raises(TimelineError, match=r"219 years at most\. Next"):
-        timeline.bubbles()
-
-
-def test_every_nanosecond_of_the_longest_timeline_is_accounted_for() -> None:
-    recorder, timeline = Recorder(), Timeline()
-    for rank, at in enumerate((-(2**61), 0, 2**62 - 1)):
-        recorder.add(recorder.track("w", rank, (f"cuda:{rank}",)), SpanKind.RUN, recorder.name("s"), at, at + 1)
-    timeline.extend(recorder.drain())
-    assert timeline.bubble_sum_error_ns() == 0 and timeline.busy()["ns"].tolist() == [1, 1, 1]
-    assert "busy 0.0 %" in repr(timeline) and len(timeline.critical_path()) and len(timeline.gains())
