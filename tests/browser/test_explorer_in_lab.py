@@ -172,7 +172,7 @@ SOME_RANGES = """
 import rlinf_lab.widgets.explorer as shown
 from rlinf_lab.planning.sensitivity import Range, Sensitivity
 # Found in no time: only how they are drawn is looked at.
-shown.sensitivity = lambda plans, entries, workers: Sensitivity("", tuple(Range(w, *entries, 0.9, 4.0, ("temporal", "")) for w in workers or ()))
+shown.sensitivity = lambda plans, entries, workers, progress: Sensitivity("", tuple(Range(w, *entries, 0.9, 4.0, ("temporal", "")) for w in workers or ()))
 """
 
 
