@@ -221,7 +221,7 @@ class _Question:
     plans: Plans
     of: str
     tolerance: float
-    looked: Callable[[Entry, float], None] = lambda _entry, _factor: None  # told of each factor that was looked at
+    looked: Looked | None = None
 
     def matters(self, entry: Entry) -> bool:
         """Not where only a simulation knows of it, and plans were not simulated."""
@@ -229,14 +229,10 @@ class _Question:
 
     def range(self, entry: Entry) -> Range:
         if entry.kind in SEARCHED and self._is_searched:
-            found = self._ends(_Scan(self._search, entry))
+            found = _range_of(_Scan(self._search, entry, self.looked))
             if self._is_planned_again(found, entry):
                 return found
-        return self._ends(_Steps(self._planning, entry))
-
-    def _ends(self, factors: _Factors) -> Range:
-        factors.looked = self.looked
-        return _range_of(factors)
+        return _range_of(_Steps(self._planning, entry, self.looked))
 
     @cached_property
     def _search(self) -> _Searched:
@@ -265,6 +261,9 @@ class _Question:
                 if not look.exact or (self._planning.verdict(look) == "") != stands:
                     return False
         return True
+
+
+Looked = Callable[[Entry, float], None]  # told of each factor of an entry that was looked at
 
 
 class _Judge(ABC):
@@ -434,10 +433,8 @@ class _Factors(ABC):
 
     step, guesses, faintest = 0.0, GUESSES, FAINT
 
-    looked: Callable[[Entry, float], None] = staticmethod(lambda _entry, _factor: None)
-
-    def __init__(self, asked: _Judge, entry: Entry) -> None:
-        self.judge, self.entry = asked, entry
+    def __init__(self, asked: _Judge, entry: Entry, looked: Looked | None = None) -> None:
+        self.judge, self.entry, self._looked = asked, entry, looked
         self._looks: dict[float, _Look] = {}
         self._settings: dict[float, Setting] = {}
 
@@ -468,7 +465,8 @@ class _Factors(ABC):
     def _look(self, factor: float) -> _Look:
         if factor not in self._looks:
             self._looks[factor] = self.judge.look(self._changed(factor))
-            self.looked(self.entry, factor)
+            if self._looked is not None:
+                self._looked(self.entry, factor)
         return self._looks[factor]
 
     def _changed(self, factor: float) -> Setting:
@@ -480,8 +478,8 @@ class _Factors(ABC):
 class _Scan(_Factors):
     """By the search's seconds, which only grow with an entry: nothing between two factors is left open."""
 
-    def __init__(self, asked: _Searched, entry: Entry) -> None:
-        super().__init__(asked, entry)
+    def __init__(self, asked: _Searched, entry: Entry, looked: Looked | None = None) -> None:
+        super().__init__(asked, entry, looked)
         self.asked = asked
         self._ties = 0  # on the way to this end
 
@@ -533,8 +531,8 @@ class _Steps(_Factors):
 
     step, guesses = STEP, 4
 
-    def __init__(self, asked: _Planned, entry: Entry) -> None:
-        super().__init__(asked, entry)
+    def __init__(self, asked: _Planned, entry: Entry, looked: Looked | None = None) -> None:
+        super().__init__(asked, entry, looked)
         self.asked = asked
         self.only_grow = not (entry.unsettles or (asked.simulate and entry.kind in SEARCHED))
 

@@ -24,7 +24,7 @@ from rlinf_lab.runtime.session import Executor
 from rlinf_lab.runtime.stillness import Stillness, who_does_what
 from rlinf_lab.runtime.turns import quick_turns
 from rlinf_lab.runtime.waits import Standstill, Wait, WaitGraph
-from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.timeline.batch import AT_A_GLANCE, SpanBatch
 from rlinf_lab.timeline.sampler import UtilisationSampler
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
@@ -32,13 +32,12 @@ from rlinf_lab.workflow.quantities import returned
 from rlinf_lab.workflow.workflow import Workflow
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
-SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
 RELIEVED_SECONDS = 0.5  # the same, while somebody else glances at the spans
+SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
 AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
 IDLE_SECONDS = 0.5  # between looks when no iteration is open and the last look found nothing
 STILL_SECONDS = 3
-AT_A_GLANCE = 50_000  # spans: to take and send more of them holds up the thread that sends for tens of ms
 DEPTH_SECONDS = 0.5  # between looks at how full the channels are
 
 

@@ -12,6 +12,7 @@ import traitlets
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
+from rlinf_lab.timeline.batch import AT_A_GLANCE
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
@@ -22,7 +23,6 @@ COMMANDS = ("pause", "resume", "stop")
 OVER = ("finished", "failed", "stopped")
 KEPT_SAMPLES = 600
 FRAME_SECONDS = 0.5
-MANY = 50_000  # spans: more of them are packed by the thread that may take its time
 
 
 class Dashboard(PushedWidget):
@@ -88,7 +88,7 @@ class Dashboard(PushedWidget):
         what is new in it is found here. counters: utilisation from 0 to 1 by device name, now. frame: a PNG or JPEG picture
         (more than two a second are left out). final: the run has ended. bubbles: False leaves device time and bubbles to `push_bubbles`.
         now_ns: now, by the timeline's clock: its axis goes on while a long call has not ended. later: it goes with the spans that are
-        pushed next (`push_spans`, by another thread), and its own are left to that, unless they are too many (`MANY`).
+        pushed next (`push_spans`, by another thread), and its own are left to that, unless they are too many (`AT_A_GLANCE`).
         Raises `ConfigError` for what cannot be shown, and then nothing of it is.
         """
         state, rows = tidy_state(state), [tidy_row(row) for row in metrics] if isinstance(metrics, Iterable) else [metrics]
@@ -96,7 +96,7 @@ class Dashboard(PushedWidget):
         check_push(state, rows, timeline, counters, frame, now_ns)
         with self._push_lock:
             self._is_over = final
-            later = later and not final and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() <= MANY
+            later = later and not final and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() <= AT_A_GLANCE
             content, parts = (self._feed.take_samples() if later and self._feed is not None else self._news(timeline, final)).content()
             if now_ns is not None and self._feed is not None and (origin := self._feed.origin_ns) is not None:
                 content["now"] = max(0, now_ns - origin)
@@ -120,13 +120,13 @@ class Dashboard(PushedWidget):
     def push_spans(self, timeline: Timeline, wait: bool = True, state: str | None = None) -> None:
         """Send the spans that are new, and what was left to go with them; from any thread, at most about ten times a second: the least that a push can cost.
 
-        ``wait``: False does nothing while something else is pushed, nor where they are many (`MANY`): `push` sends them. ``state``: the one of now, which is
-        told where the page knows another, until the end was told: a thread that read it before may come after that.
+        ``wait``: False does nothing while something else is pushed, nor where they are many (`AT_A_GLANCE`): `push` sends them. ``state``: the one of now,
+        which is told where the page knows another, until the end was told: a thread that read it before may come after that.
         """
         if not self._push_lock.acquire(blocking=wait):
             return
         try:
-            if not wait and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() > MANY:
+            if not wait and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() > AT_A_GLANCE:
                 return
             waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
             update = self._news(timeline, False) if waiting is None else waiting
@@ -134,7 +134,7 @@ class Dashboard(PushedWidget):
             if state is not None and state != self._state.get("state") and not self._is_over:
                 self._state["state"] = state
                 content["state"] = dict(self._state)
-            if content or parts or self._left[0] or self._left[1]:
+            if content or parts or any(self._left):
                 self._publish(content, parts)
         finally:
             self._push_lock.release()
@@ -143,8 +143,7 @@ class Dashboard(PushedWidget):
         """Send device time and bubbles, where it is time to look at them; from any thread."""
         with self._push_lock:
             self.account()
-            if self._left[0] or self._left[1]:
-                self._publish({}, {})
+            self._tell_left()
 
     def account(self) -> None:
         """Look at device time and bubbles, where it is time; what is new goes with the next message. From any thread."""
@@ -155,6 +154,10 @@ class Dashboard(PushedWidget):
     def _leave(self, content: dict[str, Any], parts: dict[str, bytes]) -> None:
         """It goes with the next message."""
         self._left = self._with_what_was_left(content, parts)
+
+    def _tell_left(self) -> None:
+        if any(self._left):
+            self._publish({}, {})
 
     def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
         content, parts = self._with_what_was_left(content, parts)
@@ -193,8 +196,7 @@ class Dashboard(PushedWidget):
         return [self._metrics[iteration] for iteration in sorted(self._metrics)]
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
-        if self._left[0] or self._left[1]:  # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
-            self._publish({}, {})
+        self._tell_left()  # it is in what follows, too, but a page that has not asked, or has seen all since, does not listen to that
         content, parts = (self._feed.everything() if self._feed else Update()).content()
         content |= {"state": self._state, "metrics": self._rows(), "counters": self._samples}
         if self._frame:

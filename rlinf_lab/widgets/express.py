@@ -136,7 +136,7 @@ class Express:
             return
         handle, last = socket.underlying, len(frames) - 1
         for i, frame in enumerate(frames):
-            if at_once(handle, frame if type(frame) is bytes else bytes(frame), len(frame), _DONTWAIT | (_SNDMORE if i < last else 0)) < 0:
+            if at_once(handle, bytes(frame), len(frame), _DONTWAIT | (_SNDMORE if i < last else 0)) < 0:
                 raise OSError(f"ZeroMQ did not take part {i + 1} of {last + 1} of a widget's message")
 
     def frames(self, content: Mapping[str, Any]) -> list[bytes]:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -368,8 +369,9 @@ def test_how_it_is_shown() -> None:
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), of="mode")
     with pytest.raises(PlanError, match="tolerance=-1"):
         sensitivity(plan(chain(a=FLAT), 2, simulate=False), tolerance=-1)
+    no_truth: Any = "no"
     with pytest.raises(PlanError, match="progress='no'"):
-        sensitivity(plan(chain(a=FLAT), 2, simulate=False), progress="no")  # type: ignore[arg-type]
+        sensitivity(plan(chain(a=FLAT), 2, simulate=False), progress=no_truth)
 
 
 def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,11 +68,11 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
     """Before, at every bucket and twice otherwise, while the learner's whole host waited; what is little was asked after, too."""
     seen, under_the_mutex = Counter[str](), Counter[str]()
     changed, say = Unchanged.changed, Host.say
-    hosts: list[Host] = []
+    mutexes: list[Any] = []
 
     def counted(self: Unchanged) -> str:
         seen["looks"] += 1
-        under_the_mutex["looks"] += any(host._mutex._is_owned() for host in hosts)  # type: ignore[attr-defined]
+        under_the_mutex["looks"] += any(mutex._is_owned() for mutex in mutexes)
         return changed(self)
 
     def told(self: Host, host: str, message: tuple, urgent: bool = False) -> None:
@@ -81,7 +81,7 @@ def test_a_version_is_looked_at_once_and_not_under_the_mutex(
 
     flow, plan = weights_of(sizes, shipping)
     executor = MeshExecutor(flow, plan)
-    hosts += executor.hosts.values()
+    mutexes += [host._mutex for host in executor.hosts.values()]
     executor.start()
     session = Session(executor)
     monkeypatch.setattr(Unchanged, "changed", counted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -353,9 +354,10 @@ def test_what_holds_them_is_looked_at() -> None:
     assert changes(model, lambda: model.append(torch.nn.ReLU())) == "the whole of it"
     assert changes(model, lambda: setattr(model[0], "bias", torch.nn.Parameter(torch.ones(2)))) == "['0']['bias']"
     assert changes(Holder(array), lambda: array.__iadd__(1)) == "['params']"
-    holder, state = Holder(array), {"a": [1, 2.5], "t": torch.zeros(3)}
+    holder = Holder(array)
+    state: dict[str, Any] = {"a": [1, 2.5], "t": torch.zeros(3)}
     assert changes({"h": holder}, lambda: setattr(holder, "params", np.full(3, 7.0))) == "['h']['params']"
-    assert changes(state, lambda: state["a"].append(3)) == "['a']"  # type: ignore[attr-defined]
+    assert changes(state, lambda: state["a"].append(3)) == "['a']"
     assert changes(state, lambda: state.pop("a")) == "the whole of it"
     assert changes(state, lambda: state.update(t=torch.ones(3))) == "['t']"
     assert changes(state, lambda: state.update(t=torch.ones(3, dtype=torch.float64))) == "['t']"
