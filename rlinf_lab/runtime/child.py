@@ -2,8 +2,7 @@
 
 Both ends hold one socket. A request is answered by a thread of its own, for `stop` must get through while `start` still waits. When the
 stream ends the child ends: nobody is left to work for. The driver's end is closed in processes that it forks (`links`), so its death is noticed.
-A worker that holds the interpreter's lock lets no thread see that: a second socket, on which nothing is said, has the system kill the child when the driver is
-gone.
+A worker that holds the interpreter's lock lets no thread see that: a second socket, on which nothing is said, has Linux kill the child when the driver is gone.
 """
 
 from __future__ import annotations
@@ -126,7 +125,9 @@ class Child:
 
 
 def _die_with(leash: socket.socket) -> None:
-    """The system kills this process when the other end is closed, whatever its threads do."""
+    """Linux kills this process when the other end is closed, whatever its threads do. On other systems one that holds the interpreter's lock goes on."""
+    if not hasattr(fcntl, "F_SETSIG"):
+        return
     fcntl.fcntl(leash, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(leash, fcntl.F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(leash, fcntl.F_SETFL, fcntl.fcntl(leash, fcntl.F_GETFL) | os.O_ASYNC)

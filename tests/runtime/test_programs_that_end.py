@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -154,3 +155,12 @@ def test_ctrl_c_while_the_program_ends_is_quiet_and_leaves_nothing_behind(execut
 def test_a_driver_that_is_killed_takes_who_holds_the_interpreters_lock_with_it(ends: Ends) -> None:
     """Before, such a process computed on for ever: no thread of it could see that the driver was gone. It would hold standard error open."""
     assert ends("run = main(Hogs, 'processes')\ntime.sleep(0.5)\nos.kill(os.getpid(), 9)") == (-9, "", "")
+
+
+def test_a_system_that_cannot_kill_a_child_with_its_driver_starts_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        monkeypatch.delattr(child.fcntl, "F_SETSIG")
+        child._die_with(theirs)
+        mine.send(b"x")
+        assert theirs.recv(1) == b"x", "nothing was done to it"
