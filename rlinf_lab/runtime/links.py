@@ -359,6 +359,7 @@ class Link:
                     self._backlog.clear()
                     self._changed.notify_all()
                 return
+            del head  # while it waits for the next one, nothing here keeps memory
             with self._changed:
                 self._backlog.popleft()
                 self._changed.notify_all()

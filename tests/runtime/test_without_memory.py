@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import errno
 import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,29 @@ def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(monke
         assert (ends.heard, ends.errors, ends.broken) == ([1], [], ["here"])
         with pytest.raises(ConnectionError, match="no memory for a message to it"):
             ends.link.send(("put", 2))
+    finally:
+        ends.close()
+
+
+def test_nothing_of_a_message_that_has_left_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, the last one that the socket had not taken at once stayed until there was another: weights of 3 GiB for each reader."""
+    monkeypatch.setattr(slots, "LIMIT", 0)
+    copied, kept = Link._copied, []
+
+    def remembered(parts: Any, skip: int) -> memoryview:
+        rest = np.frombuffer(copied(parts, skip), np.uint8).copy()
+        kept.append(weakref.ref(rest))
+        return memoryview(rest)
+
+    monkeypatch.setattr(Link, "_copied", staticmethod(remembered))
+    ends = Ends()
+    try:
+        ends.link.send(("put", np.zeros(16 * MIB, np.uint8)))
+        ends.wait_for(1)
+        deadline = time.monotonic() + 5
+        while kept[0]() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept[0]() is None
     finally:
         ends.close()
 
