@@ -150,7 +150,7 @@ class HostsExecutor:
             for name in self.hosts:
                 self._refuse_when_stopped()
                 self._launch(name, payload)
-            self._connect(self._listener)
+            self._connect_all(self._listener)
             problem = self._set_up()
         except BaseException as error:
             stopped = self.driver_host.stopping
@@ -165,6 +165,17 @@ class HostsExecutor:
         if problem is not None:
             self.stop()
             raise problem
+
+    def _connect_all(self, listener: Listener) -> None:
+        try:
+            self._connect(listener)
+        except OSError as error:
+            if self.driver_host.stopping or self._is_of_processes(error):
+                raise
+            raise ExecutorError(
+                f"The {len(self.hosts) + 1} processes of the run could not be connected: {type(error).__name__}: {error}. Next: a higher limit of open files "
+                f"(ulimit -n; each needs some ten for every other one), or a plan with fewer hosts."
+            ) from error
 
     def _connect(self, listener: Listener) -> None:
         """Everybody learns where everybody listens."""

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import builtins
 import errno
+import subprocess
+import sys
 import time
 import weakref
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +17,8 @@ import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import frames, slots, wire
-from rlinf_lab.runtime.links import Link
+from rlinf_lab.runtime import device_host, frames, slots, wire
+from rlinf_lab.runtime.links import Address, Link, Ways
 from rlinf_lab.runtime.listener import Listener
 from rlinf_lab.runtime.run import session
 from rlinf_lab.workflow.weights import Weights
@@ -201,3 +205,53 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on(shi
         with pytest.raises((ExecutorError, WorkerError), match=r"Host 'host1' \(takes\[0\]\) has no memory for a message of 'host0' \(makes\[0\]\): 3.0 MiB"):
             s.step(3 * MIB)
         assert s.step(2000) == 2000
+
+
+FEW_FILES = """
+import os, resource, sys
+from rlinf_lab.errors import ExecutorError
+from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.runtime.run import session
+from rlinf_lab.workflow.worker import Worker
+from rlinf_lab.workflow.workflow import Workflow
+
+class One(Worker):
+    def one(self) -> int:
+        return self.rank
+
+flow = Workflow("few files")
+worker = flow.worker(One, name="w")
+flow.iteration(lambda: worker.one().wait())
+plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1", "cpu:2"], {"w": [0, 1, 2]})
+there = len(os.listdir("/proc/self/fd"))
+for more in range(4, 40, 4):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (there + more, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        with session(flow, plan, executor="processes", emulate=True) as s:
+            s.step()
+        print(more, "ran")
+    except ExecutorError as error:
+        print(more, "told" if "Next: " in str(error) and "limit" in str(error) else error)
+"""
+
+
+def test_who_may_open_too_few_files_for_the_links_is_told(tmp_path: Path) -> None:
+    """Before: OSErrors about a file of the kernel, connections that were reset, or advice about modules that are run as programs."""
+    script = tmp_path / "few_files.py"
+    script.write_text(FEW_FILES)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said = [line.split(" ", 1)[1] for line in done.stdout.strip().split("\n")]
+    assert len(said) == 9 and set(said) == {"told", "ran"}, said
+
+
+def test_a_host_may_be_stopped_while_it_opens_its_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before: "dictionary changed size during iteration" in place of why the launch was given up."""
+    monkeypatch.setattr(device_host, "Link", lambda address, *_: SimpleNamespace(peer=address.host, transport="unix"))
+    host: Any = object.__new__(device_host.DeviceHost)
+    host.name, host.links = "a", {}
+    addresses = [Address(name, "node", "", ("", 0), b"") for name in "abc"]
+    assert host.connect(addresses[:2], Ways()) == {"b": "unix"}
+    going_through = iter(host.links.values())
+    host.connect(addresses[2:], Ways())
+    assert [link.peer for link in going_through] == ["b"] and [*host.links] == ["b", "c"]
