@@ -10,12 +10,14 @@ Our own export comes back as it was, or not at all.
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +52,23 @@ _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beg
 
 def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
-    events, other = _load(Path(path))
-    reader = _OwnReader(other) if _is_ours(other) else _Reader()
-    reader.read(events)
-    return reader.devices(), reader.content()
+    with _uncollected():
+        events, other = _load(Path(path))
+        reader = _OwnReader(other) if _is_ours(other) else _Reader()
+        reader.read(events)
+        return reader.devices(), reader.content()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and again, takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _load(path: Path) -> tuple[list[Event], Event]:
@@ -163,6 +178,7 @@ class _Reader:
         self._lanes: dict[tuple[Any, ...], int] = {}
         self._ranks: defaultdict[str, int] = defaultdict(int)
         self._names: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # of names as events have them
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
         self._backwards = 0  # events that end before they begin
@@ -245,8 +261,12 @@ class _Reader:
 
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:
-        name, category = _text(event.get("name", "")), _category(event)
-        start, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event.get("dur", 0))
+        said, category = event.get("name", ""), _category(event)
+        name = self._texts.get(said) if type(said) is str else _text(said)  # an odd one may not be hashable
+        if name is None:
+            name = self._texts[said] = _text(said)
+        start = _ns(event["ts"])
+        end = start + _ns(event["dur"]) if "dur" in event else start
         if end < start:
             self._backwards, end = self._backwards + 1, start
         step = _STEP.fullmatch(name)

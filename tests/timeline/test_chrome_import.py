@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, chrome_import
 
 K = SpanKind
 
@@ -243,3 +244,22 @@ def test_a_file_of_instants_alone_has_them(tmp_path: Path) -> None:
     assert [(s.name, s.kind, s.start_ns) for s in Timeline.from_chrome(write(tmp_path / "i.json", events)).rows()] == [
         ("saved", K.LABEL, 5000), ("saved", K.LABEL, 9000),
     ]  # fmt: skip
+
+
+def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million events that took three quarters of the time. Afterwards it is as it was, also where the file holds no trace."""
+    seen, load = [], chrome_import._load
+    monkeypatch.setattr(chrome_import, "_load", lambda path: (seen.append(gc.isenabled()), load(path))[1])
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps([{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]))
+    bad.write_text("no trace")
+    assert gc.isenabled() and len(Timeline.open(good)) == 1 and gc.isenabled()
+    with pytest.raises(TimelineError):
+        Timeline.open(bad)
+    assert gc.isenabled() and seen == [False, False]
+    gc.disable()
+    try:
+        Timeline.open(good)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
