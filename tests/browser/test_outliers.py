@@ -152,12 +152,12 @@ def test_a_source_that_only_puts_has_stretches(page: Any) -> None:
 
 
 def test_batches_are_compared_with_those_of_their_size(page: Any) -> None:
-    """Ten times the items take ten times as long, and that is no outlier; the one that takes twice as long as its like is."""
+    """Ten times the items take ten times as long, and that is no outlier, nor is a size that comes twice; the one that takes twice as long as its like is."""
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     track, act, obs = recorder.track("policy", 0, ("cpu:0",)), recorder.name("act"), recorder.name("obs")
     t = 0
     for k in range(200):
-        items = 40 if k % 20 == 7 else 4
+        items = 400 if k in (50, 150) else 40 if k % 20 == 7 else 4
         ns = MS * items * (2 if k == 107 else 1) + 1000 * (k % 3)
         recorder.add(track, SpanKind.GET, act, t, t, 0, items, 0, obs, 0)
         recorder.add(track, SpanKind.RUN, act, t, t + ns, 0)
@@ -208,3 +208,17 @@ def test_a_click_leads_to_the_slow_call(browser: Any, run: lab.Run, tmp_path: Pa
     assert 1200 * MS < end - start < 1800 * MS, "six times as long as the call"
     page.screenshot(path=str(ARTIFACTS / f"outliers-there-{theme}.png"))
     page.close()
+
+
+def test_what_is_at_its_level_once_is_compared_with_all_levels(page: Any) -> None:
+    """One product of large matrices in a profile: those of the layers lie within other spans."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, linear, mm = recorder.track("thread", 0, ("cpu:0",)), recorder.name("linear"), recorder.name("mm")
+    for k in range(30):
+        t = 10 * k * MS
+        recorder.add(track, SpanKind.RUN, linear, t, t + 3 * MS)
+        recorder.add(track, SpanKind.RUN, mm, t, t + 2 * MS)
+    recorder.add(track, SpanKind.RUN, mm, 301 * MS, 361 * MS)
+    timeline.extend(recorder.drain())
+    assert outliers(page, timeline) == [["thread 0 mm", 60 * MS, 2 * MS, 31, -1, 0]]
+    assert page.evaluate("(at) => checks.like('thread 0', at)", 330 * MS) == [[2 * MS, 31, 60 * MS, 1, "whole"]]

@@ -263,3 +263,19 @@ def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
+    """From any span to any other one: here they lead from puts to gets. Our own export has its arrows back."""
+    flow = [{"ph": ph, "cat": "fwdbwd", "name": "fwdbwd", "id": i, "pid": 1, "tid": 1 + (ph == "f"), "ts": 10 * i + 1} for i in range(3) for ph in "sf"]
+    spans = [x("op", 10 * i, 5, tid=tid) for i in range(3) for tid in (1, 2)]
+    timeline = Timeline.open(write(tmp_path / "torch.json", {"traceEvents": [*spans, *flow, flow[0] | {"ph": "t"}]}))
+    assert timeline.foreign_arrows == timeline.snapshot().foreign_arrows == 4 and "4 arrows of that tool left out" in repr(timeline)
+    assert "4 arrows of the tool that wrote this left out" in repr(timeline.summary()) and timeline.summary().to_dict()["foreign_arrows"] == 4
+    recorder, ours = Recorder(), Timeline(["cpu:0"])
+    a, b, name = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:0",)), recorder.name("c")
+    recorder.add(a, K.PUT, name, 1000, 2000, 0, 1, 0, name, 0)
+    recorder.add(b, K.GET, name, 1500, 3000, 0, 1, 0, name, 0)
+    ours.extend(recorder.drain())
+    back = Timeline.open(ours.to_chrome(tmp_path / "ours.json"))
+    assert back.foreign_arrows == 0 and "arrows" not in repr(back) and "arrow" not in repr(back.summary())

@@ -23,6 +23,11 @@ class Group {
     if (piece.wanted) this.wanted = this.ns.length - 1;
   }
 
+  addAll(group) {
+    if (group.wanted >= 0) this.wanted = this.ns.length + group.wanted;
+    for (const key of PARTS) for (const value of group[key]) this[key].push(value);
+  }
+
   /**
    * {durations by size, how many pieces those stand for}: without slivers where the most time goes into longer pieces; of very many some,
    * evenly picked. What most of the time goes into is looked for without the slowest few, of which one may have taken longer than all others together.
@@ -50,18 +55,19 @@ class Groups {
 
   is(lane, i) { return this.wanted !== null && lane === this.wanted.lane && i === this.wanted.i; }
 
-  /** Batches of a size that came a few times are compared whatever their size. */
+  /** Batches of a size that came a few times are compared whatever their size, and what is at one level a few times with all levels (`among`). */
   list() {
-    const found = [], joined = new Groups();
+    const found = [], joined = new Groups(), wide = new Groups(), named = (g) => `${g.worker}/${g.name}/${g.kind}/${g.how}/${g.channel}`;
     for (const group of this.of.values()) {
       if (group.items === undefined || group.ns.length >= FEW) { found.push(group); continue; }
-      const { worker, name, kind, how, channel, depth } = group, first = { worker, name, kind, how, channel, depth };
-      for (let j = 0; j < group.ns.length; j++) {
-        const piece = Object.fromEntries(PARTS.map((key) => [key, group[key][j]]));
-        joined.group(`${worker}/${name}/${how}/${channel}/${depth}`, first).add({ ...piece, wanted: group.wanted === j });
-      }
+      const { worker, name, kind, how, channel, depth } = group, sized = group.items > 0;
+      joined.group(`${named(group)}/${depth}/${sized}`, { worker, name, kind, how, channel, depth, sized }).addAll(group);
     }
-    return [...found, ...joined.of.values()];
+    found.push(...joined.of.values());
+    const rare = (group) => group.ns.length < FEW && !group.sized, some = new Set(found.filter(rare).map(named));
+    for (const group of found) if (some.has(named(group)) && !group.sized && !(group.items > 0)) wide.group(named(group), {}).addAll(group);
+    for (const group of found.filter(rare)) group.among = wide.of.get(named(group));
+    return found;
   }
 }
 
@@ -193,7 +199,8 @@ function walk(groups, track) {
 export function likeIt(store, track, lane, i) {
   const groups = new Groups({ lane, i });
   for (const other of store.tracks) if (other.worker === track.worker) walk(groups, other);
-  const found = groups.list().filter((g) => g.wanted >= 0 && g.ns.length > 1), rank = (g) => (g.how === "whole" ? 2 : g.how === "stretch" || g.how === undefined ? 0 : 1);
+  const rank = (group) => (group.how === "whole" ? 2 : group.how === "stretch" || group.how === undefined ? 0 : 1), own = groups.list().filter((g) => g.wanted >= 0);
+  const found = own.map((g) => (g.among ? Object.assign(g.among, { how: g.how, channel: g.channel, items: g.items }) : g)).filter((g) => g.ns.length > 1);
   return found.sort((a, b) => rank(a) - rank(b)).map((group) => {
     const { how, channel, items, wanted } = group, ns = group.ns[wanted], usual = group.usual();
     return { ...(ns < usual.sorted[0] ? group.usual(true) : usual), ns, parts: group.parts[wanted], how, channel, items };
@@ -209,7 +216,7 @@ export function outliers(store, most = 8) {
   const groups = new Groups(), found = [];
   for (const track of store.tracks) walk(groups, track);
   for (const group of groups.list()) {
-    const { sorted, count } = group.usual();
+    const { sorted, count } = (group.among || group).usual();
     if (sorted.length < FEW) continue;
     const median = sorted[sorted.length >> 1], high = sorted[Math.floor(0.9 * (sorted.length - 1))];
     const bound = Math.max(1.5 * median, 2 * high - median), slow = [];

@@ -136,7 +136,7 @@ export class Store {
   constructor() { this.reset(); }
 
   reset() {
-    this.tables = { origin: 0, devices: [], tracks: [], names: [], dropped: 0, dropped_samples: 0, clock_errors: {}, clock_jumps: {} };
+    this.tables = { origin: 0, devices: [], tracks: [], names: [], dropped: 0, dropped_samples: 0, clock_errors: {}, clock_jumps: {}, foreign_arrows: 0 };
     this.tracks = []; // {worker, rank, devices, host, spans: Stack, labels: Stack, points: Stack of what took no time}
     this.workers = []; // in order of appearance: the order of colours
     this.idle = new Map(); // device -> Lane of causes
