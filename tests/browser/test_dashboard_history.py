@@ -93,10 +93,13 @@ def test_sums_of_stretches(page: Any) -> None:
     assert found == [45, 2, merged, 10, 9, []]
 
 
-@pytest.mark.parametrize(
-    ("done", "planned", "end"),
-    [(0, 0, 2), (0, 5000, 2), (7, 5000, 8), (17, 60, 18), (39, 5000, 40), (40, 5000, 42), (49, 50, 49), (45, 50, 46), (101, 5000, 110), (4999, 5000, 4999), (300, 0, 300), (120, 60, 120)],
-)
+AXES = [
+    (0, 0, 2), (0, 5000, 2), (7, 5000, 8), (17, 60, 18), (39, 5000, 40), (40, 5000, 42), (49, 50, 49), (45, 50, 46), (101, 5000, 110),
+    (4999, 5000, 4999), (300, 0, 300), (120, 60, 120),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("done", "planned", "end"), AXES)
 def test_a_curve_has_most_of_its_axis_however_many_iterations_are_planned(page: Any, done: int, planned: int, end: int) -> None:
     assert page.evaluate("([done, planned]) => parts.axisEnd(done, planned)", [done, planned]) == end
 
@@ -184,7 +187,10 @@ EMPTY = """async (code) => {
     tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
     await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
     const said = [...el.querySelectorAll(".rl-empty")].filter((e) => e.offsetHeight);
-    const fits = (e) => { const [a, b] = [e, e.closest(".rl-panel")].map((n) => n.getBoundingClientRect()); return a.bottom <= b.bottom && a.right <= b.right && e.parentNode.scrollHeight <= e.parentNode.clientHeight; };
+    const fits = (e) => {
+      const [a, b] = [e, e.closest(".rl-panel")].map((n) => n.getBoundingClientRect());
+      return a.bottom <= b.bottom && a.right <= b.right && e.parentNode.scrollHeight <= e.parentNode.clientHeight;
+    };
     seen.push([said.map((e) => e.textContent), said.every(fits)]);
   };
   await look({ state: { state: "running" } });
