@@ -251,7 +251,7 @@ def estimate(
             f"run are needed. Next: run = lab.run(flow, plan, 4); run.wait(); lab.estimate(flow, plan, run.timeline)."
         )
     measured, timeline = checked_layout(flow, plan), timeline.snapshot()
-    graph = measured.graph
+    graph, plan = measured.graph, measured.plan
     records = read(graph, timeline, iterations)
     consumers = {}
     for number, step in enumerate(graph.program):

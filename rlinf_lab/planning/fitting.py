@@ -14,7 +14,7 @@ from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan import ExecutionPlan, execution_in
 from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.profile_checks import MOST_SUB_BATCHES
 from rlinf_lab.planning.reading import known, listing
@@ -39,6 +39,7 @@ def profile_from_run(
     device count and the batch sizes of that run; ``lab.profile`` measures more. Memory is in the units of the plan, as GiB; who never left is taken to leave as
     fast as it came (`Profile.notes` says so).
     """
+    plan = execution_in(plan)
     if not isinstance(flow, Workflow) or not isinstance(plan, ExecutionPlan) or not isinstance(timeline, Timeline):
         raise PlanError(
             f"profile_from_run({shown(flow)}, {shown(plan)}, {shown(timeline)}): a Workflow, the plan that it ran under, and the run's timeline. "

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from rlinf_lab.errors import PlanError, PlanNameError, shown
 from rlinf_lab.planning.engine import Engine, Part
-from rlinf_lab.planning.plan import ExecutionPlan, graph_in
+from rlinf_lab.planning.plan import ExecutionPlan, execution_in, graph_in
 from rlinf_lab.workflow.filler import FillerSpec
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph
 from rlinf_lab.workflow.workflow import Workflow
@@ -146,9 +146,9 @@ def checked_layout(
     flow: Workflow | WorkflowGraph, plan: ExecutionPlan, fillers: Sequence[FillerSpec] = (), absent: Mapping[str, Sequence[int]] | None = None
 ) -> Layout:
     """A layout of a plan that fits the workflow, of fillers that fit the plan, and of ranks that may be absent. Raises `PlanError` otherwise."""
-    graph = graph_in(flow)
+    graph, plan = graph_in(flow), execution_in(plan)
     if not isinstance(plan, ExecutionPlan):
-        raise PlanError(f"plan is {plan!r}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
+        raise PlanError(f"plan is {shown(plan)}; it must be an ExecutionPlan. Next: ExecutionPlan.temporal(flow, devices=[...]).")
     plan.validate(graph)
     for name, times in Counter([*graph.workers, DRIVER, *(f.name for f in fillers)]).items():
         if times > 1:

@@ -367,6 +367,12 @@ def _plain(value: Any) -> str:
     return str(value)
 
 
+def execution_in(plan: Any) -> Any:
+    """Of a plan that a search found what executors take; anything else as it is."""
+    found = getattr(plan, "execution", None)
+    return found if isinstance(found, ExecutionPlan) else plan
+
+
 def graph_in(flow: Any) -> WorkflowGraph:
     """The graph of a workflow, given as either. Raises `PlanError` for anything else."""
     if isinstance(flow, Workflow):

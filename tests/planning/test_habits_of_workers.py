@@ -232,3 +232,16 @@ def test_what_cannot_be_of_a_cell_is_refused() -> None:
     edges = [EdgeProfile(e.producer, e.consumer, e.group, e.whole, at_end=e.producer == "policy") for e in profile.edges]
     with pytest.raises(ConfigError, match=r"at_end is True between members of a cell"):
         profile.replace(edges=tuple(edges))
+
+
+def test_a_run_is_read_with_the_plan_that_the_search_found() -> None:
+    """As `lab.run` takes it."""
+    flow = collecting()
+    best = lab.plan(flow, DEVICES, measured(flow)).best
+    run = lab.run(flow, best, 3, dashboard=False, clock=MockClock())
+    run.wait()
+    assert lab.profile_from_run(flow, best, run.timeline) == lab.profile_from_run(flow, best.execution, run.timeline)
+    found = lab.estimate(flow, best, run.timeline)
+    assert found.simulate(best, 3).iterations()["seconds"].iloc[-1] == pytest.approx(best.seconds, rel=1e-6)
+    with pytest.raises(PlanError, match=r"plan is 'best'; it must be an ExecutionPlan"):
+        lab.estimate(flow, "best", run.timeline)
