@@ -1,11 +1,12 @@
 """Durations from a finished run, so that other plans can be simulated before they are run.
 
-Every call of the workflow gets one of four descriptions, read off its spans (the first iteration left out because it warms up caches):
+Every call of the workflow gets one of five descriptions, read off its spans (the first iteration left out because it warms up caches):
 
 - *token holder*: it reads a keyed channel (a simulator). Its sequence of runs, gets and puts for one token is replayed, token
   by token; a plan may move tokens between ranks and sub-batches, but not change how many there are.
 - *consumer*: it reads batches (a policy, a learner, a join); see `consuming`. A batch of n items takes ``fixed + each * n`` nanoseconds, least
   squares over the batches seen; `Estimate.notes` says where that is a guess.
+- *head* of a cell in which nothing is keyed; see `replayed`.
 - *source*: it only writes (a generator). Its runs and puts are replayed in order, so that consumers start as early as they would.
 - *plain*: it neither reads nor writes (setting weights). Its total time.
 
@@ -34,6 +35,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.plan_fields import shown
 from rlinf_lab.planning.profile import Message
 from rlinf_lab.planning.recorded import LoopRecorded, Operation, Recorded, read
+from rlinf_lab.planning.replayed import is_replayed, replayed
 from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator import Simulator
 from rlinf_lab.planning.under_way import Flights
@@ -75,6 +77,7 @@ class Estimate:
 
     def _simulated(self, plan: ExecutionPlan, iterations: int, in_processes: bool) -> Timeline:
         layout = checked_layout(self.graph, plan)
+        plan = layout.plan
         hops = Hops(layout, self.messages) if self.messages and in_processes else None
         calls, loop = self.sim_calls(layout, hops), loop_script(self.graph, self.loop)
         if hops is not None:
@@ -129,6 +132,8 @@ class Estimate:
             consumer = self.consumers[number]
             consumer.check(layout, Layout(self.graph, self.measured), step.worker)
             return consumer.script(lambda channel, rank: self._slots(channel, rank, layout), waiting.take)
+        if step.call.reads:
+            return replayed(self.graph, step, recorded, self.measured, layout.plan)
         if step.call.writes:
             return self._source(recorded, step, layout)
         total = round(statistics.median(r.runs() for r in recorded))
@@ -256,7 +261,7 @@ def estimate(
     consumers = {}
     for number, step in enumerate(graph.program):
         keyed = [c for c in step.call.reads if graph.channel(c).keyed]
-        if step.call.reads and not keyed:
+        if step.call.reads and not keyed and not is_replayed(graph, step, records.calls[number]):
             consumers[number] = learn(step, records, records.calls[number], measured)
         for channel in step.call.writes:
             if graph.channel(channel).keyed and DRIVER in graph.consumers(channel):
