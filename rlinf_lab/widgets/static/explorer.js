@@ -85,8 +85,8 @@ class ExplorerView {
     this.measure = make("button.tool", { onclick: tell("sensitivity"), title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
     this.part = make("i");
     this.looking = make("span.muted");
-    this.search = make("div.search", { role: "progressbar", "aria-label": "entries looked at", "aria-valuemin": 0, "aria-valuemax": 100 }, make("div.scale", {}, this.part), this.looking,
-      make("button.tool", { onclick: tell("cancel"), title: "look no further: ranges that were found stay" }, "Cancel"));
+    const far = make("div.progress", { role: "progressbar", "aria-label": "entries looked at", "aria-valuemin": 0, "aria-valuemax": 100 }, this.part);
+    this.search = make("div.finding", {}, far, make("button.tool", { onclick: tell("cancel"), title: "look no further: ranges that were found stay" }, "Cancel"), this.looking);
     this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
     const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.search, this.ranges, this.notes);
@@ -229,7 +229,7 @@ class ExplorerView {
     if (this.search.hidden) return;
     const { done, of, part, what, looks } = progress, percent = of ? Math.floor((100 * (done + part)) / of) : 0;
     this.part.style.width = `${percent}%`;
-    this.search.setAttribute("aria-valuenow", percent);
+    this.part.parentNode.setAttribute("aria-valuenow", percent);
     this.looking.textContent = of ? `${percent} %, ${done} of ${of} entries: ${what}` : this.asker.open === "rough" ? "when plans have been searched" : "beginning";
     this.looking.title = of ? `looked ${looks} times` : "";
   }
