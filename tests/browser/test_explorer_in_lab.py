@@ -150,7 +150,8 @@ shown.Asked.range = one
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: Any, theme: str) -> None:
     lab, errors, _ = opened(jupyterlab, theme, "grpo_1.5b_case1", 64, {}, SLOW_RANGES)
-    bar, cancel, compute = lab.page.locator(f"{ROOT} .rl-finding"), lab.page.get_by_role("button", name="Cancel"), lab.page.get_by_role("button", name="Compute")
+    bar = lab.page.locator(f"{ROOT} .rl-finding")
+    cancel, compute = (lab.page.get_by_role("button", name=name) for name in ("Cancel", "Compute"))
     assert bar.is_hidden()
     compute.click()
     lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-range").count() == 1, "the first worker")

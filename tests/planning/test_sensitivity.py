@@ -22,7 +22,6 @@ from rlinf_lab.planning.planner import Plans, plan
 from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
 from rlinf_lab.planning.search.trees import SPATIAL, Composed
 from rlinf_lab.planning.sensitivity import (
-    Asked,
     AGAIN,
     FAINT,
     FAINTEST,
@@ -31,6 +30,7 @@ from rlinf_lab.planning.sensitivity import (
     STEP,
     TOLERANCE,
     WIDEST,
+    Asked,
     Range,
     _Look,
     _Planned,
