@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
@@ -118,6 +119,19 @@ class Planned:
     def execution(self) -> ExecutionPlan:
         """What `lab.run` takes."""
         return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, as `ExecutionPlan.save` does: what `load` reads. Its seconds are not in it; `planned` tells them again."""
+        self.execution.save(path)
+
+    @staticmethod
+    def load(path: str | Path) -> ExecutionPlan:
+        """Read the plan that `save` wrote: what `lab.run` and `planned` take."""
+        return ExecutionPlan.load(path)
+
+    def diff(self, other: Planned | ExecutionPlan) -> str:
+        """What is different in another plan, as of `ExecutionPlan.diff`."""
+        return self.execution.diff(other)
 
     def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
         """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `lab.Outage.of("cuda:3", 100, 160)`: from, to [s]."""
