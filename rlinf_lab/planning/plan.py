@@ -291,8 +291,7 @@ class ExecutionPlan:
                 pairs = [(f"placements[{w!r}]", self._seats(w), other._seats(w)) for w in {**ours, **theirs}]
             else:
                 pairs = [(f"{f.name}[{key!r}]", ours.get(key, "default"), theirs.get(key, "default")) for key in {**ours, **theirs}]
-            words = {"chunks": {0: "whole"}, "capacities": {None: "unbounded"}}.get(f.name, {})
-            lines += [f"{name}: {words.get(a) or _plain(a)} -> {words.get(b) or _plain(b)}" for name, a, b in pairs if a != b]
+            lines += [f"{name}: {_plain(a, f.name)} -> {_plain(b, f.name)}" for name, a, b in pairs if a != b]
         return "\n".join(lines)
 
     def __hash__(self) -> int:
@@ -366,7 +365,9 @@ class ExecutionPlan:
         )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, field: str) -> str:
+    if (field, value) == ("chunks", 0) or (field, value) == ("capacities", None):
+        return "whole" if field == "chunks" else "unbounded"
     if isinstance(value, tuple):
         return some([" + ".join(v) if isinstance(v, tuple) else str(v) for v in value]) or "none"
     return str(value)

@@ -122,7 +122,7 @@ class Question:
     def _refused(self, profile: Profile, refusal: Refusal) -> str:
         """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
         wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
-        fields: dict[str, tuple[int | None, Callable[[int], Wish]]] = {
+        fields: dict[str, tuple[int | float | None, Callable[[Any], Wish]]] = {
             "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
         }
         if len(self.devices) == 1:
@@ -132,9 +132,9 @@ class Question:
         return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
 
 
-def _enough(wanted: int | None, changed: Callable[[int], Wish], field: str) -> int | None:
+def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
     """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
-    before = 0
+    before: float = 0
     while wanted is not None and wanted > before:
         try:
             found = changed(wanted).candidates()

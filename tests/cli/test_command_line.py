@@ -57,7 +57,8 @@ def test_too_few_iterations_are_refused() -> None:
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [(["plan", "--devises", "3"], "Next: rlinf-lab plan --profile profile.json --devices 64 (all options: rlinf-lab plan --help)."),
-     (["plna"], "Next: rlinf-lab plan --profile"), (["doctor", "--jsn"], "Next: rlinf-lab doctor (all options"), (["trace"], "Next: rlinf-lab trace run.parquet"),
+     (["plna"], "Next: rlinf-lab plan --profile"), (["doctor", "--jsn"], "Next: rlinf-lab doctor (all options"),
+     (["trace"], "Next: rlinf-lab trace run.parquet"),
      ([], "Next: rlinf-lab doctor (all commands: rlinf-lab --help)."), (["--out", "7"], "Next: rlinf-lab doctor (all commands")],
 )  # fmt: skip
 def test_arguments_that_are_no_command_end_with_one_that_is(typed: list[str], wanted: str, capsys: pytest.CaptureFixture) -> None:
