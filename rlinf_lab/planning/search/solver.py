@@ -475,7 +475,8 @@ class _Solver:
             return np.arange(len(code))
         problem, g = self.problem, code // self.problem.codes
         limit, elsewhere = self._others(leaves)
-        working = self._scale[g] * np.minimum(fill, period)
+        least = np.minimum(fill, period)
+        working = self._scale[g] * least
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
         good = np.where(devices <= limit, devices, problem.totals[-1]) * working + elsewhere <= problem.totals[-1] * self.ceiling
@@ -484,10 +485,16 @@ class _Solver:
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
-        for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
-            if not len(found):
-                break
-            found = found[self._least_with(leaves, some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
+        turns = fill[found] + (self._scale[g[found]] - 1) * least[found]
+        for some in () if not linked else [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
+            # Most points are good enough where all take turns.
+            hard = np.asarray((~((turns + self._of_leaves(leaves, some)[2].max(initial=0.0)) / (1 + problem.staleness) <= self.ceiling)).nonzero()[0])
+            if not len(hard):
+                continue
+            at = found[hard]
+            lost = hard[~(self._least_with(leaves, some, code[at], g[at], fill[at], period[at]) <= self.ceiling)]
+            if len(lost):
+                found, turns = np.delete(found, lost), np.delete(turns, lost)
         return found
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
@@ -511,12 +518,7 @@ class _Solver:
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
         problem, scale = self.problem, self._scale
-        if not leaves:
-            return np.zeros(len(code))
-        if (part, leaves) not in self._least_of:
-            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
-            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
-        fills, followed, alone = self._least_of[part, leaves]
+        fills, followed, alone = self._of_leaves(part, leaves)
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
         found = fill + (scale[g] - 1) * least + alone
         some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
@@ -529,6 +531,13 @@ class _Solver:
             together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
             np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
         return np.asarray(found.max(axis=0) / (1 + problem.staleness))
+
+    def _of_leaves(self, part: int, leaves: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`_least_beside` of some leaves together."""
+        if (part, leaves) not in self._least_of:
+            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
+            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
+        return self._least_of[part, leaves]
 
     def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
         """`_least_numbers` by the devices that a part leaves: in streams alone nobody takes turns, and all others need some of them, too."""
