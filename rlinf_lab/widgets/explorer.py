@@ -274,5 +274,6 @@ def _range(r: Any) -> dict[str, Any]:
 def _text(slider: Slider, value: float | None) -> str:
     if value is None:
         return "no limit"
+    unit = slider.unit.removesuffix("s") if value == 1 else slider.unit
     number = f"{value:,.6g}".replace(",", " ") if value >= 10_000 else f"{value:g}"
-    return f"{slider.unit} {number}" if slider.unit in ("×", "power") else f"{number} {slider.unit}".strip()
+    return f"{unit} {number}" if unit in ("×", "power") else f"{number} {unit}".strip()

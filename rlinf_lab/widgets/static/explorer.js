@@ -230,7 +230,7 @@ class ExplorerView {
     const { done, of, part, what, looks } = progress, percent = of ? Math.floor((100 * (done + part)) / of) : 0;
     this.part.style.width = `${percent}%`;
     this.part.parentNode.setAttribute("aria-valuenow", percent);
-    this.looking.textContent = of ? `${percent} %, ${done} of ${of} entries: ${what}` : this.asker.open === "rough" ? "when plans have been searched" : "beginning";
+    this.looking.textContent = of ? `${percent} %, ${done} of ${of} entries: ${what}` : this.asker.open === "rough" ? "waits for the search for better plans" : "beginning";
     this.looking.title = of ? `looked ${looks} times` : "";
   }
 
