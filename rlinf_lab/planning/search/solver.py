@@ -476,26 +476,27 @@ class _Solver:
         problem, g = self.problem, code // self.problem.codes
         limit, elsewhere = self._others(leaves)
         least = np.minimum(fill, period)
-        working = self._scale[g] * least
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
-        good = np.where(devices <= limit, devices, problem.totals[-1]) * working + elsewhere <= problem.totals[-1] * self.ceiling
+        good = np.where(devices <= limit, devices, problem.totals[-1]) * (self._scale[g] * least) + elsewhere <= problem.totals[-1] * self.ceiling
         if TEMPORAL not in self.kinds:  # nobody has all
             good &= devices <= limit
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
+        together = linked and len(found) * len(linked) * problem.granularities <= AT_ONCE
+        ways = {some: float(self._of_leaves(leaves, some)[2].max()) for some in ([linked] if together else [(v,) for v in linked])}
         turns = fill[found] + (self._scale[g[found]] - 1) * least[found]
-        for some in () if not linked else [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
-            # Most points are good enough where all take turns.
-            hard = np.asarray((~((turns + self._of_leaves(leaves, some)[2].max(initial=0.0)) / (1 + problem.staleness) <= self.ceiling)).nonzero()[0])
+        kept, hard = np.ones(len(found), bool), np.arange(len(found))
+        for some, alone in sorted(ways.items(), key=lambda way: -way[1]):
+            # Most points are good enough where all take turns, and then beside all who take less as well.
+            hard = hard[~((turns[hard] + alone) / (1 + problem.staleness) <= self.ceiling)]
             if not len(hard):
-                continue
-            at = found[hard]
-            lost = hard[~(self._least_with(leaves, some, code[at], g[at], fill[at], period[at]) <= self.ceiling)]
-            if len(lost):
-                found, turns = np.delete(found, lost), np.delete(turns, lost)
-        return found
+                break
+            near = self._least_with(leaves, some, *(column[found[hard]] for column in (code, g, fill, period))) <= self.ceiling
+            kept[hard[~near]] = False
+            hard = hard[near]
+        return np.asarray(found[kept])
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
         """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
