@@ -21,6 +21,7 @@ from rlinf_lab.planning.candidates import Candidate
 from rlinf_lab.planning.costs.base import ROUNDING
 from rlinf_lab.planning.execution import chunk_between, execution_plan
 from rlinf_lab.planning.given import MOST_CHUNKS
+from rlinf_lab.planning.given_batches import in_given_batches
 from rlinf_lab.planning.origin import found_by
 from rlinf_lab.planning.placement import Placement, Seat
 from rlinf_lab.planning.plan import ExecutionPlan
@@ -59,7 +60,10 @@ def as_given(
     plan.validate(graph)
     if plan.origin and (candidate := _as_found(profile, graph, plan, devices, rule)) is not None:
         return candidate, plan.devices
-    reader = _Reader(Setting.of(profile, devices, CHUNKS, rule, plan.staleness), graph, plan)
+    setting = Setting.of(profile, devices, CHUNKS, rule, plan.staleness)
+    if (changed := in_given_batches(setting, graph, plan)) is not profile:
+        profile, setting = changed, Setting.of(changed, devices, CHUNKS, rule, plan.staleness)
+    reader = _Reader(setting, graph, plan)
     if not reader.is_coarse():
         reader = _Reader(Setting.of(profile, devices, min(MOST_CHUNKS, profile.items), rule, plan.staleness), graph, plan)
     return reader.candidate()

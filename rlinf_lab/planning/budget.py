@@ -6,7 +6,7 @@ A *unit* is what the search places as one: a worker, or the workers of a cycle (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,6 +17,7 @@ from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile, Sample
 from rlinf_lab.planning.search.problem import Counts
 from rlinf_lab.planning.whole_calls import Calls
 
+SLIGHT = 0.01  # of a source's seconds: a shorter lead is left out
 CHUNKS = 64  # the finest granularity looked at unless told otherwise
 
 
@@ -84,7 +85,7 @@ class Budget:
 
     def finest(self, edge: EdgeProfile) -> int:
         """The finest granularity at which its items may cross."""
-        return 0 if self.whole(edge) else self._of_groups(edge.group)
+        return 0 if edge.at_end or self.whole(edge) else self._of_groups(edge.group)
 
     def _of_groups(self, group: int) -> int:
         """The finest granularity whose chunks are no smaller than a group."""
@@ -96,9 +97,13 @@ class Budget:
 
     @cached_property
     def handed_all(self) -> frozenset[int]:
-        """Units that a channel hands everything of an iteration at once, each rank its share: one call, no chunks inside. Not who generates: its requests
-        are all there from the start, and its memory does not hold them all."""
-        found = {self.home[e.consumer] for e in self.profile.edges if e.whole and not e.value and self.home[e.producer] != self.home[e.consumer]}
+        """Units that a channel hands everything of an iteration at once, each rank its share, and those that nobody feeds and that put everything at their end:
+        one call, no chunks inside. Not who generates: its requests are all there from the start, and its memory does not hold them all."""
+        crossing = [e for e in self.profile.edges if self.home[e.producer] != self.home[e.consumer]]
+        found = {self.home[e.consumer] for e in crossing if e.whole and not e.value}
+        sources = {self.home[e.producer] for e in crossing} - {self.home[e.consumer] for e in crossing}
+        streaming = {self.home[e.producer] for e in crossing if not e.at_end and not e.value}
+        found |= {self.home[e.producer] for e in crossing if e.at_end} & sources - streaming
         return frozenset(filter(self._has_calls, found))
 
     @cached_property
@@ -129,6 +134,12 @@ class Budget:
         """Workers that nobody feeds, and whose ranks make their shares of an iteration by themselves, batch work that is no part of a cell."""
         fed = {e.consumer for e in self.profile.edges}
         return frozenset(n for n, w in self.profile.workers.items() if n not in fed and w.kind == "batch" and len(self.units[self.home[n]].members) == 1)
+
+    @cached_property
+    def leads(self) -> dict[str, float]:
+        """Of sources that stream, which part of their seconds is over when the first output begins to be made: they read, or set up, and then go on evenly."""
+        found = {name: _lead(self.profile.workers[name].samples, self.profile.items) for name in self.sources if self.home[name] not in self.handed_all}
+        return {name: lead for name, lead in found.items() if lead > SLIGHT}
 
     def calls(self, worker: str, chunks: float | np.ndarray, ranks: int | np.ndarray) -> Calls:
         """What a run makes of so many chunks of a worker."""
@@ -203,6 +214,17 @@ class Budget:
     def cell_model(self, unit: int) -> CellModel:
         """How the seconds of a cell's members make those of the cell."""
         return CellModel(self.cell(unit).calibration)
+
+
+def _lead(samples: Sequence[Sample], items: float) -> float:
+    """Of the largest call whose outputs were seen, as a part of its seconds."""
+    seen = [s for s in samples if len(s.outputs) > 1 and s.seconds > 0]
+    if not seen:
+        return 0.0
+    sample = max(seen, key=lambda s: -abs(s.items - items))
+    (first, part), (last, _) = sample.outputs[0], sample.outputs[-1]
+    even = (last - first) / (1 - part) if part < 1 else last  # seconds of all of them
+    return min(1.0, max(0.0, first - even * part) / sample.seconds)
 
 
 def _reachable(start: str, after: dict[str, set[str]]) -> set[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Moves = Sequence[int]
 """Of one rank in one iteration, in order: items that it put into its cell, or, less than 0, got from it."""
@@ -20,13 +20,20 @@ Moves = Sequence[int]
 class Circulation:
     """``tokens`` of each rank of the head, each of which goes round ``steps`` times in an iteration; ``waits``: for all of them before it puts the next.
 
-    ``doubt``: in words, what could not be told; empty where all could.
+    ``doubt``: in words, what could not be told; empty where all could. ``rounds``: where it waits and puts the same number in each round, how many rounds
+    each rank made in each iteration.
     """
 
     tokens: int
     steps: float
     waits: bool = True
     doubt: str = ""
+    rounds: tuple[int, ...] = field(default=(), compare=False)
+
+    @property
+    def together(self) -> bool:
+        """Whether the same number of items goes into the cell in each round of each rank, all of them the same number of rounds."""
+        return self.waits and not self.doubt and len(set(self.rounds)) == 1
 
     @classmethod
     def of(cls, iterations: Sequence[Mapping[int, Moves]]) -> Circulation:
@@ -45,7 +52,9 @@ class Circulation:
         tokens = round(statistics.median(map(_in_flight, every)))
         ranks = statistics.median(sum(bool(m) for m in r.values()) for r in iterations)
         doubt = "" if len(flying) == 1 else f"between {min(flying)} and {max(flying)} of its items are on their way at a time: {tokens} are counted"
-        return cls(tokens, max(1.0, max(put, got) / tokens / ranks), all(_waits(m) for m in every), doubt)
+        waits = all(map(_waits, every))
+        rounds = tuple(map(_rounds, every)) if waits and all(_evenly(m, tokens) for m in every) else ()
+        return cls(tokens, max(1.0, max(put, got) / tokens / ranks), waits, doubt, rounds)
 
 
 def begins(moves: Moves) -> bool:
@@ -73,3 +82,11 @@ def _waits(moves: Moves) -> bool:
     """Whether all that is in flight has come back before the next is put."""
     there = list(itertools.accumulate(moves))
     return all(not before for before, n, last in zip(there, moves[1:], moves, strict=False) if n > 0 > last)
+
+
+def _evenly(moves: Moves, tokens: int) -> bool:
+    """Whether it puts so many in each round, and gets as many."""
+    if moves[0] < 0:
+        return False  # fed from outside
+    halves = itertools.groupby(moves, key=lambda n: n > 0)
+    return all(abs(sum(some)) == tokens for _, some in halves)

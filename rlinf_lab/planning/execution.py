@@ -14,6 +14,7 @@ from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import EdgeProfile, Profile
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.planning.search.trees import TEMPORAL, meeting
+from rlinf_lab.planning.steps import head
 from rlinf_lab.planning.tables import APART
 from rlinf_lab.planning.turns import Turns, priorities
 from rlinf_lab.workflow.graph import DRIVER, Edge, WorkflowGraph
@@ -33,10 +34,11 @@ def execution_plan(placement: Placement, graph: WorkflowGraph, devices: Sequence
             chunk = chunk_between(placement, edge, fused)
             chunks[edge.channel] = min(chunks.get(edge.channel, chunk) or chunk, chunk) if chunk else chunks.get(edge.channel, 0)
     sub_batches = {w: s.sub_batches for w, s in placement.seats.items() if s.sub_batches > 1}
+    in_flight = {members[0]: n for i, unit in enumerate(placement.setting.units) if (n := placement.setting.cell(i).tokens) > 1 and (members := unit.members)}
     turns = _turns(placement)
     plan = ExecutionPlan(
         name, tuple(devices), placements, chunks, _rooms(placement, graph, chunks), sub_batches, fused, turns.memory, turns.device_memory,
-        placement.setting.staleness, turns.working, priorities(placement, graph), origin_of(placement),
+        placement.setting.staleness, turns.working, priorities(placement, graph), in_flight, origin_of(placement),
     )  # fmt: skip
     plan.validate(graph)
     return plan
@@ -55,7 +57,7 @@ def _rooms(placement: Placement, graph: WorkflowGraph, chunks: Mapping[str, int]
         bound, chunk = declared[edge.channel], chunks.get(edge.channel)
         if bound is None or chunk is None or edge.whole or edge.channel in taking_turns:  # between those there is no bound
             continue
-        items = math.ceil(items_between(placement, edge) / edge.group)
+        items = max(chunk, math.ceil(items_between(placement, edge) / edge.group))
         room = min(items, AHEAD * chunk * seats[edge.consumer].ranks) if chunk and not held.more_than_the_producer_of(edge) else items
         if room > max(bound, found.get(edge.channel, 0)):
             found[edge.channel] = room
@@ -120,6 +122,8 @@ def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[t
     producer, consumer = placement.seats[edge.producer], placement.seats[edge.consumer]
     units = placement.setting.home[edge.producer], placement.setting.home[edge.consumer]
     if units[0] == units[1]:
+        if (known := placement.setting.cell(units[0]).tokens) > 1:
+            return _in_cell(placement, known, consumer)
         tokens = producer.ranks * producer.sub_batches
         return 1 if any(edge.producer in f for f in fused) else max(1, tokens // consumer.ranks // consumer.sub_batches)
     node = meeting(placement.tree, *units)
@@ -131,6 +135,24 @@ def chunk_between(placement: Placement, edge: Edge | EdgeProfile, fused: tuple[t
         return 0 if at_once else max(1, math.ceil(items / consumer.ranks))
     part = float(placement.calls(consumer).full) / placement.setting.profile.items if edge.consumer in placement.setting.in_whole_calls else 1 / consumer.chunks
     return max(1, math.ceil(items * part / consumer.ranks - ROUNDING))
+
+
+def _in_cell(placement: Placement, tokens: int, consumer: Seat) -> int:
+    """Of items that circulate together, ``tokens`` of them when the cell has all of an iteration. In its parts they are as many parts, where these are
+    alike."""
+    profile, unit = placement.setting.profile, placement.setting.units[placement.setting.home[consumer.worker]]
+    first = placement.seats[head(profile, unit.members)]
+    even = consumer.chunks == 1 or not (profile.items % (consumer.chunks * first.ranks) or tokens % (consumer.chunks * first.ranks))
+    return batch_of_tokens(tokens // consumer.chunks, consumer.ranks, consumer is first) if even else 1
+
+
+def batch_of_tokens(tokens: int, ranks: int, is_head: bool) -> int:
+    """Of so many items that are put into a cell together, those that a rank of a member has at once: as many for each, so that none waits for a batch that does
+    not fill. The head waits for its own share, which is the same for each of its ranks, or else item by item."""
+    share = tokens // ranks
+    if is_head:
+        return share if tokens % ranks == 0 else 1
+    return next(n for n in range(max(1, share), 0, -1) if tokens % n == 0)
 
 
 def _would_interrupt(placement: Placement, consumer: Seat) -> bool:

@@ -12,7 +12,7 @@ from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
-from rlinf_lab.planning.measured import Observed, within
+from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
@@ -140,15 +140,17 @@ def fitted(
     items = items or passing
     empty = [c.name for c in graph.channels if not any(run.items(c.name) for run in runs)]
     notes = [*notes, *(f"Nothing passed channel {name!r} in the iterations that were measured: what items of it cost is not known." for name in empty)]
-    workers = {}
+    workers, taking, giving = {}, taking_all(runs), giving_at_end(runs)
     every = sum(run.iterations() for run in runs)
     for worker in graph.workers:
         seen = sum(run.iterations(worker) for run in runs)
         if seen < every:
             notes = [*notes, f"{worker!r} worked in {seen} of the {every} iterations that were measured: its seconds count in each with that share."]
-        samples = _merged([s for run in runs for s in _peaked(run.samples(worker, items), run.peaks.get(worker))])
-        on, off = (switches or {}).get(worker, (0.0, 0.0))
         cell = next((c for c in graph.cells if worker in c), ())
+        tokens = together(runs, cell) if cell else 1
+        each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in runs]
+        samples = _merged([sample for some, peak in each for sample in _peaked(some, peak)])
+        on, off = (switches or {}).get(worker, (0.0, 0.0))
         workers[worker] = WorkerProfile(
             samples, _kind(runs[0], worker, generators or {}), (max(1.0, runs[0].steps(cell)) if cell else 1.0) * seen / every,
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
@@ -156,13 +158,26 @@ def fitted(
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
             in_turn=() if cell else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
         )  # fmt: skip
+    notes = [*notes, *_of_one_size(workers)] if len(runs) == 1 else notes
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     cells, doubts = _cells(runs, items)
     return Profile(
-        items, workers, runs[0].edges(items), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
+        items, workers, runs[0].edges(items, taking, giving), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
         weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts), messages=tuple(messages), cells=cells,
     )  # fmt: skip
+
+
+def _of_one_size(workers: Mapping[str, WorkerProfile]) -> list[str]:
+    """A note on those whose batches had one size in the run that was seen."""
+    sizes = {name: {s.items for s in w.samples} for name, w in workers.items() if w.kind == "batch"}
+    lone = [f"{name!r} ({size:g} item{'s' * (size != 1)})" for name, n in sizes.items() if len(n) == 1 for size in n]
+    if not lone:
+        return []
+    return [
+        f"Batches had one size: {listing(lone)}. What a batch takes by itself cannot be told from what its items take, so other batches count in proportion. "
+        f"Next: lab.profile(flow) measures two sizes."
+    ]
 
 
 def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list[str]]:
@@ -172,14 +187,16 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
         if not runs[0].is_counted(cell):
             continue
         seen, head, who = runs[0].circulation(cell), runs[0].head(cell), listing(list(cell))
+        tokens = together(runs, cell)
         if seen.doubt:
             notes.append(f"{head!r} begins the rounds of the cell {who}, in which no channel is keyed; {seen.doubt}.")
         elif seen.waits and seen.tokens > 1:
+            batch = "each batch has all of them" if tokens > 1 else "not as many in each round and on each channel, so plans send them one by one"
             notes.append(
-                f"{head!r} puts {seen.tokens} items into the cell {who} and waits for all of them: plans count that as one step, its members one after "
-                f"another; where they have devices of their own they may work at the same time, which plans leave out."
+                f"{head!r} puts {seen.tokens} items into the cell {who} and waits for all of them ({batch}): plans count that as one step, its members one "
+                f"after another; where they have devices of their own they may work at the same time, which plans leave out."
             )
-        if slow := _one_by_one(runs[0], cell):
+        if tokens == 1 and (slow := _one_by_one(runs[0], cell)):
             notes.append(
                 f"{head!r} has {runs[0].plan.ranks(head)} ranks, and {slow.consumer!r} took what they put into the cell {who} in batches of "
                 f"{runs[0].plan.chunks.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
@@ -188,7 +205,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
         if alone == 1 and any(run.follows_plan(cell) for run in runs):
             continue  # it keeps as many as a plan says
         own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1
-        found.append(Cell(cell, (own,)))
+        found.append(Cell(cell, (own,), tokens))
     return tuple(found), notes
 
 

@@ -356,6 +356,7 @@ class _Forecast:
         made = self._as_taken(name, seat) if not inputs else []
         in_calls = not made and name in self.by_rank | self.setting.in_whole_calls
         ranks = seat.ranks if name in self.by_rank else 1
+        lead = self.setting.leads.get(name, 0.0)
         if in_calls and name not in self.setting.sources:
             each = self._of_a_call(name, seconds)
         else:  # in proportion
@@ -364,40 +365,56 @@ class _Forecast:
             def each(n: int) -> float:
                 return seconds * n * seat.chunks / most
 
-        def work(iteration: int, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
-            yield run(self._noisy(each(n) * part * self._weight(name, source, iteration, n, of)))
+        late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
+        made_by: dict[tuple[int, int], int] = {}  # bundles that are put at the end, by iteration and rank
+
+        def work(turn: Turn, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
+            yield run(self._noisy(each(n) * part * self._weight(name, source, turn.iteration, n, of)))
+            if last and late:
+                made_by[turn.iteration, turn.rank] = made_by.get((turn.iteration, turn.rank), 0) + n
             for channel in outputs if last else ():
-                yield put(channel, n)
+                if channel not in late:
+                    yield put(channel, n)
+
+        def whole_turn(turn: Turn) -> Script:
+            yield from (in_turn if turns else script)(turn)
+            n = made_by.pop((turn.iteration, turn.rank), 0)
+            for channel in outputs if n else ():
+                if channel in late:
+                    yield put(channel, n)
 
         def in_turn(turn: Turn) -> Script:
             for channel, part in turns:
                 last = channel == turns[-1][0]
                 if channel in whole:
                     for n in _divided((yield get(channel, ALL)), seat.chunks):
-                        yield from work(turn.iteration, n, part, channel, last)
+                        yield from work(turn, n, part, channel, last)
                 else:
                     while n := (yield get(channel)):
-                        yield from work(turn.iteration, n, part, channel, last)
+                        yield from work(turn, n, part, channel, last)
 
         def script(turn: Turn) -> Script:
             if not inputs:
                 share = self._share(name, turn.position, turn.count)
-                for part in _divided(share, share) if self.one_by_one else made or _divided(share, seat.chunks):
-                    yield from work(turn.iteration, part)
+                parts = _divided(share, share) if self.one_by_one else made or _divided(share, seat.chunks)
+                if lead:
+                    yield run(self._noisy(lead * seconds * seat.chunks))
+                for part in parts:
+                    yield from work(turn, part, 1 - lead)
                 return
             n = 0
             for channel in whole:
                 n = yield get(channel, ALL)
             if not streamed:
                 for part in _divided(n, seat.chunks):
-                    yield from work(turn.iteration, part)
+                    yield from work(turn, part)
                 return
             while n := (yield get(streamed[0])):
                 for channel in streamed[1:]:
                     yield get(channel, n)
-                yield from work(turn.iteration, n)
+                yield from work(turn, n)
 
-        return in_turn if turns else script
+        return whole_turn
 
     def _share(self, name: str, position: int, count: int) -> int:
         """Bundles that a rank of a source makes: whole items, in whole groups, where no bundle is a part of two of them."""
@@ -432,13 +449,19 @@ class _Forecast:
         steps = min(self.profile.workers[m].calls for m in mates) / times  # that one round stands for
         seconds = self.placement.member_seconds(name) / times + steps * self._talk_seconds(name, inner)
         inputs, outputs = self._edges(name)
+        late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
         slots = range(seat.sub_batches)
+        whole = {e.channel for e in self.edges if e.channel in inputs and self._chunk(e) == 0}
 
         def script(turn: Turn) -> Script:
-            for _ in range(seat.chunks):
-                n = self.items // seat.chunks
+            parts = [self.items // seat.chunks] * seat.chunks
+            for channel in inputs:
+                if channel in whole:
+                    parts = _divided((yield get(channel, ALL)), seat.chunks)
+            for n in parts:
                 for channel in inputs:
-                    n = yield get(channel)
+                    if channel not in whole:
+                        n = yield get(channel)
                 for step in range(times):
                     for slot in slots:
                         for channel in gets:
@@ -451,7 +474,11 @@ class _Forecast:
                     for slot in slots if channel in answers else ():
                         yield get(channel, 1, slot)
                 for channel in outputs:
-                    yield put(channel, n)
+                    if channel not in late:
+                        yield put(channel, n)
+            for channel in outputs:
+                if channel in late:
+                    yield put(channel, self.items)
 
         return script
 

@@ -6,15 +6,16 @@ Of every worker and iteration: how long each batch took, how many items it held,
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.circulation import Circulation, begins
 from rlinf_lab.planning.handovers import Values
+from rlinf_lab.planning.moments import Moments, agreed
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan_fields import MOST_TOKENS
 from rlinf_lab.planning.profile import EdgeProfile, Sample
 from rlinf_lab.planning.reading import listing
 from rlinf_lab.timeline.span import Span, SpanKind
@@ -44,6 +45,7 @@ class Turn:
     mixed: bool = False  # a channel was begun before the one before had ended
     began: int = -1
     method: str = ""  # of the batch that is being worked on; "" between batches
+    moments: Moments = field(default_factory=Moments)
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,14 @@ class Observed:
         """Of a cell in which nothing is keyed."""
         return Circulation.of([{rank: t.moves for rank, t in ranks.items()} for ranks in self._iterations(self.head(cell))])
 
+    def in_one_batch(self, cell: Sequence[str]) -> int:
+        """Items that the head's ranks put into a cell in each round and wait for, where batches of all of them come together on every channel; else 0."""
+        if not self.is_counted(cell) or not (seen := self.circulation(cell)).together:
+            return 0
+        tokens = self.tokens(cell)
+        inside = (e.channel for e in self.graph.edges if e.producer in cell and e.consumer in cell)
+        return tokens if tokens <= MOST_TOKENS and all(abs(self.items(c) - tokens * seen.steps) < 0.5 for c in inside) else 0
+
     def is_counted(self, cell: Sequence[str]) -> bool:
         """Whether its tokens were counted from what was moved, for no key tells them."""
         return not self._answers(cell)
@@ -150,11 +160,12 @@ class Observed:
         return iter(self.turns.get(worker, {}).values())
 
     # --- samples -----------------------------------------------------------------------------------------
-    def samples(self, worker: str, items: int, beside: tuple[str, ...] = ()) -> list[Sample]:
-        """Of one worker, in units of the profile's ``items`` of an iteration."""
+    def samples(self, worker: str, items: int, beside: tuple[str, ...] = (), takes_all: bool = False, tokens: int = 1) -> list[Sample]:
+        """Of one worker, in units of the profile's ``items`` of an iteration. ``takes_all``: all its batches are one, for it works when it has them.
+        ``tokens``: more than one: so many circulate in its cell together when it has all items (`in_one_batch`)."""
         cell = next((c for c in self.graph.cells if worker in c), ())
         if cell:
-            return self._in_cell(worker, cell, items, beside)
+            return self._in_cell(worker, cell, items, beside, tokens)
         each, curve = self.devices(worker) // self.plan.ranks(worker), self.outputs(worker)
         found: dict[tuple[int, int], list[float]] = {}
         for turns in self._iterations(worker):
@@ -163,8 +174,8 @@ class Observed:
             for turn in working:
                 if not total:
                     found.setdefault((len(working), items), []).append(turn.busy)
-                for n, seconds in turn.batches:
-                    own = sum(m for m, _ in turn.batches)
+                own = sum(m for m, _ in turn.batches)
+                for n, seconds in [(own, turn.busy - turn.rest)] if takes_all and own else turn.batches:
                     share = max(1, min(items, round(items * n * len(working) / total)))
                     found.setdefault((len(working), share), []).append(seconds + turn.rest * n / own)
         made = []
@@ -173,10 +184,14 @@ class Observed:
             made.append(Sample(count * each, float(n), seconds, beside, outputs=within(curve, seconds) if n == items else ()))
         return made
 
-    def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...]) -> list[Sample]:
+    def _in_cell(self, worker: str, cell: Sequence[str], items: int, beside: tuple[str, ...], together: int) -> list[Sample]:
         steps, tokens, devices, head = self.steps(cell), self.tokens(cell), self.devices(worker), self.head(cell)
+        if together > 1:
+            tokens = max(together, tokens)
         own = self.is_counted(cell) and self.tokens_of_rank(cell) > 1 and not self.follows_plan(cell)
-        if own or (worker != head and self._asked_at_another_rate(worker, steps * tokens)):
+        if together > 1 and worker == head:  # with a part of all items, a part of the tokens
+            return [replace(s, items=s.items * self.tokens(cell) / tokens) for s in self._in_all(worker, cell, items, beside)]
+        if (own and together == 1) or (worker != head and self._asked_at_another_rate(worker, steps * self.tokens(cell))):
             return self._in_all(worker, cell, items, beside)
         found: dict[float, list[float]] = {}
         for turns in self._iterations(worker):
@@ -248,8 +263,24 @@ class Observed:
         return tuple((p[0], sum(t.spent.get(c, 0.0) for t in turns) / spent) for c, p in zip(channels, producers, strict=True))
 
     # --- edges -------------------------------------------------------------------------------------------
-    def edges(self, items: int) -> tuple[EdgeProfile, ...]:
-        """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does."""
+    def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
+        """Of each turn of a worker, whether it took all of a channel before any work: see `Moments.takes_all`."""
+        chunk = self.plan.chunks.get(channel, 0)
+        return [t.moments.takes_all(channel, chunk) for t in self._turns(worker) if channel in t.gets]
+
+    def tells_given(self, worker: str, channel: str) -> list[bool | None]:
+        """Of each turn of a worker, whether it put all of a channel at its end: see `Moments.gives_at_end`."""
+        fed = inputs(self.graph, worker)
+        return [t.moments.gives_at_end(channel, fed) for t in self._turns(worker) if channel in t.puts]
+
+    def _turns(self, worker: str) -> list[Turn]:
+        return [t for ranks in self._iterations(worker) for t in ranks.values()]
+
+    def edges(self, items: int, taken: Collection[str] = (), given: Collection[tuple[str, str]] = ()) -> tuple[EdgeProfile, ...]:
+        """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does.
+
+        ``taken``: workers that take everything before they work; ``given``: (worker, channel) on which it puts everything at its end.
+        """
         found: dict[tuple[str, str], EdgeProfile] = {}
         for edge in self.graph.edges:
             if DRIVER in (edge.producer, edge.consumer):
@@ -258,12 +289,14 @@ class Observed:
             passing = self.items(edge.channel)
             ends = edge.producer, edge.consumer
             before = found.get(ends)
-            whole = not inside and (edge.whole or (before is not None and before.whole))
+            whole = not inside and (edge.whole or edge.consumer in taken or (before is not None and before.whole))
+            at_end = not inside and ((edge.producer, edge.channel) in given or (before is not None and before.at_end))
             group = max(edge.group, before.group if before is not None else 1)
-            found[ends] = EdgeProfile(*ends, group, whole, items=None if inside or not passing or passing == items else float(passing))
+            other = None if inside or not passing or passing == items else float(passing)
+            found[ends] = EdgeProfile(*ends, group, whole, items=other, at_end=at_end)
         for ends in Values.of(self.graph).edges:
             there = found.get(ends, EdgeProfile(*ends))
-            found[ends] = dataclasses.replace(there, whole=True, value=not there.whole)
+            found[ends] = replace(there, whole=True, value=not there.whole)
         return tuple(found.values())
 
     def most_items(self) -> int:
@@ -271,6 +304,33 @@ class Observed:
         outside = [e.channel for e in self.graph.edges if not any(e.producer in c and e.consumer in c for c in self.graph.cells)]
         counts = [self.items(c) for c in outside] + [self.tokens(c) for c in self.graph.cells]
         return max(1, round(max(counts, default=1)))
+
+
+def inputs(graph: WorkflowGraph, worker: str) -> list[str]:
+    """Channels on which others feed a worker, without those of its own cell and of the loop."""
+    mates = next((c for c in graph.cells if worker in c), ())
+    return list(dict.fromkeys(e.channel for e in graph.edges if e.consumer == worker and e.producer not in (*mates, DRIVER)))
+
+
+def taking_all(runs: Sequence[Observed]) -> set[str]:
+    """Workers that take everything of all their inputs before they work."""
+    graph = runs[0].graph
+    alone = {w for w in graph.workers if not any(w in cell for cell in graph.cells)}
+    fed = {w: found for w in graph.workers if (found := inputs(graph, w)) and not (w in alone and any(run.in_turn(w) for run in runs))}
+    return {w for w, channels in fed.items() if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)}
+
+
+def together(runs: Sequence[Observed], cell: Sequence[str]) -> int:
+    """Items that circulate in a cell in one batch when it has all of an iteration, as in the first run; 1 where they do not. Another run may have had parts of
+    them, for the head was given its inputs in parts, or as many for each rank of the head."""
+    seen = [run.in_one_batch(cell) for run in runs]
+    return seen[0] if seen[0] > runs[0].plan.ranks(runs[0].head(cell)) and all(n and (seen[0] % n == 0 or n % seen[0] == 0) for n in seen) else 1
+
+
+def giving_at_end(runs: Sequence[Observed]) -> set[tuple[str, str]]:
+    """(worker, channel) on which it puts everything at its end."""
+    ends = {(e.producer, e.channel) for e in runs[0].graph.edges if not e.keyed and e.producer != DRIVER}
+    return {(w, c) for w, c in ends if agreed(t for run in runs for t in run.tells_given(w, c))}
 
 
 def _refuse_other_places(plan: ExecutionPlan, timeline: Timeline) -> None:
@@ -290,6 +350,7 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
     """``inside``: channels of the cells."""
     seconds = (span.end_ns - span.start_ns) / 1e9
     if span.kind == SpanKind.RUN:
+        turn.moments.computed(seconds)
         turn.began = span.start_ns if turn.began < 0 else turn.began
         turn.busy += seconds
         if turn.reading:
@@ -300,6 +361,7 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
         elif not turn.keyed:
             turn.rest += seconds
     elif span.kind == SpanKind.PUT:
+        turn.moments.gave(span.channel)
         if span.channel in inside:
             turn.moves.append(max(1, span.items))
         since = (span.start_ns - turn.began) / 1e9 if turn.began >= 0 else 0.0
@@ -307,11 +369,13 @@ def _see(turn: Turn, span: Span, graph: WorkflowGraph, inside: Collection[str]) 
     elif span.channel and graph.channel(span.channel).keyed:
         turn.keyed[span.channel] = turn.keyed.get(span.channel, 0) + span.items
     elif not span.items:
+        turn.moments.got(span.channel, 0)
         turn.method = ""  # the end of the stream: what follows belongs to no batch
         turn.ended.add(span.channel)
     else:
         if span.channel in inside:
             turn.moves.append(-span.items)
+        turn.moments.got(span.channel, span.items)
         turn.mixed |= span.channel not in turn.gets and not turn.ended.issuperset(turn.gets)
         turn.reading = span.channel
         turn.gets[span.channel] = turn.gets.get(span.channel, 0) + span.items

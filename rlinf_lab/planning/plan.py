@@ -20,7 +20,7 @@ from rlinf_lab.planning.json_files import read_text, write_text
 from rlinf_lab.planning.plan_fields import Fields, Ranks, shown, some
 from rlinf_lab.planning.reading import distinct
 from rlinf_lab.planning.standstill import refuse_standstill, ring_of_channels
-from rlinf_lab.workflow.graph import WorkflowGraph, counted
+from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
 COLUMNS = 16  # devices that are shown side by side
@@ -49,6 +49,8 @@ class ExecutionPlan:
     ``staleness``: how many earlier iterations may be unfinished when an iteration begins; 0: one after the other.
     ``working``: further units that a worker's rank occupies on each of its devices while it works (default 0).
     ``priorities``: who of one iteration gets a device first when several wait for it: the smaller number (default: a worker's depth in the graph).
+    ``in_flight``: for one worker of a cell, how many items its head's ranks together put into the cell at a time and wait for, whatever ``sub_batches`` says
+        (default: ranks times sub-batches): as large may the cell's chunks be.
     ``origin``: how the search found it, for simulations (`planning.origin`); executors do not look at it, nor do comparisons. Of a plan that was edited
         since it says nothing, and need not be taken out.
     """
@@ -65,6 +67,7 @@ class ExecutionPlan:
     staleness: int = 0
     working: Mapping[str, int] = field(default_factory=dict)
     priorities: Mapping[str, int] = field(default_factory=dict)
+    in_flight: Mapping[str, int] = field(default_factory=dict)
     origin: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -76,7 +79,7 @@ class ExecutionPlan:
             "capacities": read.capacities(self.capacities), "sub_batches": read.sub_batches(self.sub_batches), "fused": read.fused(self.fused),
             "memory": read.memory(self.memory), "device_memory": read.device_memory(self.device_memory),
             "staleness": read.staleness(self.staleness), "working": read.working(self.working),
-            "priorities": read.priorities(self.priorities), "origin": read.origin(self.origin),
+            "priorities": read.priorities(self.priorities), "in_flight": read.in_flight(self.in_flight), "origin": read.origin(self.origin),
         }  # fmt: skip
         for field_name, value in values.items():
             object.__setattr__(self, field_name, value)
@@ -170,9 +173,8 @@ class ExecutionPlan:
     def validate(self, flow: Workflow | WorkflowGraph) -> None:
         """Raises `PlanError` naming the worker, channel or field that does not fit the workflow, or the ring in which calls would wait for each other."""
         graph, read = graph_in(flow), Fields(self.name)
-        named = {"placements": self.placements, "sub_batches": self.sub_batches, "memory": self.memory, "working": self.working, "priorities": self.priorities}
-        for where, workers in named.items():
-            for worker in workers:
+        for where in ("placements", "sub_batches", "in_flight", "memory", "working", "priorities"):
+            for worker in getattr(self, where):
                 read.known(where, "worker", worker, graph.workers)
         for i, group in enumerate(self.fused):
             for worker in group:
@@ -214,7 +216,7 @@ class ExecutionPlan:
         for edge in graph.edges:
             if not any(edge.producer in c and edge.consumer in c for c in graph.cells) or edge.keyed:
                 continue
-            tokens = self.tokens(edge.producer) * (1 if self.is_fused(edge.producer, edge.consumer) else self.ranks(edge.producer))
+            tokens = self._in_flight(graph, edge)
             chunk = self.chunks.get(edge.channel, 0)
             if not 1 <= chunk <= tokens:
                 raise PlanError(
@@ -224,11 +226,18 @@ class ExecutionPlan:
                     f"sub_batches={{{edge.producer!r}: {max(2, chunk)}}}."
                 )
 
+    def _in_flight(self, graph: WorkflowGraph, edge: Edge) -> int:
+        """Items that are in the cell of an edge at a time."""
+        cell = next(c for c in graph.cells if edge.producer in c and edge.consumer in c)
+        units = self.ranks(edge.producer) if self.is_fused(edge.producer, edge.consumer) else 1
+        known = [n for w, n in self.in_flight.items() if w in cell]
+        return max(1, known[0] // units) if known else self.tokens(edge.producer) * self.ranks(edge.producer) // units
+
     # --- JSON and pictures ---------------------------------------------------------------------------
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, free to be changed. Without ``origin`` where no search found it."""
+        """Plain values, free to be changed. Without ``origin`` where no search found it, and without an empty ``in_flight``."""
         found = {key: dict(value) if isinstance(value, Mapping) else value for key, value in dataclasses.asdict(self).items()}
-        return found if found["origin"] else {key: value for key, value in found.items() if key != "origin"}
+        return {key: value for key, value in found.items() if value or key not in ("origin", "in_flight")}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
@@ -310,6 +319,7 @@ class ExecutionPlan:
         found = [("chunks", ", ".join(f"{c} {n or 'whole'}" for c, n in self.chunks.items()))]
         found += [("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))]
         found += [("fused", " + ".join(group)) for group in self.fused]
+        found += [("in flight", ", ".join(f"{n} items in the cell of {w}" for w, n in self.in_flight.items()))]
         found += [("memory", self._memory())]
         found += [("priorities", ", ".join(f"{w} {n}" for w, n in sorted(self.priorities.items(), key=lambda item: item[1])))]
         found += [("staleness", counted(self.staleness, "iteration") if self.staleness else "")]

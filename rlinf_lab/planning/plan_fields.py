@@ -132,6 +132,10 @@ class Fields:
         advice = "1, or 2 for double buffering"
         return self.by_name("sub_batches", value, lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS), "sub_batches={'simulator': 2}")
 
+    def in_flight(self, value: Any) -> dict[str, int]:
+        advice = "items that are put into the cell at a time, by all ranks of its head together"
+        return self.by_name("in_flight", value, lambda where, n: self.whole(where, n, 1, advice, MOST_TOKENS), "in_flight={'simulator': 16}")
+
     def memory(self, value: Any) -> dict[str, int]:
         advice = "whole units (GiB, say), 0 for none"
         return self.by_name("memory", value, lambda where, n: self.whole(where, n, 0, advice), "memory={'learner': 40}")

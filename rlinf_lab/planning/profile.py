@@ -151,8 +151,11 @@ class Profile:
             calls = f", {w.calls:g} calls" if w.calls != 1 else ""
             lines.append(f"  {name:<12} {w.kind}{calls}: {sizes}")
         for e in self.edges:
-            notes = [f"groups of {e.group}"] * (e.group > 1) + ["its value first" if e.value else "whole batch first"] * e.whole
+            notes = [f"groups of {e.group}"] * (e.group > 1) + ["its value first" if e.value else "whole batch first"] * e.whole + ["all at the end"] * e.at_end
             lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
+        for c in self.cells:
+            kept = f"{c.tokens} items go round together, or " if c.tokens > 1 else ""
+            lines.append(f"  cell {' + '.join(c.members)}: {kept}sub-batches {' or '.join(map(str, c.sub_batches))}".replace(", or sub-batches 1", ""))
         for h in self.handovers:
             lines.append(f"  then {h.worker}.{h.method}(): {h.seconds:g} s" + f", after {listing(list(h.after))}" * bool(h.after))
         return "\n".join([*lines, *(f"  note: {note}" for note in self.notes)])

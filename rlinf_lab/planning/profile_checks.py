@@ -129,6 +129,18 @@ def _check_cells(profile: Parts) -> None:
             raise ConfigError(f"profile.cells[{i}].sub_batches is {shown(list(cell.sub_batches))}; give numbers from 1 to {MOST_SUB_BATCHES}. Next: [1, 2].")
 
 
+        if len(cell.sub_batches) > 1 and cell.tokens > 1:
+            raise ConfigError(
+                f"profile.cells[{i}] has tokens: {cell.tokens}, which go round together whatever a plan says, and sub_batches: {list(cell.sub_batches)}, of "
+                f"which a plan chooses. Next: sub_batches: [1], or tokens: 1."
+            )
+        inside = [j for j, e in enumerate(profile.edges) if e.at_end and e.producer in cell.members and e.consumer in cell.members]
+        if inside:
+            raise ConfigError(
+                f"profile.edges[{inside[0]}].at_end is True between members of a cell, who answer each other step by step. Next: at_end: false there."
+            )
+
+
 def _cycles(profile: Parts) -> list[set[str]]:
     """Workers from each of which items come back to it, grouped by who reaches whom."""
     after = {n: {e.consumer for e in profile.edges if e.producer == n} for n in profile.workers}
@@ -174,6 +186,8 @@ def _check_channels(edges: Sequence[EdgeProfile]) -> None:
     for i, edge in enumerate(edges):
         if edge.value and not edge.whole:
             raise ConfigError(f"profile.edges[{i}].value is True and whole is False: a value is there when its producer has ended. Next: whole: true as well.")
+        if edge.value and edge.at_end:
+            raise ConfigError(f"profile.edges[{i}].at_end is True and so is value: a value is there when its producer has ended anyway. Next: one of them.")
         j = seen.setdefault(edge.channel, i)
         other = edges[j]
         if i != j and (edge.producer, edge.consumer) == (other.producer, other.consumer):

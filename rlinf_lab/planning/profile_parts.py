@@ -135,6 +135,7 @@ class EdgeProfile:
     value: bool = rule(False, doc="with whole: a value that a call is given, no channel; the consumer only starts when the producer has ended")
     items: float | None = rule(None, above=0, high=1e12, doc="items of an iteration that pass, where it is not the profile's number")
 
+    at_end: bool = rule(False, doc="the producer puts all of the iteration at its end; the consumer may work on it in batches of its own")
     item_mib: float | None = rule(None, low=0, high=1e9, unit="MiB", doc="what one item occupies on its way; null: moving it costs nothing")
 
     @property
@@ -160,6 +161,9 @@ class Cell:
 
     members: tuple[str, ...] = rule(doc="the workers of the cycle")
     sub_batches: tuple[int, ...] = rule((1, 2), doc="numbers of sub-batches to consider where members sit apart; one alone: so many, whatever a plan says")
+    tokens: int = rule(
+        1, low=1, high=10**9, doc="items in the cell at a time, of all ranks of its head, which puts them together and waits for all, whatever a plan says"
+    )
     calibration: float = rule(1.0, above=0, high=1e6, doc="measured seconds over the sum of the steps, where that is known")
 
 

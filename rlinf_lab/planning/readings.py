@@ -71,7 +71,8 @@ def _in_turn_with_others(candidate: Candidate, window: Window, worker: str, plan
     placement = candidate.placement
     unit, ranks = placement.setting.home[worker], placement.seats[worker].ranks
     first = placement.seats[head(placement.setting.profile, placement.setting.units[unit].members)]
-    tokens = first.ranks * max(first.sub_batches, min(placement.setting.cell(unit).sub_batches))
+    known = placement.setting.cell(unit)
+    tokens = max(known.tokens, first.ranks * max(first.sub_batches, min(known.sub_batches)))
     parts = window.taken(worker) if tokens < ranks and not window.is_simulated else []
     return [planned * float(p.sum()) * tokens / ranks for p in parts] if parts and all(len(p) for p in parts) else planned
 

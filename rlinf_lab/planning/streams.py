@@ -134,19 +134,27 @@ class _Follower:
         if calls == 1 == len(turns):  # as it is for each of many turns
             arrived, weights = self._arrivals(unit, first, stop, turns[0][0])
             start, part = max(float(arrived.max()), ready), turns[0][1] * (1.0 if weights is None else float(weights.sum()) / size)
-            return self._called(unit, first, stop, start, start + seconds * part)
+            return self._called(unit, first, stop, start, start + float(self._led(leaf, first, np.array([seconds * part]))[0]))
         each, there = [], []
         for producer, part in turns:
             arrived, weights = self._arrivals(unit, first, stop, producer)
             each.append(seconds * part * (np.ones(calls) if weights is None else weights.reshape(calls, size).sum(axis=1) / size))
             there.append(arrived.reshape(calls, size).max(axis=1))
         # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
-        taken = np.concatenate(each)
+        taken = self._led(leaf, first, np.concatenate(each))
         total = np.cumsum(taken)
         ends = total + np.maximum.accumulate(np.maximum(np.concatenate(there), ready) - (total - taken))
         self._left(unit)[first:stop] = np.repeat(ends[-calls:], size)
         self.calls.setdefault(unit, []).append((ends - taken, ends))
         return float(ends[-1])
+
+    def _led(self, leaf: Leaf, first: int, seconds: np.ndarray) -> np.ndarray:
+        """Seconds of the calls of a source that reads, or sets up, before it goes on evenly: the first call of the iteration has that, too."""
+        lead = self.setting.leads.get(self.setting.units[leaf.worker].members[0], 0.0)
+        if not lead:
+            return seconds
+        begins = (np.arange(len(seconds)) == 0) & (first == 0)
+        return seconds * (1 - lead + np.where(begins, lead * 2.0**leaf.grain, 0.0))
 
     def _left(self, unit: int) -> np.ndarray:
         if unit not in self.left:

@@ -5,8 +5,8 @@
 The reader asks for bucket after bucket, so that items and calls go between them. When it has all it asks whether they are whole (`SEAL`): a learner that goes
 on in the same memory meanwhile would have it take half of a version and half of another. Nobody needs to ask where a copy was sent: by delta, and of little.
 
-What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. By delta both sides keep the last version:
-the reader's is not writable.
+Small tensors are joined into blocks. What has changed is found word by word, bit for bit; a range where more than a third has changed travels as it is. By
+delta both sides keep the last version: the reader's is not writable.
 """
 
 from __future__ import annotations
@@ -30,23 +30,39 @@ LITTLE = 1 << 20  # bytes
 ALIGNED = 64  # arrays begin at such places
 
 
+class Place(NamedTuple):
+    """Where a small buffer lies: bytes ``start`` to ``stop`` of a block."""
+
+    block: int
+    start: int
+    stop: int
+
+
 @dataclass(frozen=True)
 class Cargo:
-    """A version as it travels: its pickle, and its blocks of memory as bytes."""
+    """A version as it travels: its pickle, and its blocks of memory as bytes. ``places``: of the pickle's buffers in the joined blocks, which are the last;
+    None where a buffer is a block by itself."""
 
     version: int
     data: bytes
     blocks: Sequence[NDArray[np.uint8]]
+    places: Sequence[Place | None]
 
     @classmethod
     def of(cls, version: int, state: Any, copies: bool = False) -> Cargo:
         """Raises `WorkflowError` when the state does not pickle. ``copies``: whatever happens to the state's own memory later."""
         data, buffers = pickled(state)
-        return cls(version, data, [_bytes(b, copies) for b in buffers])
+        raws = [b.on_host() if isinstance(b, OnDevice) else b for b in buffers]  # what lay on a GPU is a copy already
+        places, blocks = together(raws)
+        whole = [
+            _bytes(raw, copies and not isinstance(b, OnDevice)) for raw, b, place in zip(raws, buffers, places, strict=True) if place is None
+        ]  # fmt: skip
+        return cls(version, data, [*whole, *(np.asarray(memoryview(block)) for block in blocks)], places)
 
     def open(self, is_kept: bool) -> Any:
         """The state, whose arrays lie on the blocks and cannot be written if these are kept."""
-        return pickle.loads(self.data, buffers=[memoryview(block.data).toreadonly() if is_kept else block for block in self.blocks])
+        views: list[Any] = [memoryview(block.data).toreadonly() if is_kept else block for block in self.blocks]
+        return pickle.loads(self.data, buffers=_apart(views, self.places))
 
 
 class Piece(NamedTuple):
@@ -60,26 +76,20 @@ class Piece(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """A bucket at the reader. ``number`` of ``total``; ``sizes``: bytes of each block; ``base``: the version that left-out words are those of, 0 for none;
-    ``is_kept``: the next version may be sent as what has changed in this one; ``is_sealed``: it cannot have changed on its way."""
+    """A bucket at the reader. ``number`` of ``total``; ``places``: as of `Cargo`, in the first one; ``sizes``: bytes of each block; ``base``: the version that
+    left-out words are those of, 0 for none; ``is_kept``: the next version may be sent as what has changed in this one; ``is_sealed``: it cannot have changed on
+    its way."""
 
     version: int
     base: int
     number: int
     total: int
     data: bytes
+    places: tuple[Place | None, ...]
     sizes: tuple[int, ...]
     pieces: tuple[Piece, ...]
     is_kept: bool
     is_sealed: bool
-
-
-class Place(NamedTuple):
-    """Where a small buffer lies: bytes ``start`` to ``stop`` of a block."""
-
-    block: int
-    start: int
-    stop: int
 
 
 class ArrivedWhole(NamedTuple):
@@ -92,10 +102,7 @@ class ArrivedWhole(NamedTuple):
 
     def open(self) -> Any:
         """The state. Raises whatever its classes raise when they are rebuilt."""
-        buffers = iter(self.packed.buffers)
-        whole = [next(buffers) if place is None else None for place in self.places]
-        blocks = [memoryview(block) for block in buffers]
-        return pickle.loads(self.packed.data, buffers=[b if p is None else blocks[p.block][p.start : p.stop] for b, p in zip(whole, self.places, strict=True)])
+        return pickle.loads(self.packed.data, buffers=_apart(self.packed.buffers, self.places))
 
 
 class Sealed(NamedTuple):
@@ -174,9 +181,8 @@ class Outgoing:
             self.base = None
         sizes = tuple(block.size for block in cargo.blocks)
         is_kept = self.copy is not None
-        return Arrived(
-            self.version, self._base_version, number, total, b"" if number else cargo.data, sizes, pieces, is_kept, is_sealed=is_kept and not self._torn
-        )  # fmt: skip
+        data, places = (b"", ()) if number else (cargo.data, tuple(cargo.places))
+        return Arrived(self.version, self._base_version, number, total, data, places, sizes, pieces, is_kept, is_sealed=is_kept and not self._torn)
 
 
 @dataclass(frozen=True)
@@ -228,14 +234,12 @@ def _piece(cargo: Cargo, base: Cargo | None, block: int, start: int, stop: int) 
     return Piece(block, start, stop, new_words[changed], changed.astype(np.uint32))
 
 
-def joined(packed: Packed) -> tuple[Packed, tuple[Place | None, ...], bool]:
-    """Small buffers copied into blocks of at most `LITTLE` bytes: each one by itself takes tens of microseconds on its way. Where each lies, and whether all
-    are copies now."""
-    places, whole, blocks = list[Place | None](), list[Any](), [bytearray()]
-    for buffer in packed.buffers:
-        raw = None if type(buffer) is OnDevice else memoryview(buffer).cast("B")
+def together(raws: Sequence[Any]) -> tuple[tuple[Place | None, ...], list[bytearray]]:
+    """Small buffers copied into blocks of at most `LITTLE` bytes: each one by itself takes tens of microseconds on its way. Where each lies; None for a large
+    one, and where there are no bytes here."""
+    places, blocks = list[Place | None](), [bytearray()]
+    for raw in raws:
         if raw is None or raw.nbytes >= LARGE:
-            whole.append(buffer)
             places.append(None)
             continue
         if len(blocks[-1]) + raw.nbytes > LITTLE:
@@ -244,13 +248,24 @@ def joined(packed: Packed) -> tuple[Packed, tuple[Place | None, ...], bool]:
         places.append(Place(len(blocks) - 1, len(block), len(block) + raw.nbytes))
         block += raw
         block += bytes(-len(block) % ALIGNED)
-    return Packed(packed.data, (*whole, *map(pickle.PickleBuffer, blocks))), tuple(places), not whole
+    return tuple(places), blocks
+
+
+def joined(packed: Packed) -> tuple[Packed, tuple[Place | None, ...], bool]:
+    """Small buffers `together`. Where each lies, and whether all are copies now."""
+    places, blocks = together([None if type(b) is OnDevice else memoryview(b).cast("B") for b in packed.buffers])
+    whole = [buffer for buffer, place in zip(packed.buffers, places, strict=True) if place is None]
+    return Packed(packed.data, (*whole, *map(pickle.PickleBuffer, blocks))), places, not whole
+
+
+def _apart(buffers: Sequence[Any], places: Sequence[Place | None]) -> list[Any]:
+    """A pickle's buffers; the joined ones are the last of ``buffers``."""
+    count = places.count(None)
+    whole, blocks = iter(buffers[:count]), [memoryview(block) for block in buffers[count:]]
+    return [next(whole) if p is None else blocks[p.block][p.start : p.stop] for p in places]
 
 
 def _bytes(buffer: Any, copies: bool) -> NDArray[np.uint8]:
-    """What lay on a GPU is a copy already."""
-    if isinstance(buffer, OnDevice):
-        return np.asarray(buffer.on_host(), np.uint8)
     found = np.asarray(buffer, np.uint8)
     return found.copy() if copies else found
 
@@ -276,4 +291,4 @@ def assembled(buckets: Sequence[Arrived], base: Cargo | None) -> Cargo:
             target[:] = piece.content
         else:
             target.view(piece.content.dtype)[piece.words] = piece.content
-    return Cargo(first.version, first.data, blocks)
+    return Cargo(first.version, first.data, blocks, first.places)

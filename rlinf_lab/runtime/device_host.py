@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pickle
 import sys
@@ -115,7 +116,7 @@ class DeviceHost:
         ways = ways._replace(ray_node=self._ray_node())
         for address in addresses:
             if address.host != self.name:
-                self.links[address.host] = Link(address, self.name, ways)
+                self.links = {**self.links, address.host: Link(address, self.name, ways)}  # anew: `stop` may be going through them
         return {name: link.transport for name, link in self.links.items()}
 
     def start(self, declarations: bytes) -> BaseException | None:
@@ -142,6 +143,9 @@ class DeviceHost:
     def _unmade(self, error: BaseException) -> ExecutorError:
         """The workers' classes and arguments cannot be had here."""
         members = ", ".join(f"{w}[{r}]" for (w, r), h in self.place.items() if h == self.name)
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            advice = "a higher limit (ulimit -n), or a plan with fewer hosts"
+            return ExecutorError(f"Host {self.name!r} ({members}) may open no more files: {error}. Next: {advice}.")
         return ExecutorError(
             f"Host {self.name!r} ({members}) could not read its workers: {type(error).__name__}: {said(error)}. Next: what a module does when it is run as a "
             f"program (reading arguments, sys.exit) belongs under `if __name__ == '__main__':`, for every host imports the modules of its workers' classes "

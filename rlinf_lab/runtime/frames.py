@@ -10,6 +10,7 @@ import pickle
 import socket
 import struct
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rlinf_lab.runtime import lending, pairs, store
@@ -130,11 +131,15 @@ class Stream:
         return bytes(self._view[start : start + size])
 
     def read_in_place(self, size: int) -> bytearray:
-        """The same, read into place: arrays are built upon it."""
+        """The same, read into place: arrays are built upon it. `MemoryError` behind those bytes."""
         done = min(size, self._end - self._at)
         if done < size and not self.waits:
             raise NotYetThere
-        data = bytearray(size)
+        try:
+            data = bytearray(size)
+        except MemoryError:
+            self._skip(size)
+            raise
         data[:done] = self._view[self._at : self._at + done]
         self._at += done
         view = memoryview(data)
@@ -144,6 +149,16 @@ class Stream:
                 raise EOFError("the stream ended")
             done += got
         return data
+
+    def _skip(self, size: int) -> None:
+        """What comes behind them can be heard."""
+        done = min(size, self._end - self._at)
+        self._at += done
+        while done < size:
+            got = self._connection.recv_into(self._view, min(READ_BYTES, size - done))
+            if not got:
+                raise EOFError("the stream ended")
+            done += got
 
     def _more(self, room: memoryview) -> None:
         got = self._connection.recv_into(room)
@@ -177,6 +192,7 @@ class FrameReader:
         self._headers: dict[bytes, tuple] = {}
         self._parts: list[Any] = []
         self._items = -1
+        self._lacking = 0  # bytes of the frame that there was no memory for
         self._counts: tuple[int, ...] = ()  # of packets that have come together
         self._transport = transport
         self._transit = Transit(transport, 0, 0)
@@ -211,9 +227,18 @@ class FrameReader:
         else:
             sizes = list(struct.unpack(f"<{count}Q", stream.read(8 * count)))
         first = 1 if self._items < 0 else 2
-        parts = [stream.read(size) for size in sizes[:first]] + [self._buffer(size) for size in sizes[first:]]
+        self._lacking = 0
+        parts = [self._part(stream.read, size) for size in sizes[:first]] + [self._part(self._buffer, size) for size in sizes[first:]]
         self._parts = [self._begun(p) if type(p) is _Announced else p for p in parts]
         return True
+
+    def _part(self, read: Callable[[int], Any], size: int) -> Any:
+        """Of a frame. Without memory for one of them this message is lost, not the next ones."""
+        try:
+            return read(size)
+        except MemoryError:
+            self._lacking += size & LENGTH
+            return b""
 
     def _way(self, sizes: list[int]) -> str:
         """By which way a packet has come whose parts have these sizes."""
@@ -256,7 +281,11 @@ class FrameReader:
         return Lent(part.described, part.number, self._slots.give_back, self._outlives)
 
     def message(self) -> tuple:
-        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files."""
+        """What the frame says. Raises what unpickling raises; `OSError` when this process may open no more files, `MemoryError` when it has no more memory."""
+        if self._lacking:
+            lacking, self._lacking = self._lacking, 0
+            self._refuse(self._parts)
+            raise MemoryError(f"{lacking / 2**20:.1f} MiB")
         if self._items < 0:
             data, *parts = self._parts
             message: tuple = pickle.loads(data, buffers=self._viewed(parts))
@@ -276,7 +305,22 @@ class FrameReader:
         if any(type(p) is InStore for p in parts):
             fetched = iter(self._store.fetch([p for p in parts if type(p) is InStore]))
             parts = [next(fetched) if type(p) is InStore else p for p in parts]
-        return tuple(self._slots.view(p) if isinstance(p, InSlot) else p.coming.open().numpy() if isinstance(p, InPair) else p for p in parts)
+        viewed: list[Any] = []
+        try:
+            for p in parts:
+                viewed.append(self._slots.view(p) if isinstance(p, InSlot) else p.coming.open().numpy() if isinstance(p, InPair) else p)
+        except BaseException:
+            self._refuse(parts[len(viewed) :])
+            raise
+        return tuple(viewed)
+
+    def _refuse(self, parts: list[Any]) -> None:
+        """Of a message that is lost: what the sender keeps for it is free."""
+        for part in parts:
+            if isinstance(part, InSlot):
+                self._slots.give_back(part.number)
+        if kept := [part for part in parts if isinstance(part, InStore)]:
+            self._store.give_back(kept)
 
     def forget(self) -> None:
         self._parts = []

@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -148,7 +150,7 @@ class HostsExecutor:
             for name in self.hosts:
                 self._refuse_when_stopped()
                 self._launch(name, payload)
-            self._connect(self._listener)
+            self._connect_all(self._listener)
             problem = self._set_up()
         except BaseException as error:
             stopped = self.driver_host.stopping
@@ -163,6 +165,17 @@ class HostsExecutor:
         if problem is not None:
             self.stop()
             raise problem
+
+    def _connect_all(self, listener: Listener) -> None:
+        try:
+            self._connect(listener)
+        except OSError as error:
+            if self.driver_host.stopping or self._is_of_processes(error):
+                raise
+            raise ExecutorError(
+                f"The {len(self.hosts) + 1} processes of the run could not be connected: {type(error).__name__}: {error}. Next: a higher limit of open files "
+                f"(ulimit -n; each needs some ten for every other one), or a plan with fewer hosts."
+            ) from error
 
     def _connect(self, listener: Listener) -> None:
         """Everybody learns where everybody listens."""
@@ -266,11 +279,14 @@ class HostsExecutor:
             self._listener.close()
 
     def _wait_for_death(self) -> None:
-        """Of the processes of this node: they are gone when `stop` returns."""
+        """Of the processes of this node: they are gone when `stop` returns. One that has not ended by `DEATH_SECONDS` is killed."""
         here = [self._pids[name] for name, link in self._links.items() if link.transport == "unix"]
         deadline = time.monotonic() + DEATH_SECONDS
-        while any(Path(f"/proc/{pid}").exists() for pid in here) and time.monotonic() < deadline:
+        while (left := [pid for pid in here if _runs(pid)]) and time.monotonic() < deadline:
             time.sleep(0.02)
+        for pid in left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
 
     # --- messages --------------------------------------------------------------------------------------------
     def _send(self, host: str, message: tuple) -> None:
@@ -362,6 +378,14 @@ class HostsExecutor:
     def __repr__(self) -> str:
         hosts = ", ".join(f"{h} on {self._device_names(h)}" for h in self.hosts)
         return f"{type(self).__name__}({self.flow.name!r}, {len(self.hosts)} hosts: {hosts})"
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process is there; one that has ended is, where nobody takes note of that."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def ship(declarations: dict[str, Declaration]) -> bytes:

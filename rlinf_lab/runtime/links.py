@@ -19,6 +19,7 @@ few threads, a quiet one waits for nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pickle
 import socket
@@ -324,7 +325,17 @@ class Link:
         return None if len(parts) == 1 and sent == len(parts[0]) else self._joined(parts, sent)
 
     def _joined(self, parts: list[bytes | memoryview], skip: int) -> memoryview:
-        """All bytes but the first ``skip``."""
+        """All bytes but the first ``skip``. Without memory for them the stream ends here: what the peer has of a message cannot be followed by another."""
+        try:
+            return self._copied(parts, skip)
+        except MemoryError as error:
+            self._broken = OSError(errno.ENOMEM, f"no memory for a message to it: {error}")
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            raise
+
+    @staticmethod
+    def _copied(parts: list[bytes | memoryview], skip: int) -> memoryview:
         rest = []
         for part in parts:
             size = part.nbytes if isinstance(part, memoryview) else len(part)
@@ -348,6 +359,7 @@ class Link:
                     self._backlog.clear()
                     self._changed.notify_all()
                 return
+            del head  # while it waits for the next one, nothing here keeps memory
             with self._changed:
                 self._backlog.popleft()
                 self._changed.notify_all()

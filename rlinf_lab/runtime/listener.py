@@ -103,7 +103,7 @@ class Incoming:
         self._stream.waits = False
         try:
             heard_all = self._hear_some()
-        except (OSError, EOFError, struct.error):  # the thread will meet it, too
+        except (OSError, EOFError, struct.error, MemoryError):  # the thread will meet it, too
             heard_all = False
         if not heard_all:
             self._rouse()
@@ -248,7 +248,7 @@ class Listener:
             with self._left_changed:
                 self._left.add(peer)
                 self._left_changed.notify_all()
-        except (OSError, EOFError, struct.error):
+        except (OSError, EOFError, struct.error, MemoryError):  # without memory for a head: nobody knows where the next message begins
             if receivers is not None:
                 receivers.end(died=True)
             if not self._closed and peer:

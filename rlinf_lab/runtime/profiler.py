@@ -18,9 +18,10 @@ from tqdm.auto import tqdm
 
 from rlinf_lab.errors import PlanError, RlinfLabError, WorkerError
 from rlinf_lab.planning.device import Device
+from rlinf_lab.planning.execution import batch_of_tokens
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.fitting import fitted
-from rlinf_lab.planning.measured import Observed
+from rlinf_lab.planning.measured import Observed, inputs
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Memory, Message, Profile, RankRule
 from rlinf_lab.planning.reading import listing
@@ -95,6 +96,7 @@ class _Measuring:
     executor: str
     notes: list[str] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)  # names of plans under which a worker did
+    one_by_one: bool = False  # whether what circulates in cells cannot come in batches
 
     def _fingerprint(self) -> Fingerprint:
         return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
@@ -106,7 +108,7 @@ class _Measuring:
         probes = list(graph.workers)
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
-            runs = [first, self._try(self._smaller(first), bar, memory=True)]
+            runs = [first, *self._in_batches(first, bar)]
             plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
             runs += [self._try(plan, bar) for plan in plans]
             probed = {worker: self._probed(worker, bar) for worker in probes}
@@ -120,6 +122,8 @@ class _Measuring:
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
             device_memory_gib=_device_memory(self.devices), fingerprint=self._fingerprint(), notes=self.notes, messages=messages,
         )  # fmt: skip
+        if self.one_by_one:
+            found = found.replace(cells=tuple(replace(cell, tokens=1) for cell in found.cells))
         for worker in (w for w, p in probed.items() if p.stays):
             found = found.with_worker(worker, offloadable=False)
         return found
@@ -130,13 +134,38 @@ class _Measuring:
         ranks = {w: max((c for c in counts if c <= count), default=1) for w, counts in self.ranks.items()}
         return ExecutionPlan.temporal(self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name)
 
+    def _in_batches(self, first: Observed, bar: tqdm) -> list[Observed | None]:
+        """Smaller batches between workers, and all that circulates in a cell in one: there the first run had single items."""
+        smaller, at_once = self._smaller(first), self._together(first, self._plan("all that circulates at once", 1))
+        if at_once is None:
+            return [self._try(smaller, bar, memory=True)]
+        bar.total += 1
+        found = self._try(at_once, bar, memory=True)
+        self.one_by_one = found is None
+        return [self._try(smaller if self.one_by_one else self._together(first, smaller) or smaller, bar, memory=True), found]
+
     def _smaller(self, first: Observed) -> ExecutionPlan:
         return self._cut(self._plan("smaller batches", 1), first, lambda consumer: SMALLER)
 
     def _shared(self, first: Observed, count: int) -> ExecutionPlan:
         """Each rank of a worker gets its part: the first one would take everything otherwise."""
         plan = self._plan(f"{count} ranks", count)
-        return self._cut(plan, first, plan.ranks)
+        plan = self._cut(plan, first, plan.ranks)
+        return plan if self.one_by_one else self._together(first, plan) or plan
+
+    def _together(self, first: Observed, plan: ExecutionPlan) -> ExecutionPlan | None:
+        """The plan with batches of all that circulates in a cell; None where it circulates by itself. Ranks of the head may have a share each, or as much as
+        one alone: a batch is no larger than a share, and all are filled."""
+        graph, chunks, in_flight = self.flow.graph, dict(plan.chunks), dict(plan.in_flight)
+        for cell in graph.cells:
+            tokens, head = first.in_one_batch(cell), first.head(cell)
+            parts = self._parts(first, plan, head) * plan.ranks(head)
+            if tokens > 1 and tokens % parts == 0:
+                share = tokens // parts
+                in_flight[head] = tokens
+                for edge in (e for e in graph.edges if e.producer in cell and e.consumer in cell):
+                    chunks[edge.channel] = share if edge.consumer == head else batch_of_tokens(share, plan.ranks(edge.consumer), is_head=False)
+        return replace(plan, chunks=chunks, in_flight=in_flight) if in_flight else None
 
     def _cut(self, plan: ExecutionPlan, first: Observed, parts: Callable[[str], int]) -> ExecutionPlan:
         cells = self.flow.graph.cells
@@ -145,6 +174,14 @@ class _Measuring:
             if not (e.whole or e.keyed or DRIVER in (e.producer, e.consumer) or any(e.producer in c and e.consumer in c for c in cells))
         }  # fmt: skip
         return replace(plan, chunks={**plan.chunks, **chunks})
+
+    def _parts(self, first: Observed, plan: ExecutionPlan, head: str) -> int:
+        """In how many parts all ranks of the head of a cell get the inputs of an iteration; items where they do not divide evenly."""
+        most = 1
+        for channel in inputs(self.flow.graph, head):
+            items, chunk = round(first.items(channel)), plan.chunks.get(channel, 0) * plan.ranks(head) * self.flow.graph.channel(channel).group
+            most = max(most, items if chunk and items % chunk else items // chunk if chunk else 1)
+        return most
 
     def _double(self, first: Observed) -> ExecutionPlan:
         """The tokens of a cell one by one: half a batch for whoever answers."""

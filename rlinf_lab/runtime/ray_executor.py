@@ -26,7 +26,7 @@ from rlinf_lab.runtime.hosts_executor import HostsExecutor
 from rlinf_lab.runtime.links import Ways
 from rlinf_lab.runtime.ray_host import RayHost
 from rlinf_lab.runtime.ray_library import load_ray
-from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private
+from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private, why_private_is_gone
 from rlinf_lab.runtime.reservation import Reservation
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
@@ -128,6 +128,8 @@ class RayExecutor(HostsExecutor):
         for name, handle in self._actors.items():
             if actor is not None and handle._actor_id.hex() == actor:
                 number = Device.node_of(self._device_names(name))
+                if is_private() and (why := why_private_is_gone()):
+                    return f"{why} {self._members(name)} of host {name!r} could not be set up. Next: rlinf_lab.shutdown(); the next run starts another."
                 gone = why_gone(self._nodes[number]) if number else ""  # 0: this one
                 why, advice = (
                     (gone, "look at that node's memory and logs; then a plan on lab.devices(address='auto'), where a node that joins has a new number")

@@ -6,7 +6,8 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from rlinf_lab.errors import ConfigError, ExecutorError, shown
 from rlinf_lab.runtime.devices import cores
@@ -33,6 +34,8 @@ def ensure_ray(address: str | None) -> None:
                 if address != current and (mine or address != "auto"):  # "auto" means a cluster, which a private Ray is not
                     ours, end = (", a private Ray of earlier runs", "rlinf_lab.shutdown()") if mine else ("", "ray.shutdown()")
                     raise ExecutorError(f"Ray is already initialised here with {current!r}{ours}, not {address!r}. Next: {end} first.")
+            if is_private() and (gone := why_private_is_gone()):
+                raise ExecutorError(f"{gone} Next: rlinf_lab.shutdown(); the next run starts another.")
             return
         named = address or os.environ.get("RAY_ADDRESS")
         if named:
@@ -49,6 +52,12 @@ def ensure_ray(address: str | None) -> None:
 def is_private() -> bool:
     """Whether the Ray that this process uses now is the one that we have started."""
     return _PRIVATE is not None and _PRIVATE.is_current()
+
+
+def why_private_is_gone() -> str:
+    """What has died of the private Ray without which it starts no processes; "" where it lives."""
+    dead = {kind: process.pid for kind, process in load_ray()._private.worker._global_node.dead_processes()}
+    return f"The private Ray of this process is gone: its raylet (process {dead['raylet']}) was killed or has crashed." if "raylet" in dead else ""
 
 
 class PrivateRay:
@@ -94,11 +103,33 @@ class PrivateRay:
         self._ready.set()
         self._close.wait()
         if self.is_current():
+            begotten = _begotten_by_raylet()
             ray.shutdown()
+            _end(begotten)
 
     def close(self) -> None:
         self._close.set()
         self._thread.join(30)
+
+
+def _begotten_by_raylet() -> list[Any]:
+    """Processes that Ray does not know by itself: the raylet has started them, and ends them if it is ended in good order."""
+    import psutil
+
+    found: list[Any] = []
+    for each in load_ray()._private.worker._global_node.all_processes.get("raylet", ()):
+        with contextlib.suppress(psutil.Error):
+            found += psutil.Process(each.process.pid).children(recursive=True)
+    return found
+
+
+def _end(processes: Iterable[Any]) -> None:
+    """Those that have not ended yet: where Ray's control service is gone its agents ask for it for another minute."""
+    import psutil
+
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()  # never one that has its number by now
 
 
 _PRIVATE: PrivateRay | None = None

@@ -67,6 +67,11 @@ class InSlot(NamedTuple):
     reference: bytes
     size: int
 
+    @property
+    def number(self) -> int:
+        """The slot's."""
+        return int(REFERENCE.unpack(self.reference)[0])
+
 
 class Returned:
     """Numbers that the receiver of a link has sent back on its socket."""

@@ -112,9 +112,9 @@ class StoreViews:
         except ray.exceptions.RayError as error:
             raise _lost(buffers, f"Ray has lost it ({type(error).__name__})") from error
         finally:
-            self._give_back(buffers)
+            self.give_back(buffers)
 
-    def _give_back(self, buffers: Sequence[InStore]) -> None:
+    def give_back(self, buffers: Sequence[InStore]) -> None:
         """Also what could not be fetched: nobody asks for it again."""
         with contextlib.suppress(OSError):  # the sender is gone, and what it kept with it
             self._connection.sendall(b"".join(_NUMBER.pack(b.number) for b in buffers))

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -383,6 +384,17 @@ def misunderstood(here: str, peer: str, error: BaseException) -> ExecutorError:
     """A message that does not unpickle, or that a handler failed on. What did not arrive at all says so itself."""
     if isinstance(error, ExecutorError):
         return error
+    number = getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM:
+        return ExecutorError(
+            f"Host {here} has no memory for a message of {peer}: {error}. Next: smaller items, channels of less capacity, publish(bucket_mib=...) for weights, "
+            f"a higher limit for its process (ulimit -v), or fewer ranks on its node."
+        )
+    if number in (errno.EMFILE, errno.ENFILE):
+        return ExecutorError(
+            f"Host {here} may open no more files, and a message of {peer} lies in shared memory: {error}. Next: close what its workers opened, or a higher "
+            f"limit (ulimit -n)."
+        )
     start = f"Host {here} could not understand a message of {peer}: {type(error).__name__}: {error}."
     if isinstance(error, (ImportError, AttributeError, pickle.UnpicklingError)):
         advice = "Next: install the module that defines it on every node, or define the class in a notebook cell (it then travels by value)."

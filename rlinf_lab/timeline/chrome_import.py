@@ -4,18 +4,21 @@ Read are the phases X, B and E, b and e (joined by id), i, C and the names in M;
 line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
 is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread,
 if it lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
-An event with a field that the format does not have there is left out, and a warning counts them and names the first.
+An event with a field that the format does not have there is left out, and a warning counts them and names the first. Arrows (phases s, t, f) are from
+any span to any other one, ours from a put to a get: they are counted (``Timeline.foreign_arrows``).
 Our own export comes back as it was, or not at all.
 """
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import re
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +53,23 @@ _LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beg
 
 def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
     """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
-    events, other = _load(Path(path))
-    reader = _OwnReader(other) if _is_ours(other) else _Reader()
-    reader.read(events)
-    return reader.devices(), reader.content()
+    with _uncollected():
+        events, other = _load(Path(path))
+        reader = _OwnReader(other) if _is_ours(other) else _Reader()
+        reader.read(events)
+        return reader.devices(), reader.content()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and again, takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _load(path: Path) -> tuple[list[Event], Event]:
@@ -163,9 +179,11 @@ class _Reader:
         self._lanes: dict[tuple[Any, ...], int] = {}
         self._ranks: defaultdict[str, int] = defaultdict(int)
         self._names: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # of names as events have them
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
         self._backwards = 0  # events that end before they begin
+        self._arrows = 0
         self._lost = 0  # that begin without an end, or the other way round
 
     def read(self, events: Iterable[Event]) -> None:
@@ -201,6 +219,8 @@ class _Reader:
         for event in kept:
             if event["ph"] == "C":
                 self._sample(event)
+            elif event["ph"] in ("t", "f"):  # where it leads to; one may have several
+                self._arrows += 1
         first, last = min((row[0] for row in self._rows), default=-_MOST_US * 1000), max((row[1] for row in self._rows), default=_MOST_US * 1000)
         for event in kept:
             if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
@@ -245,8 +265,12 @@ class _Reader:
 
     # --- rows ------------------------------------------------------------------------------------------
     def _add(self, event: Event) -> None:
-        name, category = _text(event.get("name", "")), _category(event)
-        start, end = _ns(event["ts"]), _ns(event["ts"]) + _ns(event.get("dur", 0))
+        said, category = event.get("name", ""), _category(event)
+        name = self._texts.get(said) if type(said) is str else _text(said)  # an odd one may not be hashable
+        if name is None:
+            name = self._texts[said] = _text(said)
+        start = _ns(event["ts"])
+        end = start + _ns(event["dur"]) if "dur" in event else start
         if end < start:
             self._backwards, end = self._backwards + 1, start
         step = _STEP.fullmatch(name)
@@ -297,7 +321,7 @@ class _Reader:
     def content(self) -> dict[str, Any]:
         return {
             "spans": np.array(self._rows, SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._names),
-            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": 0,
+            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": 0, "foreign_arrows": self._arrows,
         }  # fmt: skip
 
 
@@ -350,7 +374,7 @@ class _OwnReader(_Reader):
         return list(self._other["devices"])
 
     def content(self) -> dict[str, Any]:
-        told = {"dropped": int(self._other.get("dropped_spans", 0)), "dropped_samples": int(self._other.get("dropped_samples", 0))}
+        told = {"foreign_arrows": 0, "dropped": int(self._other.get("dropped_spans", 0)), "dropped_samples": int(self._other.get("dropped_samples", 0))}
         clocks = {key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()} for key in ("clock_errors", "clock_jumps")}
         return super().content() | told | clocks
 

@@ -156,6 +156,7 @@ class SpanStore:
         self._now: Self | None = None  # what `snapshot` gave, while nothing has come since
         self._is_snapshot = False
         self.dropped = self.dropped_samples = 0  # spans and samples of counters that a recorder could not keep
+        self.foreign_arrows = 0  # that a trace of another tool had, and nothing here can tell
         self.arriving: frozenset[int] = frozenset()  # iterations that have ended, of which other hosts may have more to tell
         self.clock_errors: dict[str, int] = {}  # hosts with a clock of their own: how far their times may be from the others', ns
         self.clock_jumps: dict[str, int] = {}  # those of them whose clock was set or stood still meanwhile: how often
@@ -297,7 +298,7 @@ class SpanStore:
 
     def _restore(
         self, spans: SpanArray, tracks: Iterable[Track], names: Iterable[str], counters: SpanArray, dropped: int, clock_errors: Mapping[str, int] | None = None,
-        dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None,
+        dropped_samples: int = 0, clock_jumps: Mapping[str, int] | None = None, foreign_arrows: int = 0,
     ) -> None:  # fmt: skip
         """Fill an empty store with what another one held."""
         self.clock_errors, self.clock_jumps, self.dropped_samples = dict(clock_errors or {}), dict(clock_jumps or {}), dropped_samples
@@ -306,7 +307,7 @@ class SpanStore:
             self._devices.update(dict.fromkeys(track.devices))
         for name in names:
             self._names[name] = len(self._names)
-        self._now, self.dropped = None, dropped
+        self._now, self.dropped, self.foreign_arrows = None, dropped, foreign_arrows
         self._counters.append(counters)
         if len(spans):
             ours = self._spans.reserve(len(spans))
@@ -327,6 +328,7 @@ class SpanStore:
             copy._waiting = bytearray()
             copy._bounds, copy.dropped, copy.dropped_samples, copy._is_snapshot = self._bounds, self.dropped, self.dropped_samples, True
             copy.arriving, copy.clock_errors, copy.clock_jumps = self.arriving, dict(self.clock_errors), dict(self.clock_jumps)
+            copy.foreign_arrows = self.foreign_arrows
             return copy
 
     # --- reading ----------------------------------------------------------------------------------------

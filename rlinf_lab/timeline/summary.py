@@ -59,6 +59,8 @@ class Summary:
             lines.append(f"{a['dropped']:,} spans were DROPPED while recording")
         if a["dropped_samples"]:
             lines.append(f"{a['dropped_samples']:,} samples of counters were DROPPED while recording")
+        if a["foreign_arrows"]:
+            lines.append(f"{_counted(a['foreign_arrows'], 'arrow')} of the tool that wrote this left out: here they lead from puts to gets")
         lines += [f"clock of {host}: aligned to ± {error / 1e3:,.0f} µs" for host, error in a["clock_errors_ns"].items()]
         lines += [f"clock of {host}: was set or stood still {jumps} times; times around that are not comparable" for host, jumps in a["clock_jumps"].items()]
         for title, frame, columns in (
@@ -97,7 +99,7 @@ def summary(store: SpanStore, accounting: Accounting, gains: pd.DataFrame) -> Su
         "spans": len(store), "seconds": store.elapsed_ns / 1e9, "lanes_count": len(store.tracks), "devices_count": len(store.devices),
         "iterations": len(store.marks()), "failed_iterations": standing.failed, "open_iterations": standing.open,
         "arriving_iterations": standing.arriving, "standing": standing.words, "dropped": store.dropped, "clock_errors_ns": store.clock_errors,
-        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
+        "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps, "foreign_arrows": store.foreign_arrows,
     }  # fmt: skip
     busy = bubbles.busy(accounting).sort_values("share", ascending=False, kind="stable", ignore_index=True)
     return Summary(about, lanes(store), busy, bubbles.bubbles(store, accounting), critical.critical_path(store), gains)

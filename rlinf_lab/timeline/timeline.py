@@ -231,6 +231,7 @@ class Timeline(SpanStore):
     def from_chrome(cls, path: str | Path) -> Self:
         """Chrome trace JSON (also gzipped, or one event a line) of torch's profiler, Ray, RLinf's tracer, or of `to_chrome`: then it is equal.
 
+        Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.
         """
         from rlinf_lab.timeline import chrome_import
@@ -321,5 +322,6 @@ class Timeline(SpanStore):
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
         if self.clock_jumps:
             text += f", clocks that JUMPED: {', '.join(self.clock_jumps)}"
+        text += f", {self.foreign_arrows:,} arrows of that tool left out" if self.foreign_arrows else ""
         text += f", {self.dropped:,} spans DROPPED" if self.dropped else ""
         return text + (f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else "")

@@ -9,8 +9,8 @@ from pathlib import Path
 STATIC = Path(__file__).with_name("static")
 #: The timeline, in the order in which the files build on each other.
 TIMELINE = (
-    "base.js", "lane.js", "instants.js", "series.js", "depths.js", "store.js", "links.js", "statistics.js", "rows.js", "counters.js", "paint.js", "details.js",
-    "legend.js", "hands.js", "timeline.js",
+    "base.js", "lane.js", "instants.js", "series.js", "depths.js", "store.js", "links.js", "statistics.js", "calls.js", "rows.js", "counters.js", "paint.js",
+    "details.js", "legend.js", "hands.js", "timeline.js",
 )  # fmt: skip
 DASHBOARD = (*TIMELINE, "charts.js", "history.js", "panels.js", "standstill.js", "dashboard.js")
 _IMPORT = re.compile(r'^import\s+\{[^}]*\}\s+from\s+"\./[\w.]+";\n', re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ SETTLE_NS = 500_000_000
 LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
 LATE_SECONDS = 5.0  # that device time is told later than this
+_REST_ALONE = 500  # a five-hundredth where this process computes less than a quarter of the time and a core is idle: it disturbs nobody then
+_REST_EARLY = 200  # and a two-hundredth of all accounting so far: looks follow each other soon at first, for 25 ms of a core at most in all
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
@@ -73,6 +76,14 @@ def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]
     return content, parts
 
 
+def _a_core_is_idle() -> bool:
+    """By the system's load of the last minute; False where it does not say."""
+    try:
+        return os.getloadavg()[0] < len(os.sched_getaffinity(0)) - 1
+    except (OSError, AttributeError):  # AttributeError: other systems than Linux
+        return False
+
+
 class Numbers:
     """A set of whole numbers of which nearly all follow each other: those of iterations. What it takes does not grow with them."""
 
@@ -113,6 +124,8 @@ class TimelineFeed:
         self._marked = 0  # marks of the timeline that were looked at, and those among them that have not settled
         self._unsettled = np.empty(0, SPAN_DTYPE)
         self._not_before = self._grown_at = 0.0
+        self._accounted = 0.0  # seconds of a core
+        self._load = time.monotonic(), time.process_time()  # when the last look ended, and what this process had computed until then
 
     @property
     def origin_ns(self) -> int | None:
@@ -247,7 +260,14 @@ class TimelineFeed:
         update.bubbles = self._sums(rows, fresh, len(now.devices))
         self._idle.append(np.frombuffer(settled_rows, IDLE_WIRE))
         self._bubbles.append(np.array([tuple(row.get(key, 0.0) for key in _SUM.names or ()) for row in update.bubbles], _SUM))
-        self._not_before += min(LATE_SECONDS, _REST * (time.thread_time() - began))
+        self._not_before += self._pause(time.thread_time() - began)
+
+    def _pause(self, took: float) -> float:
+        """Seconds until accounting is worth it again, having taken ``took`` seconds of a core just now."""
+        (at, computed), self._load = self._load, (time.monotonic(), time.process_time())
+        is_alone = self._load[1] - computed - took < 0.25 * (self._load[0] - at) and _a_core_is_idle()
+        self._accounted += took
+        return min(LATE_SECONDS, (_REST_ALONE if is_alone else _REST) * took, _REST_EARLY * self._accounted)
 
     def _marks(self, now: Timeline) -> SpanArray:
         """Marks of iterations that have come or settled since the last look that told something, by start: not all of a long run, each time."""

@@ -75,4 +75,5 @@ def make_tables(origin_ns: int, store: SpanStore) -> Mapping[str, Any]:
         "dropped_samples": store.dropped_samples,
         "clock_errors": store.clock_errors,
         "clock_jumps": store.clock_jumps,
+        "foreign_arrows": store.foreign_arrows,
     }

@@ -88,7 +88,8 @@ class PushedWidget(anywidget.AnyWidget):
             return still.beside(bundle, live)
         apart.show(still, self._pictures, again)
         self._has_pictures = True
-        return {**data, "text/plain": still.text}, metadata
+        # A page that does not trust the notebook takes the next best of the output, which would be a line of words below the picture.
+        return {**data, "text/plain": still.text, "text/html": "<div></div>"}, metadata
 
     def renew_pictures(self, still: Still) -> None:
         """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the picture is not an output of its own."""

@@ -226,5 +226,11 @@ const held = () => {
 };
 const columnsOfLane = (lane) => Object.fromEntries(Object.entries(lane.columns).map(([name, values]) => [name, [...values.subarray(0, lane.count)]]));
 
-window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, more, arrowTexts, explained, outliers: () => outliers(store).map((o) => [o.track.label, o.dur, o.ratio]),
-  statistics: (from, to) => rangeStatistics(store, from, to) };
+/** Of the span of a track at a time: the panel's numbers on what is like it, [[median, how many, ns, parts, how], ...]. */
+const likeAt = (label, at) => {
+  const track = store.tracks.find((t) => t.label === label), [lane, i] = track.spans.near(at, 0);
+  return likeIt(store, track, lane, i).map(({ sorted, count, ns, parts, how }) => [sorted[Math.floor(sorted.length / 2)], count, ns, parts, how]);
+};
+
+window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, more, arrowTexts, explained, outliers: () => outliers(store).map((o) => [pieceName(store, o), o.ns, o.median, o.count, o.lane.columns.iteration[o.i], o.more]),
+  like: (label, at) => likeAt(label, at), statistics: (from, to) => rangeStatistics(store, from, to) };

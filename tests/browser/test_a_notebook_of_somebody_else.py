@@ -65,6 +65,7 @@ def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     assert all(lab.page.evaluate(PICTURES))
     words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()
     assert not any("cpu:0cpu:1" in text or "sourceSource" in text or "cuda:0cuda:1" in text for text in words), "words without their places"
+    assert not any("TimelineView(" in text or "Dashboard(" in text for text in words), "what stands for a widget where nothing else can"
     for picture in (".rlinf-lab-still img[alt^=Timeline]", ".jp-OutputArea-executeResult img[alt^=Timeline]"):
         image = lab.page.locator(picture).first
         image.scroll_into_view_if_needed()

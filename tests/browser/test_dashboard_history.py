@@ -93,10 +93,13 @@ def test_sums_of_stretches(page: Any) -> None:
     assert found == [45, 2, merged, 10, 9, []]
 
 
-@pytest.mark.parametrize(
-    ("done", "planned", "end"),
-    [(0, 0, 2), (0, 5000, 2), (39, 5000, 50), (40, 5000, 50), (49, 50, 49), (45, 50, 49), (4999, 5000, 4999), (300, 0, 300), (120, 60, 120)],
-)
+AXES = [
+    (0, 0, 2), (0, 5000, 2), (7, 5000, 8), (17, 60, 18), (39, 5000, 40), (40, 5000, 42), (49, 50, 49), (45, 50, 46), (101, 5000, 110),
+    (4999, 5000, 4999), (300, 0, 300), (120, 60, 120),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("done", "planned", "end"), AXES)
 def test_a_curve_has_most_of_its_axis_however_many_iterations_are_planned(page: Any, done: int, planned: int, end: int) -> None:
     assert page.evaluate("([done, planned]) => parts.axisEnd(done, planned)", [done, planned]) == end
 
@@ -169,3 +172,45 @@ def test_a_kernel_that_is_not_heard_any_more_is_told_of_while_the_run_is_not_ove
     )
     assert found[0] == found[1] == found[3] == found[4] == ""
     assert re.fullmatch(r"nothing heard for [14]:\d\d" if every else "", found[2])
+
+
+EMPTY = """async (code) => {
+  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+  const made = widget(), el = document.createElement("div"), config = { title: "empty", charts: ["loss"], iterations: 9 };
+  let tell, seq = 0;
+  const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
+  el.style.width = "1000px";
+  document.body.append(el);
+  made.initialize({ model });
+  made.render({ model, el });
+  const look = async (message) => {
+    tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    const said = [...el.querySelectorAll(".rl-empty")].filter((e) => e.offsetHeight);
+    const fits = (e) => {
+      const [a, b] = [e, e.closest(".rl-panel")].map((n) => n.getBoundingClientRect());
+      return a.bottom <= b.bottom && a.right <= b.right && e.parentNode.scrollHeight <= e.parentNode.clientHeight;
+    };
+    seen.push([said.map((e) => e.textContent), said.every(fits)]);
+  };
+  await look({ state: { state: "running" } });
+  await look({ state: { state: "running" }, counters: [[0, { "cpu:0": 0.5 }], [1, { "cpu:0": 0.6 }]], bubbles: [{ iteration: 0, busy: 2, starved: 1 }] });
+  await look({ state: { state: "running", iteration: 4 } });
+  const stack = el.querySelector(".rl-stackstage canvas"), widest = () => {
+    const { data, width } = stack.getContext("2d").getImageData(0, 8, stack.width, 1);
+    let last = 0;
+    for (let x = 0; x < width; x++) if (data[4 * x + 3]) last = x + 1;
+    return last / width;
+  };
+  const narrow = widest();
+  await look({ state: { state: "stopped", iteration: 4 } });
+  return [seen, narrow, widest()];
+}"""
+
+
+def test_what_is_still_empty_says_so_in_full(page: Any) -> None:
+    """And of a run that is over no room is kept for bars of iterations that will not come."""
+    seen, live, over = page.evaluate(EMPTY, module(*DASHBOARD))
+    assert [texts for texts, _ in seen] == [["no picture yet", "nothing sampled yet", "no iteration accounted for yet"], ["no picture yet"], [], []]
+    assert all(fits for _, fits in seen)
+    assert live < 0.2 and over > 0.98

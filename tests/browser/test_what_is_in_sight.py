@@ -126,3 +126,36 @@ def test_the_tail_is_followed_until_one_points_elsewhere(browser: Any) -> None:
     seen = changed(page, lambda: page.keyboard.press("w"))  # a run that is over has no tail
     assert seen[1] < 80e9 and page.get_by_role("button", name="Follow").get_attribute("aria-pressed") == "false"
     page.close()
+
+
+def test_a_selected_range_lies_over_the_spans_and_not_over_their_names(browser: Any, tmp_path: Path) -> None:
+    """One that reaches out of sight on both sides."""
+    page = opened(browser, timeline_html(iterations(10), tmp_path / "band.html"))
+    box, (gutter, plot) = page.locator("#timeline canvas").first.bounding_box(), numbers(page, "plot")
+
+    def closer() -> None:
+        page.mouse.move(box["x"] + gutter + 0.5 * plot, box["y"] + 60)
+        while numbers(page, "range")[1] > 40 * MS:
+            changed(page, lambda: page.mouse.wheel(0, -100))
+
+    page.locator("#timeline canvas").first.focus()
+    names = """() => {
+      const canvas = document.querySelector('#timeline canvas'), [gutter, plot] = document.getElementById('timeline').dataset.plot.split(',').map(Number);
+      const part = (x, width) => [...canvas.getContext('2d').getImageData(x, 40, width, canvas.height - 40).data].join();
+      return [part(0, Math.floor(gutter) - 1), part(Math.ceil(gutter + plot / 2), 4)];
+    }"""
+    closer()
+    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.wait_for_timeout(200)
+    before = page.evaluate(names)
+    changed(page, lambda: page.keyboard.press("f"))
+    page.mouse.move(box["x"] + gutter + 0.2 * plot, box["y"] + 15)
+    page.mouse.down()
+    page.mouse.move(box["x"] + gutter + 0.8 * plot, box["y"] + 15)
+    page.mouse.up()
+    closer()
+    page.mouse.move(box["x"] + 5, box["y"] + 5)
+    page.wait_for_timeout(200)
+    after = page.evaluate(names)
+    assert before[0] == after[0] and before[1] != after[1], "the band is there, and beside it nothing has changed"
+    page.close()

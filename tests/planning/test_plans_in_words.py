@@ -12,6 +12,7 @@ PLAIN = lab.ExecutionPlan("p", ("cpu:0", "cpu:1"), {"a": ((0,),), "b": ((0,), (1
 CHANGES = {
     "name": "other", "devices": ("cpu:2", "cpu:1"), "placements": {"a": ((1,),), "b": ((0,), (1,)), "c": ((1,),)}, "chunks": {"x": 3}, "capacities": {"x": 4},
     "sub_batches": {"a": 2}, "fused": (("a", "b"),), "memory": {"a": 1}, "device_memory": 2, "staleness": 1, "working": {"a": 1}, "priorities": {"a": 1},
+    "in_flight": {"a": 16},
 }  # fmt: skip
 
 

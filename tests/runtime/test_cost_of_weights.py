@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.cargo import ALIGNED, LITTLE, Cargo, Copy, Outgoing, Whole, assembled
+from rlinf_lab.runtime.cargo import ALIGNED, LITTLE, Bucket, Cargo, Copy, Outgoing, Whole, assembled
 from rlinf_lab.runtime.host import Host
 from rlinf_lab.runtime.pickling import LARGE
 from rlinf_lab.runtime.session import Session
@@ -142,6 +142,31 @@ def test_small_arrays_travel_together() -> None:
     for got, sent in zip(arrived.open(), state, strict=True):
         assert np.array_equal(got, sent) and got.flags.writeable and (got.size == 0 or got.ctypes.data % 16 == 0)
     assert all(place.start % ALIGNED == 0 for place in arrived.places if place is not None)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_small_arrays_travel_together_in_buckets_too(delta: bool) -> None:
+    """Before, each was a part of its own in the message, by delta two: its words and their numbers."""
+    sizes = [0, 1, 3, 1000, 16_000, LARGE // 4, 100_000] * 30
+    states = [[np.arange(size, dtype=np.float32) for size in sizes] for _ in range(2)]
+    for array in states[1]:
+        array[::20] += 1
+    base: Cargo | None = None
+    for version, state in enumerate(states, 1):
+        outgoing = Outgoing(version, state, base, 16 << 20, Unchanged(state), Copy() if delta else None)
+        arrived, parts = [], 0
+        while not arrived or len(arrived) < arrived[0].total:
+            buffers: list[pickle.PickleBuffer] = []
+            data = pickle.dumps(Bucket(outgoing, len(arrived)), protocol=5, buffer_callback=buffers.append)
+            parts += len(buffers)
+            arrived.append(pickle.loads(data, buffers=[bytearray(buffer) for buffer in buffers]))
+        large = sum(size * 4 >= LARGE for size in sizes)
+        small = sum(4 * size for size in sizes if 4 * size < LARGE)
+        assert large < parts <= (2 if base else 1) * (large + small / LITTLE * 1.1 + 1 + len(arrived))
+        cargo = assembled(arrived, base)
+        for got, sent in zip(cargo.open(is_kept=delta), state, strict=True):
+            assert np.array_equal(got, sent) and got.flags.writeable is not delta and (got.size == 0 or got.ctypes.data % 16 == 0)
+        base = outgoing.cargo if delta else None
 
 
 def test_of_what_is_little_a_change_while_it_is_packed_is_noticed() -> None:

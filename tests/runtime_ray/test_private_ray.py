@@ -46,6 +46,7 @@ def test_another_cluster_than_the_ray_that_is_up_is_refused(private: bool, addre
     ray: Any = SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: context)
     monkeypatch.setattr(ray_start, "load_ray", lambda: ray)
     monkeypatch.setattr(ray_start, "is_private", lambda: private)
+    monkeypatch.setattr(ray_start, "why_private_is_gone", str)
     if told:
         with pytest.raises(ExecutorError, match=told):
             ray_start.ensure_ray(address)

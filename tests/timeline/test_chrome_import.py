@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import json
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, chrome_import
 
 K = SpanKind
 
@@ -243,3 +244,38 @@ def test_a_file_of_instants_alone_has_them(tmp_path: Path) -> None:
     assert [(s.name, s.kind, s.start_ns) for s in Timeline.from_chrome(write(tmp_path / "i.json", events)).rows()] == [
         ("saved", K.LABEL, 5000), ("saved", K.LABEL, 9000),
     ]  # fmt: skip
+
+
+def test_cycles_are_not_looked_for_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a million events that took three quarters of the time. Afterwards it is as it was, also where the file holds no trace."""
+    seen, load = [], chrome_import._load
+    monkeypatch.setattr(chrome_import, "_load", lambda path: (seen.append(gc.isenabled()), load(path))[1])
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps([{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]))
+    bad.write_text("no trace")
+    assert gc.isenabled() and len(Timeline.open(good)) == 1 and gc.isenabled()
+    with pytest.raises(TimelineError):
+        Timeline.open(bad)
+    assert gc.isenabled() and seen == [False, False]
+    gc.disable()
+    try:
+        Timeline.open(good)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
+    """From any span to any other one: here they lead from puts to gets. Our own export has its arrows back."""
+    flow = [{"ph": ph, "cat": "fwdbwd", "name": "fwdbwd", "id": i, "pid": 1, "tid": 1 + (ph == "f"), "ts": 10 * i + 1} for i in range(3) for ph in "sf"]
+    spans = [x("op", 10 * i, 5, tid=tid) for i in range(3) for tid in (1, 2)]
+    timeline = Timeline.open(write(tmp_path / "torch.json", {"traceEvents": [*spans, *flow, flow[0] | {"ph": "t"}]}))
+    assert timeline.foreign_arrows == timeline.snapshot().foreign_arrows == 4 and "4 arrows of that tool left out" in repr(timeline)
+    assert "4 arrows of the tool that wrote this left out" in repr(timeline.summary()) and timeline.summary().to_dict()["foreign_arrows"] == 4
+    recorder, ours = Recorder(), Timeline(["cpu:0"])
+    a, b, name = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:0",)), recorder.name("c")
+    recorder.add(a, K.PUT, name, 1000, 2000, 0, 1, 0, name, 0)
+    recorder.add(b, K.GET, name, 1500, 3000, 0, 1, 0, name, 0)
+    ours.extend(recorder.drain())
+    back = Timeline.open(ours.to_chrome(tmp_path / "ours.json"))
+    assert back.foreign_arrows == 0 and "arrows" not in repr(back) and "arrow" not in repr(back.summary())

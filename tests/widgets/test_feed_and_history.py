@@ -570,7 +570,7 @@ def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: p
     output.update(board)  # the same cell again, whose output is another one, or another cell: with a picture, too
     assert len({name for name, _, _ in shown}) == 1 and [update for _, update, _ in shown] == [False, True, False]
     assert "running" in shown[0][2] and all("finished" in html for _, _, html in shown[1:])
-    assert before.keys() == output.data.keys() == {WIDGET, "text/plain"} and output.data["text/plain"].startswith("Dashboard('made up': finished")
+    assert before.keys() == output.data.keys() == {WIDGET, "text/plain", "text/html"} and output.data["text/plain"].startswith("Dashboard('made up': finished")
 
 
 def test_the_stored_picture_of_a_run_that_goes_on_says_of_when_it_is_and_is_renewed_under_the_view(monkeypatch: pytest.MonkeyPatch) -> None:

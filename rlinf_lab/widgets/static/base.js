@@ -1,7 +1,7 @@
 // What every picture here shares: vocabulary, colours, theme, text, and the link to the kernel.
 
 export const KINDS = ["run", "get", "put", "lock", "onload", "offload", "transfer", "wait", "label", "mark", "setup"];
-export const RUN = 0, LABEL = 8, MARK = 9;
+export const RUN = 0, GET = 1, PUT = 2, LOCK = 3, WAIT = 7, LABEL = 8, MARK = 9, SETUP = 10;
 export const CAUSES = ["starved", "blocked", "lock", "setup", "switch", "fill", "drain", "tail", "off"], BUSY = CAUSES.length;
 // A waiting kind wears the colour of the bubble that it becomes on its device.
 export const KIND_CAUSE = { get: "starved", put: "blocked", lock: "lock", onload: "switch", offload: "switch", transfer: "switch", wait: "starved", setup: "setup" };

@@ -30,11 +30,10 @@ export function thinned(points, most) {
   return out;
 }
 
-/** The last iteration of an axis: that of the points, rounded up so that they have most of the width, or the last that is planned if it is near. */
+/** The last iteration of an axis: a round one at most a tenth beyond that of the points, so that it moves now and then, or the last that is planned. */
 export function axisEnd(done, planned) {
-  const near = Math.max(2, 1.25 * done), power = 10 ** Math.floor(Math.log10(near));
-  const round = [1, 2, 5, 10].map((m) => m * power).find((end) => end >= near);
-  return Math.max(2, done, planned > 0 ? Math.min(planned - 1, round) : done);
+  const most = done / 10, power = 10 ** Math.floor(Math.log10(Math.max(1, most))), step = [5, 2, 1].map((m) => m * power).find((m) => m <= most) || 1;
+  return Math.max(2, done, planned > 0 ? Math.min(planned - 1, step * Math.ceil((done + 1) / step)) : done);
 }
 
 export class LineChart {
@@ -148,12 +147,12 @@ export function drawSpark(canvas, values, width, height, colour, line) {
   g.globalAlpha = 1;
 }
 
-/** One bar per row, its parts stacked in the order of `keys`, each bar filling the height. rows: [{key: amount}, ...]. */
-export function drawStacks(canvas, rows, keys, colourOf, width, height) {
+/** One bar per row, its parts stacked in the order of `keys`, each bar filling the height; room for `least` bars. rows: [{key: amount}, ...]. */
+export function drawStacks(canvas, rows, keys, colourOf, width, height, least) {
   const g = fitCanvas(canvas, width, height);
   g.clearRect(0, 0, width, height);
   if (!rows.length) return;
-  const slots = Math.max(rows.length, 12), each = width / slots, gap = each > 5 ? 1 : 0;
+  const slots = Math.max(rows.length, least), each = width / slots, gap = each > 5 ? 1 : 0;
   rows.forEach((row, i) => {
     const total = keys.reduce((sum, key) => sum + (row[key] || 0), 0);
     let y = height;

@@ -1,7 +1,8 @@
 // What a timeline says in words: the tooltip, and the panel on a span, a bubble, a range, or the outliers.
 import { CAUSES, CAUSE_TEXT, KINDS, KIND_CAUSE, LABEL, RUN, duration, make } from "./base.js";
+import { likeIt, outliers, pieceName } from "./calls.js";
 import { arrowsOf, explain, waitText } from "./links.js";
-import { alike, durationsOf, outliers, rangeStatistics } from "./statistics.js";
+import { alike, rangeStatistics } from "./statistics.js";
 
 const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
@@ -52,9 +53,6 @@ export class Details {
     this.view.canvas.focus({ preventScroll: true });
   }
 
-  /** A line that leads to a span. */
-  link(text, picked) { return make("button.link", { onclick: () => this.view.pick(picked, true) }, text); }
-
   // ---- one span or bubble
 
   /** [title, ...lines] of the tooltip. */
@@ -97,10 +95,7 @@ export class Details {
     const [title, ...lines] = this.describe(picked), parts = lines.map((line) => make("div", {}, line));
     if (track.devices.length) parts.push(make("div", {}, `on ${track.devices.join(", ")}`));
     if (c.kind[i] === RUN || c.kind[i] === LABEL) {
-      const all = durationsOf(store, track.worker, c.name[i], c.kind[i]), at = (q) => all[Math.min(all.length - 1, Math.floor(q * all.length))];
-      if (all.length > 1) {
-        parts.push(make("div.muted", {}, `${all.length.toLocaleString("en")} like it: median ${duration(at(0.5))}, p95 ${duration(at(0.95))}, longest ${duration(all[all.length - 1])}${at(0.5) ? `; this one is ${(c.dur[i] / at(0.5)).toFixed(2)} × the median` : ""}`));
-      }
+      for (const like of likeIt(store, track, lane, i)) parts.push(make("div.muted", {}, likeText(like)));
     }
     const pairs = arrowsOf(store, lane, i);
     for (const [put, get] of pairs.slice(0, 4)) {
@@ -152,12 +147,36 @@ export class Details {
 
   showOutliers() {
     this.at = null;
-    const found = this.view.stores.flatMap((store, layer) => outliers(store).map((f) => ({ ...f, layer }))).slice(0, 10);
-    if (!found.length) { this.show("No outliers", make("div", {}, "No span took more than 1.5 times the median of its method.")); return; }
-    this.show("Outliers", make("div.muted", {}, "longest against the median of their method; click to go there"), ...found.map((f) => {
-      const store = this.view.stores[f.layer], c = f.lane.columns;
-      const text = `${f.track.label} ${store.name(c.name[f.i])}: ${duration(f.dur)}, ${f.ratio.toFixed(1)} ×${c.iteration[f.i] >= 0 ? `, iteration ${c.iteration[f.i]}` : ""}`;
-      return this.link(text, { layer: f.layer, track: f.track, lane: f.lane, i: f.i });
+    const found = this.view.stores.flatMap((store, layer) => outliers(store).map((f) => ({ ...f, layer }))).sort((a, b) => b.lost - a.lost).slice(0, 10);
+    if (!found.length) { this.show("No outliers", make("div", {}, "Nothing took half as long again as is usual for what is like it.")); return; }
+    const what = "By time lost against the median of what is alike: of one worker and method, from a get of as many items to the next get, or a whole call. Click to go there.";
+    this.show("Outliers", make("div.muted", {}, what), ...found.flatMap((f) => {
+      const store = this.view.stores[f.layer], { iteration } = f.lane.columns;
+      const said = [iteration[f.i] >= 0 ? `iteration ${iteration[f.i]}` : "", f.items > 0 ? itemsText(f.items) : "", f.layer ? this.view.labels[f.layer] : ""];
+      const times = f.median ? ` (${timesText(f.ns / f.median)} × the median of ${f.count.toLocaleString("en")})` : "";
+      const text = [`${pieceName(store, f)}: ${duration(f.ns)}, ${duration(f.lost)} lost${times}`, ...said.filter(Boolean)].join(", ");
+      const line = make("button.link", { onclick: () => this.goTo(f) }, text);
+      return f.more ? [line, make("div.muted", {}, `and ${f.more.toLocaleString("en")} more like it: ${duration(f.moreLost)} lost`)] : [line];
     }));
   }
+
+  /** To a piece: all of it in sight, its longest span chosen. */
+  goTo({ layer, track, lane, i, start, end }) {
+    const shift = this.view.shift(layer), half = Math.max(3 * (end - start), 500), mid = (start + end) / 2 + shift;
+    this.view.pick({ layer, track, lane, i }, true);
+    this.view.look(mid - half, mid + half);
+  }
+}
+
+const timesText = (ratio) => (ratio < 10 ? ratio.toFixed(2) : ratio < 100 ? ratio.toFixed(1) : Math.round(ratio).toLocaleString("en"));
+
+const itemsText = (n) => `${n.toLocaleString("en")} ${n === 1 ? "item" : "items"}`;
+
+/** How a piece compares with what is alike. */
+function likeText({ sorted, count, ns, parts, how, channel, items }) {
+  const at = (q) => sorted[Math.min(sorted.length - 1, Math.floor(q * sorted.length))];
+  const since = how === "whole" && parts > 1 ? "a whole call" : how !== "get" ? "" : items === 0 ? "after the last item" : `from a get${items > 0 ? ` of ${itemsText(items)}` : ""} to the next`;
+  const piece = [parts > 1 ? `in ${parts.toLocaleString("en")} stretches` : "", since].filter(Boolean).join(", ");
+  const like = `${count.toLocaleString("en")} like it: median ${duration(at(0.5))}, p95 ${duration(at(0.95))}, longest ${duration(sorted[sorted.length - 1])}`;
+  return `${piece ? `${duration(ns)} ${piece}; ` : ""}${like}${at(0.5) ? `; this one is ${timesText(ns / at(0.5))} × the median` : ""}`;
 }

@@ -1,8 +1,7 @@
 // Who handed what to whom, and why a device stood still: read from the spans in the browser, while the kernel is busy.
-import { CAUSES, CAUSE_TEXT, KINDS, RUN, duration } from "./base.js";
+import { CAUSES, CAUSE_TEXT, GET, KINDS, LOCK, PUT, RUN, duration } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 
-const GET = 1, PUT = 2, LOCK = 3;
 const MOST = 4000000; // spans of an iteration that are looked at for arrows: some tenths of a second
 
 /** The stretch of time of an iteration; one without a mark yet reaches from the last mark to the end. */

@@ -240,6 +240,8 @@ export function paintArrows(view, g) {
     if (!seen.length || view.to > view.store.marks[view.store.marks.length - 1].end) seen.push((view.store.marks[view.store.marks.length - 1]?.iteration ?? -1) + 1);
     if (seen.length > MOST_ITERATIONS) notes.add(`More than ${MOST_ITERATIONS} iterations in sight: zoom in for arrows`);
     else for (const n of seen) { pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS)); notes.add(missingArrows(view.store, n)); }
+    const foreign = view.store.tables.foreign_arrows;
+    if (foreign) notes.add(`${foreign.toLocaleString("en")} arrows of the tool that wrote this are left out: here they lead from puts to gets`);
     if (!pairs.length && ![...notes].some(Boolean)) notes.add("No arrows: nothing was handed over in sight");
     if (pairs.length > MOST_ARROWS) { pairs.length = 0; notes.add(`More than ${MOST_ARROWS} arrows in sight: zoom in to see them`); }
   }
@@ -290,13 +292,13 @@ export function paintPicked(view, g) {
 
 export function paintSelection(view, g) {
   if (!view.selection) return;
-  const [a, b] = view.selection, x0 = view.x(Math.min(a, b)), x1 = view.x(Math.max(a, b));
+  const [a, b] = view.selection, x0 = view.x(Math.min(a, b)), x1 = view.x(Math.max(a, b)), left = view.gutter, right = left + view.plot;
+  const from = Math.max(left, x0), to = Math.min(right, x1);
   g.fillStyle = view.colours.accent;
   g.globalAlpha = 0.14;
-  g.fillRect(x0, RULER, x1 - x0, view.height);
+  if (to > from) g.fillRect(from, RULER, to - from, view.height); // what is beside the plot are labels and the scrollbar
   g.globalAlpha = 1;
-  g.fillRect(x0, RULER, 1, view.height);
-  g.fillRect(x1, RULER, 1, view.height);
+  for (const x of [x0, x1]) if (x >= left && x <= right) g.fillRect(Math.min(x, right - 1), RULER, 1, view.height);
   const text = duration(Math.abs(b - a)), at = Math.max(view.gutter, Math.min(view.gutter + view.plot - 70, x0));
   g.font = `10.5px ${FONT}`;
   g.fillStyle = view.colours.accent;

@@ -4,6 +4,7 @@ import { drawSpark, drawStacks } from "./charts.js";
 import { DIVERGED } from "./history.js";
 
 const NAME = 88; // px of a device's name
+const SLOTS = 12; // bars that have room, at least, while more are to come
 const LIVE = ["starting", "running", "idle", "paused", "stopping"];
 
 export class Header {
@@ -107,16 +108,18 @@ export class Utilisation {
 export class Bubbles {
   constructor() {
     this.canvas = make("canvas", { role: "img", "aria-label": "Bubbles by cause, one bar per iteration" });
-    this.stage = make("div.stackstage", {}, this.canvas);
+    this.stage = make("div.stackstage", {}, this.canvas, (this.empty = make("span.empty")));
     this.list = make("div.causes");
     this.total = make("span.value");
     this.node = make("section.panel.bubbles", {}, make("header", {}, make("h3", {}, "Device time"), this.total), this.stage, this.list);
   }
 
-  /** sums: seconds by cause, and busy, of each iteration. */
-  draw(sums, colours) {
+  /** sums: seconds by cause, and busy, of each iteration; `over`: no other one comes. */
+  draw(sums, colours, over = false) {
     const colourOf = (key) => (key === "busy" ? colours.busy : colours.causes[key]), width = this.stage.clientWidth;
-    if (width) drawStacks(this.canvas, sums.merged(Math.floor(width / 3)), sums.keys, colourOf, width, this.stage.clientHeight);
+    if (width) drawStacks(this.canvas, sums.merged(Math.floor(width / 3)), sums.keys, colourOf, width, this.stage.clientHeight, over ? 1 : SLOTS);
+    this.stage.dataset.empty = String(!sums.length);
+    this.empty.textContent = over ? "no iteration came to its end" : "no iteration accounted for yet";
     const total = sums.keys.reduce((s, key) => s + sums.of(key), 0);
     this.total.textContent = total ? `${Math.round((100 * sums.of("busy")) / total)} % busy` : "–";
     const shown = CAUSES.filter((cause) => sums.of(cause) > total * 0.001).sort((a, b) => sums.of(b) - sums.of(a)).slice(0, 5);
@@ -151,7 +154,7 @@ export function headline(keys, rows, bubbles) {
     if (DIVERGED.has(value)) return [label(key), value, points.length ? `was ${figures(points[points.length - 1][1])}` : ""];
     return [label(key), value === undefined ? "–" : share(key, value) ? `${(100 * value).toFixed(0)} %` : figures(value), change(key, points)];
   });
-  tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", `mean of last ${recent.length}`]);
+  tiles.push(["Iteration", Number.isFinite(mean("seconds")) ? `${figures(mean("seconds"))} s` : "–", recent.length ? `mean of last ${recent.length}` : ""]);
   const pace = Object.keys(rows.last || {}).find((k) => /(^|[._])steps_per_second$/.test(k));
   if (pace) tiles.push(["Env steps", figures(mean(pace)), "per second"]);
   const row = bubbles.last;

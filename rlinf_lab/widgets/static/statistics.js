@@ -1,4 +1,4 @@
-// Numbers of what is there: a range by worker, device and name, and the spans that took strangely long.
+// Numbers of what is there: a range by worker, device and name, and the bubbles that are like one.
 import { BUSY, CAUSES, LABEL, RUN } from "./base.js";
 import { CATEGORIES } from "./lane.js";
 
@@ -54,54 +54,4 @@ export function alike(lane, i, most = 20000) {
   }
   some.sort((a, b) => a - b);
   return { ...of, median: some[Math.floor(some.length / 2)] };
-}
-
-/** Durations of the RUN spans (or labels) of one worker and name, sorted; at most `most` of them, evenly picked. */
-export function durationsOf(store, worker, name, kind, most = 20000) {
-  let total = 0;
-  const lanes = store.tracks.filter((t) => t.worker === worker).flatMap((t) => [...t.spans.lanes, ...t.labels.lanes, ...t.points.lanes]);
-  for (const lane of lanes) total += lane.count;
-  const step = Math.max(1, Math.floor(total / (most * 8))), found = [];
-  for (const lane of lanes) {
-    const c = lane.columns;
-    for (let i = 0; i < lane.count; i += step) if (c.name[i] === name && c.kind[i] === kind) found.push(c.dur[i]);
-  }
-  return Float32Array.from(found).sort();
-}
-
-/**
- * The `most` spans that took longest against the others of their worker and method: [{track, lane, i, ratio}], ratio = duration / median.
- * A method with fewer than 8 spans has no usual duration; the first span of one may well be slow and counts.
- */
-export function outliers(store, most = 8) {
-  const groups = new Map();
-  for (const track of store.tracks) {
-    const own = groups.get(track.worker) || new Map();
-    groups.set(track.worker, own);
-    for (const stack of [track.spans, track.labels, track.points]) {
-      for (const lane of stack.lanes) {
-        const { kind, name, dur } = lane.columns;
-        for (let i = 0; i < lane.count; i++) {
-          if (kind[i] !== RUN && kind[i] !== LABEL) continue;
-          const key = name[i] * 16 + kind[i];
-          let g = own.get(key);
-          if (!g) own.set(key, (g = { durations: [], seen: 0, top: [] }));
-          // A steady sample of at most 16,384 is enough for a median.
-          if (g.seen++ < 16384 || g.seen % 16 === 0) g.durations.push(dur[i]);
-          if (g.top.length < most || dur[i] > g.top[g.top.length - 1].dur) {
-            g.top.push({ track, lane, i, dur: dur[i] });
-            g.top.sort((a, b) => b.dur - a.dur);
-            if (g.top.length > most) g.top.pop();
-          }
-        }
-      }
-    }
-  }
-  const found = [];
-  for (const g of [...groups.values()].flatMap((own) => [...own.values()])) {
-    if (g.seen < 8) continue;
-    const sorted = Float32Array.from(g.durations).sort(), median = sorted[sorted.length >> 1];
-    if (median > 0) for (const t of g.top) found.push({ ...t, ratio: t.dur / median });
-  }
-  return found.filter((f) => f.ratio >= 1.5).sort((a, b) => b.ratio - a.ratio).slice(0, most);
 }

@@ -1,12 +1,11 @@
 // What a timeline shows: tracks with their lanes, device time, iterations; and the tables that numbers refer to.
-import { KINDS, LABEL, MARK, isolated } from "./base.js";
+import { GET, KINDS, LABEL, MARK, PUT, isolated } from "./base.js";
 import { Depths } from "./depths.js";
 import { InstantLane } from "./instants.js";
 import { Lane } from "./lane.js";
 import { addSamples } from "./series.js";
 
 export const IDLE_BYTES = 24;
-const TAKEN = 1, GIVEN = 2; // kinds: a get, a put
 const COLUMN_TYPES = { "<f8": Float64Array, "<f4": Float32Array, "<i4": Int32Array, "<u4": Uint32Array, "<u2": Uint16Array, u1: Uint8Array };
 const SPAN_COLUMNS = { name: Uint32Array, iteration: Int32Array, items: Int32Array, channel: Int32Array, flow: Int32Array };
 const IDLE_COLUMNS = { waitKind: Uint8Array, track: Int32Array, channel: Int32Array };
@@ -137,7 +136,7 @@ export class Store {
   constructor() { this.reset(); }
 
   reset() {
-    this.tables = { origin: 0, devices: [], tracks: [], names: [], dropped: 0, dropped_samples: 0, clock_errors: {}, clock_jumps: {} };
+    this.tables = { origin: 0, devices: [], tracks: [], names: [], dropped: 0, dropped_samples: 0, clock_errors: {}, clock_jumps: {}, foreign_arrows: 0 };
     this.tracks = []; // {worker, rank, devices, host, spans: Stack, labels: Stack, points: Stack of what took no time}
     this.workers = []; // in order of appearance: the order of colours
     this.idle = new Map(); // device -> Lane of causes
@@ -200,8 +199,8 @@ export class Store {
     for (let i = first; i < last; i++) {
       const end = start[i] + shift + dur[i];
       if (end > this.end) this.end = end;
-      if ((kind[i] === GIVEN || kind[i] === TAKEN) && channel[i] >= 0 && items[i] > 0) {
-        this.depths.add(channel[i], start[i] + shift + length(i), kind[i] === GIVEN ? items[i] : -items[i], iteration[i]);
+      if ((kind[i] === PUT || kind[i] === GET) && channel[i] >= 0 && items[i] > 0) {
+        this.depths.add(channel[i], start[i] + shift + length(i), kind[i] === PUT ? items[i] : -items[i], iteration[i]);
       }
       if (kind[i] === MARK) { this.mark(start[i] + shift, dur[i], iteration[i]); this.depths.over(iteration[i], start[i] + shift + length(i)); }
       else if (kind[i] === LABEL) rows.labels.push(i);
