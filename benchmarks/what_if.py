@@ -16,7 +16,7 @@ from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.costs import fitted
 from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.planner import Plans, plan
+from rlinf_lab.planning.planner import Plans, plan, simulated_one_by_one
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.replan import replan
 from rlinf_lab.planning.whatif import Question, described, moved, sliders
@@ -78,6 +78,18 @@ def rest(name: str) -> float:
     return milliseconds(answer)
 
 
+def first_simulated(name: str, staleness: int) -> float:
+    """After a quick answer its best plan, simulated, described and drawn: the first that is seen when a slider rests."""
+    quick = dataclasses.replace(Question.of(plans_of(name)), staleness=staleness).answer(plans_of(name).profile, like=plans_of(name))
+
+    def answer() -> None:
+        made = next(simulated_one_by_one(quick))
+        described(made, in_haste=True)
+        [gantt(p) for p in made]
+
+    return milliseconds(answer)
+
+
 def simulation(name: str) -> float:
     best = plans_of(name).best
     return milliseconds(lambda: forecast(best.candidate.placement, 10, best.devices))
@@ -101,6 +113,9 @@ def cases(smoke: bool) -> list[Case]:
         Case("explorer_drag", "ms, 95th percentile", lambda: max(quantile(drags(n), 0.95) for n in names), target="<= 200", target_of="value", runs=runs,
              curve=lambda: [[q, max(quantile(drags(n), q) for n in names)] for q in (0.5, 0.75, 0.95)],
              note=f"one question of a moving slider, all positions of all sliders; {some}; curve: quantile, ms"),
+        Case("explorer_simulated", "ms", lambda: max(first_simulated(n, 0) for n in names), runs=runs,
+             curve=lambda: [[staleness, max(first_simulated(n, staleness) for n in names)] for staleness in (0, 1, 2)],
+             note=f"when a slider rests, the best plan of the quick answer is simulated and shown; {some}; curve: iterations of staleness, ms"),
         Case("explorer_rest", "ms", lambda: max(rest(n) for n in names), runs=runs,
              note=f"every plan searched, six of them simulated for two iterations; {some}"),
         Case("simulation_64x10", "ms", lambda: max(simulation(n) for n in names), target="<= 400", target_of="value", runs=runs,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,11 +60,23 @@ Command = (
 )
 
 
+#: Of each command, one that is complete.
+EXAMPLES = {
+    "demo": "rlinf-lab demo", "doctor": "rlinf-lab doctor", "trace": "rlinf-lab trace run.parquet",
+    "plan": "rlinf-lab plan --profile profile.json --devices 64", "simulate": "rlinf-lab simulate --profile profile.json --devices 64",
+}  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``rlinf-lab``. Returns the exit status; errors of ours are printed without a traceback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print_anything()
-    command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
+    try:
+        command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
+    except SystemExit as ended:
+        if ended.code:  # what is wrong has been said; 0: somebody asked for help
+            print(_next(sys.argv[1:] if arguments is None else arguments), file=sys.stderr)
+        raise
     try:
         if isinstance(command, PlanCommand):
             if isinstance(command, SimulateCommand) and command.out is not None:
@@ -79,6 +92,14 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nrlinf-lab: interrupted; everything was stopped.", file=sys.stderr)
         return 130
+
+
+def _next(arguments: Sequence[str]) -> str:
+    """What to type instead of arguments that are no command."""
+    name = next((a for a in arguments if not a.startswith("-")), "")
+    if name not in EXAMPLES:
+        name = next(iter(difflib.get_close_matches(name, EXAMPLES, n=1)), "")
+    return f"Next: {EXAMPLES[name]} (all options: rlinf-lab {name} --help)." if name else f"Next: {EXAMPLES['doctor']} (all commands: rlinf-lab --help)."
 
 
 def print_anything() -> None:

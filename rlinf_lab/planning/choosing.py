@@ -53,6 +53,12 @@ def ranking(found: Sequence[Candidate], devices: Sequence[str], simulate: bool =
     return trials.ranked(found)
 
 
+def simulated(candidate: Candidate, devices: Sequence[str]) -> Shown:
+    """In full detail."""
+    timeline = steady(candidate.placement, devices)
+    return Shown(candidate, settled(timeline, candidate.placement.setting.staleness)[1], timeline)
+
+
 def order(shown: Sequence[Shown]) -> list[Shown]:
     """By seconds; of those that take as long by `preference`; without those that seat everybody as a faster one does."""
     waiting, found = sorted(shown, key=lambda s: s.seconds), list[Shown]()
@@ -116,8 +122,7 @@ class _Trials:
             if not some or (len(shown) - len(some) >= wanted and shown[0].timeline is not None):
                 return order(shown)
             i = min(some, key=lambda i: promised[_key(shown[i].candidate)]) if len(shown) - len(some) < wanted else 0
-            timeline = steady(shown[i].candidate.placement, self.devices)
-            shown[i] = Shown(shown[i].candidate, settled(timeline, shown[i].candidate.placement.setting.staleness)[1], timeline)
+            shown[i] = simulated(shown[i].candidate, self.devices)
 
     def _best_of_each(self, found: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
         """(seconds, plan) of each shape, simulated in less detail where some were: of those that take about as long the one that the search finds fastest."""

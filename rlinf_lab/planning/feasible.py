@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.candidates import NOTHING, Candidate, Known, candidates
 from rlinf_lab.planning.given import MOST_DEVICES
+from rlinf_lab.planning.memory import advised, less_than_advised
 from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.reasons import fewest_apart, shortage, why_no
 from rlinf_lab.planning.search.solver import BOTH
@@ -35,7 +36,7 @@ def why_none(setting: Setting, modes: tuple[str, ...]) -> str:
     else:
         said = " ".join(f"{mode}: {why_no(setting, mode)}" for mode in modes)
     wish = Wish(setting.profile, setting.devices, setting.chunks, setting.rule, setting.staleness, modes)
-    return said + nearest(wish, math.ceil(short.gib) if math.isfinite(short.gib) else None, fewest_apart(setting))
+    return said + nearest(wish, advised(short.gib) if math.isfinite(short.gib) else None, fewest_apart(setting))
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Wish:
         return of_modes(Setting.of(self.profile, self.devices, self.chunks, self.rule, self.staleness), self.modes, quick=True)
 
 
-def nearest(wish: Wish, gib: int | None = None, count: int | None = None) -> str:
+def nearest(wish: Wish, gib: float | None = None, count: int | None = None) -> str:
     """What to change so that there is a plan. Each way was tried. ``gib``, ``count``: memory and devices that are likely to do."""
     found = []
     if wish.modes != MODES and wish.is_possible(modes=MODES):
@@ -82,23 +83,31 @@ def _both(wish: Wish) -> str:
     return f"memory_gib={gib} and devices={more.get('', more)}"
 
 
-def _least_memory(wish: Wish, likely: int | None) -> int | None:
-    """Whole GiB of a device with which there is a plan, and with one less there is none; None when memory is not what is missing."""
+def _least_memory(wish: Wish, likely: float | None) -> float | None:
+    """GiB of a device with which there is a plan, and with one percent less there is none; None when memory is not what is missing."""
 
-    def does(gib: int) -> bool:
+    def does(gib: float) -> bool:
         return wish.is_possible(profile=limited(wish.profile, gib))
 
     caps = [k.memory_gib for k in wish.profile.kinds if k.name in wish.devices] or [None]
     least = min((c if c is not None else wish.profile.device_memory_gib or math.inf for c in caps), default=math.inf)
     if not math.isfinite(least) or not does(MOST_GIB):
         return None
-    low, high = math.floor(least), max(1, math.ceil(least))
+    low, high = least, advised(least)
     if likely is not None and likely > low and does(likely):
-        low, high = (likely - 1, likely) if likely - 1 <= low or not does(likely - 1) else (low, likely - 1)
+        before = less_than_advised(likely)
+        if before <= low or not does(before):
+            return likely
+        high = before
     while high < MOST_GIB and not does(high):
         low, high = high, min(MOST_GIB, 2 * high)
-    while high - low > 1:
-        middle = (low + high) // 2
+    return _between(low, high, does)
+
+
+def _between(low: float, high: float, does: Callable[[float], bool]) -> float:
+    """The least number to advise that does; ``low`` does not."""
+    while low < (less := less_than_advised(high)):
+        middle = min(advised((low + high) / 2), less)
         low, high = (low, middle) if does(middle) else (middle, high)
     return high
 

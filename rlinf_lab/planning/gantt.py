@@ -12,6 +12,7 @@ from rlinf_lab.planning.streams import Work
 from rlinf_lab.timeline.span import SpanKind
 
 FINEST = 1 / 800  # of an iteration: gaps and bars below it melt together
+SAME = 1e-9  # relative: sums of the same seconds in another order
 BUSY, SWITCHING = 0, 1
 Bar = tuple[float, float, float, float, int, int]
 
@@ -57,13 +58,24 @@ def _followed(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple
             parts = len(members) if together else 1  # they take turns step by step, too finely to be seen: each has its part of the height
             at = i if together else 0
             first, last = low + (high - low) * at / parts, low + (high - low) * (at + 1) / parts
-            found += [(start, end, first, last, workers.index(name), BUSY) for start, end in _melted(work, planned.seconds)]
+            found += [(start, end, first, last, workers.index(name), BUSY) for start, end in _melted(work, planned.seconds, placement.setting.overlap > 0)]
     return found
 
 
-def _melted(work: Work, seconds: float) -> list[tuple[float, float]]:
-    order = np.argsort(work.starts, kind="stable")
-    return _merged(work.starts[order], work.ends[order], seconds)
+def _melted(work: Work, seconds: float, overlap: bool) -> list[tuple[float, float]]:
+    starts, ends = _together(work, seconds) if overlap else (work.starts, work.ends)
+    order = np.argsort(starts, kind="stable")
+    return _merged(starts[order], ends[order], seconds)
+
+
+def _together(work: Work, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    """What goes on between the ends of two iterations where several are under way: the work of one that was followed and, each ``seconds`` earlier, of the
+    next ones."""
+    lengths = np.minimum(work.ends - work.starts, seconds)
+    starts = np.mod(work.starts, seconds) if seconds else work.starts
+    over = np.maximum(starts + lengths - seconds, 0.0)
+    rest = over > SAME * seconds
+    return np.concatenate([starts, np.zeros(rest.sum())]), np.concatenate([starts + lengths - over, over[rest]])
 
 
 def _simulated(planned: Planned, workers: tuple[str, ...], lanes: dict[str, tuple[int, int]]) -> list[Bar]:

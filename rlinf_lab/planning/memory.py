@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,6 +10,28 @@ import numpy as np
 from rlinf_lab.planning.profile import RankRule, WorkerProfile
 
 ROUNDING = 1e-9  # GiB and items
+
+
+def advised(gib: float) -> int | float:
+    """What to advise where so many GiB are needed: no less, at most one percent more, and short: three figures, whole numbers from 100 on."""
+    step = advised_step(gib)
+    return _plain(math.ceil(gib / step - ROUNDING) * step)
+
+
+def advised_step(gib: float) -> float:
+    """How far numbers that are advised are apart, about so many GiB and below."""
+    return float(10.0 ** min(0, math.ceil(math.log10(gib) - ROUNDING) - 3)) if gib > 0 else 1.0
+
+
+def less_than_advised(gib: float) -> int | float:
+    """The next smaller one."""
+    step = advised_step(gib)
+    return _plain(max(0, round(gib / step) - 1) * step)
+
+
+def _plain(gib: float) -> int | float:
+    rounded = round(gib, 12)
+    return int(rounded) if rounded == int(rounded) else rounded
 
 
 def valid(rule: RankRule, devices: np.ndarray) -> np.ndarray:

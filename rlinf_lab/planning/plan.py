@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rlinf_lab.errors import PlanError, PlanNameError
 from rlinf_lab.planning.engine import ALL
@@ -24,6 +24,13 @@ from rlinf_lab.workflow.graph import Edge, WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
 COLUMNS = 16  # devices that are shown side by side
+
+
+class HasPlan(Protocol):
+    """What `lab.plan` found: a plan with what is known of it."""
+
+    @property
+    def execution(self) -> ExecutionPlan: ...
 
 
 @dataclass(frozen=True)
@@ -252,6 +259,11 @@ class ExecutionPlan:
     @classmethod
     def from_json(cls, text: str) -> ExecutionPlan:
         """The plan that `to_json` wrote. `PlanError` as `from_dict`, or with the place where the text is no JSON."""
+        return cls._parsed(text, "The plan")
+
+    @classmethod
+    def _parsed(cls, text: str, it: str) -> ExecutionPlan:
+        """``it``: what to call the text."""
         if not isinstance(text, str):
             raise PlanError(f"ExecutionPlan.from_json({shown(text)}): JSON as text is needed. Next: plan.to_json() writes it, from_dict reads a mapping.")
         try:
@@ -259,24 +271,26 @@ class ExecutionPlan:
         except PlanError:
             raise
         except json.JSONDecodeError as error:
-            raise PlanError(f"The plan is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
+            raise PlanError(f"{it} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}. Next: plan.to_json() writes one.") from error
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise PlanError(f"The plan is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
+            raise PlanError(f"{it} is not JSON that can be read: {error}. Next: plan.to_json() writes one.") from error
         return cls.from_dict(data)
 
     @classmethod
     def load(cls, path: str | Path) -> ExecutionPlan:
         """Read a JSON file that `save` wrote."""
-        return cls.from_json(read_text(path, "plan", PlanError))
+        return cls._parsed(read_text(path, "plan", PlanError), f"The plan {str(path)!r}")
 
     def save(self, path: str | Path) -> None:
         """Write it as JSON: to be edited, read again by `load`, and simulated (`rlinf-lab simulate --plan FILE.json`, `lab.planned`)."""
         write_text(path, self.to_json(), "plan", PlanError)
 
-    def diff(self, other: ExecutionPlan) -> str:
-        """What is different in another plan, a line for each entry; empty when they are equal. Placements are compared by device names."""
+    def diff(self, other: ExecutionPlan | HasPlan) -> str:
+        """What is different in another plan (or one of those that `lab.plan` found), a line for each entry; empty when they are equal. Placements are compared
+        by device names."""
+        other = getattr(other, "execution", other)
         if not isinstance(other, ExecutionPlan):
-            raise PlanError(f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: plans['spatial'].execution.")
+            raise PlanError(f"Plan {self.name!r} is compared with another ExecutionPlan, not with {shown(other)}. Next: plans['spatial'].")
         lines = []
         for f in (f for f in dataclasses.fields(self) if f.compare):
             ours, theirs = getattr(self, f.name), getattr(other, f.name)
@@ -286,7 +300,7 @@ class ExecutionPlan:
                 pairs = [(f"placements[{w!r}]", self._seats(w), other._seats(w)) for w in {**ours, **theirs}]
             else:
                 pairs = [(f"{f.name}[{key!r}]", ours.get(key, "default"), theirs.get(key, "default")) for key in {**ours, **theirs}]
-            lines += [f"{name}: {_plain(a)} -> {_plain(b)}" for name, a, b in pairs if a != b]
+            lines += [f"{name}: {_plain(a, f.name)} -> {_plain(b, f.name)}" for name, a, b in pairs if a != b]
         return "\n".join(lines)
 
     def __hash__(self) -> int:
@@ -302,7 +316,7 @@ class ExecutionPlan:
 
     def _settings(self) -> list[tuple[str, str]]:
         """What is not default beside who sits where, as (name, text)."""
-        found = [("chunks", ", ".join(f"{c} {n or 'all'}" for c, n in self.chunks.items()))]
+        found = [("chunks", ", ".join(f"{c} {n or 'whole'}" for c, n in self.chunks.items()))]
         found += [("capacities", ", ".join(f"{c} {'unbounded' if n is None else n}" for c, n in self.capacities.items()))]
         found += [("fused", " + ".join(group)) for group in self.fused]
         found += [("in flight", ", ".join(f"{n} items in the cell of {w}" for w, n in self.in_flight.items()))]
@@ -361,7 +375,9 @@ class ExecutionPlan:
         )
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, field: str) -> str:
+    if (field, value) == ("chunks", 0) or (field, value) == ("capacities", None):
+        return "whole" if field == "chunks" else "unbounded"
     if isinstance(value, tuple):
         return some([" + ".join(v) if isinstance(v, tuple) else str(v) for v in value]) or "none"
     return str(value)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import PlanError, UnknownNameError, shown
@@ -19,7 +20,7 @@ from rlinf_lab.planning.as_given import as_given
 from rlinf_lab.planning.bounds import Bound, lower_bound
 from rlinf_lab.planning.candidates import NOTHING, Candidate, Known
 from rlinf_lab.planning.caveats import WORTH, caveats
-from rlinf_lab.planning.choosing import SEVERAL, ranking
+from rlinf_lab.planning.choosing import SEVERAL, Shown, order, ranking, simulated
 from rlinf_lab.planning.costs.base import BEYOND, INTERPOLATED, MEASURED, CostEstimate
 from rlinf_lab.planning.execution import execution_plan, same_workers
 from rlinf_lab.planning.feasible import MODES, MOST_GIB, Wish, limited, nearest, of_modes, why_none
@@ -119,6 +120,19 @@ class Planned:
         """What `lab.run` takes."""
         return execution_plan(self.candidate.placement, self.graph, self.devices, self.name)
 
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON, as `ExecutionPlan.save` does: what `load` reads. Its seconds are not in it; `planned` tells them again."""
+        self.execution.save(path)
+
+    @staticmethod
+    def load(path: str | Path) -> ExecutionPlan:
+        """Read the plan that `save` wrote: what `lab.run` and `planned` take."""
+        return ExecutionPlan.load(path)
+
+    def diff(self, other: Planned | ExecutionPlan) -> str:
+        """What is different in another plan, as of `ExecutionPlan.diff`."""
+        return self.execution.diff(other)
+
     def simulate(self, iterations: int = 10, noise: float = 0.0, seed: int = 0, outages: Sequence[Outage] = ()) -> Timeline:
         """A longer forecast; ``noise``: relative standard deviation of every duration. ``outages``: `lab.Outage.of("cuda:3", 100, 160)`: from, to [s]."""
         return forecast(self.candidate.placement, iterations, self.devices, noise, seed, outages)
@@ -184,6 +198,15 @@ class Plans(Sequence[Planned]):
     @cached_property
     def notes(self) -> tuple[str, ...]:
         """What the figures of the best plan rest on, and its own notes."""
+        return (*self._resting_on, *self.best.notes)
+
+    @cached_property
+    def assumed(self) -> tuple[str, ...]:
+        """The same but for what simulations of their own have to tell."""
+        return (*self._resting_on, *self.best.assumed)
+
+    @cached_property
+    def _resting_on(self) -> list[str]:
         found = [f"profile is stale: {s}" for s in self.profile.stale()]
         placement = self.best.candidate.placement
         for i, unit in enumerate(placement.setting.units):
@@ -205,13 +228,15 @@ class Plans(Sequence[Planned]):
                 f"consumers{groups}, and a faster plan may exist; the lower bound holds for all. "
                 f"Next: one worker where several do the same, for an exact search (any {FEW_LEAVES} workers, a chain of {LONG})"
             )
-        return (*found, *self.best.notes)
+        return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, notes: Sequence[str] | None = None) -> dict[str, Any]:
+        """What `to_json` writes; ``notes``: others than those of these plans."""
         return {
             "profile": self.profile.name, "devices": dict(self.devices) if len(self.devices) > 1 else next(iter(self.devices.values())),
             "lower_bound_s": self.bound.seconds, "plans": [p.to_dict() for p in self.ranked],
-            "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()], "notes": list(self.notes),
+            "refused": [{"mode": mode, "reason": why} for mode, why in self.refused.items()],
+            "notes": list(self.notes if notes is None else notes),
         }  # fmt: skip
 
     def to_json(self) -> str:
@@ -364,7 +389,19 @@ def searched(
     found = of_modes(setting, modes, quick, known, 1 if quick or not simulate else SEVERAL)
     if not found:
         raise PlanError(f"No plan for {setting.profile.name!r} on {_budget(setting.devices)} among {', '.join(modes)}: {why_none(setting, modes)}")
-    return replace(_ranked(setting, found, simulate, graph, names, modes), quick=quick)
+    devices = names or device_names(found[0].placement)
+    return replace(_ranked(setting, ranking(found, devices, simulate), graph, devices, modes), quick=quick)
+
+
+def simulated_one_by_one(plans: Plans) -> Iterator[Plans]:
+    """The same plans, the first one simulated, then the first two, and so on, ranked by that: no others are searched or looked at beside them."""
+    first, modes = plans.best, tuple(m for m in MODES if m in plans.refused or any(p.mode in (m, "alone") for p in plans))
+    some = [Shown(p.candidate, p.seconds, None if p.simulated is None else p.timeline) for p in plans]
+    for i, one in enumerate(some):
+        if one.timeline is None:
+            some[i] = simulated(one.candidate, first.devices)
+            ranked = _ranked(first.candidate.placement.setting, order(some), first.graph, first.devices, modes)
+            yield replace(ranked, quick=plans.quick)
 
 
 def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
@@ -378,13 +415,11 @@ def _given(what: Any, profile: Profile | None) -> tuple[Profile, WorkflowGraph]:
     return of_flow(profile, what.graph), what.graph
 
 
-def _ranked(setting: Setting, found: list[Candidate], simulate: bool, graph: WorkflowGraph, names: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
-    devices = names or device_names(found[0].placement)
-    order = ranking(found, devices, simulate)
-    best, known = order[0], Known.of([one.candidate for one in order])
+def _ranked(setting: Setting, some: Sequence[Shown], graph: WorkflowGraph, devices: tuple[str, ...], modes: tuple[str, ...]) -> Plans:
+    best, known = some[0], Known.of([one.candidate for one in some])
     bound = lower_bound(setting, best.seconds)
     ranked: list[Planned] = []
-    for one in order:
+    for one in some:
         why = reason(one.candidate, one.seconds, best.seconds, one.timeline, None if one is not best else bound)
         made = Planned(_name(one.candidate, ranked), one.candidate, one.simulated, why, graph, devices, known)
         if one.timeline is not None:

@@ -78,23 +78,28 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
+        return cls._parsed(text, "The profile")
+
+    @classmethod
+    def _parsed(cls, text: str, it: str) -> Profile:
+        """``it``: what to call the text."""
         if not isinstance(text, str):
             raise ConfigError(f"Profile.from_json({shown(text)}): JSON as text is needed. Next: Profile.load(path) reads a file.")
         try:
             data = json.loads(text, object_pairs_hook=distinct("profile", ConfigError))
         except json.JSONDecodeError as error:
             found = f"{error.msg} at line {error.lineno}, column {error.colno}" if text.strip() else "it is empty"
-            raise ConfigError(f"The profile is not JSON: {found}. Next: mend it there; docs/profile.md has examples.") from error
+            raise ConfigError(f"{it} is not JSON: {found}. Next: mend it there; docs/profile.md has examples.") from error
         except ConfigError:
             raise
         except (ValueError, RecursionError) as error:  # a number of thousands of digits, a thousand brackets
-            raise ConfigError(f"The profile is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote.") from error
+            raise ConfigError(f"{it} is not JSON that can be read: {error}. Next: a file that profile.save(path) wrote.") from error
         return cls.from_dict(data)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
         """Read a JSON file."""
-        return cls.from_json(read_text(path, "profile", ConfigError))
+        return cls._parsed(read_text(path, "profile", ConfigError), f"The profile {str(path)!r}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; fields that have their default are left out."""
@@ -108,11 +113,16 @@ class Profile:
 
     # --- asking -------------------------------------------------------------------------------------------
     def replace(self, **changes: Any) -> Profile:
+        """A copy in which some fields are changed. `UnknownNameError` for what is none."""
+        for field in changes:
+            known("profile field", field, [f.name for f in dataclasses.fields(self)], f"profile.replace({field}=...)")
         return dataclasses.replace(self, **changes)
 
     def with_worker(self, name: str, **changes: Any) -> Profile:
-        """A copy in which fields of one worker are changed."""
+        """A copy in which fields of one worker are changed. `UnknownNameError` for a worker or field that there is not."""
         known("worker", name, self.workers, "profile.workers")
+        for field in changes:
+            known("worker field", field, [f.name for f in dataclasses.fields(self.workers[name])], f"profile.with_worker({name!r}, {field}=...)")
         changed = dataclasses.replace(self.workers[name], **changes)
         return self.replace(workers={**self.workers, name: changed})
 

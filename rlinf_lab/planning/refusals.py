@@ -23,7 +23,7 @@ class Refusal(NamedTuple):
 
     said: str
     advice: str = ""
-    gib: int | None = None
+    gib: int | float | None = None
     devices: int | None = None
 
 
@@ -121,7 +121,7 @@ def _memory(setting: Budget, names: tuple[str, ...]) -> Refusal | None:
     further = further[np.all([allowed(setting.profile.workers[m], further) for m in names], axis=0)]
     fitting = further[_least_need(setting, names, further) <= cap + ROUNDING]
     count = int(fitting[0]) if len(fitting) else None
-    enough = math.ceil(max(_enough(setting, unit) for unit in setting.units))
+    enough = memory.advised(max(_enough(setting, unit) for unit in setting.units))
     said = f"{who} {least:.3g} GiB {on_each(at)}, and {'a' if len(setting.kinds) == 1 else 'the largest'} device has {cap:g} GiB."
     return Refusal(said, f"{f'devices={count}, or ' if count else ''}device_memory_gib={enough}", enough, count)
 

@@ -160,15 +160,14 @@ def sensitivity(
     only, so with ``simulate=False`` they have no range.
     """
     kinds = _checked(plans, entries, of, tolerance, workers, seconds, progress)
-    asked = _Question(plans, of, tolerance)
-    wanted = [e for kind in kinds for e in of_kind(plans.best.candidate.placement.setting, kind) if workers is None or e.workers & set(workers)]
+    asked = Asked(plans, of, tolerance)
     found, left = list[Range](), list[tuple[str, str]]()
     outer, until = wanted_now(), math.inf if seconds is None else monotonic() + seconds
     looks = itertools.count(1)
-    matter = [entry for entry in wanted if asked.matters(entry)]
+    matter = asked.entries(kinds, workers)
     form = "{l_bar}{bar}| {n_fmt}/{total_fmt} entries [{elapsed}{postfix}]"  # an entry takes as long as it takes: no time to go
     with tqdm(total=len(matter), desc="sensitivity", bar_format=form, delay=BAR_SECONDS, miniters=0, leave=False, disable=not progress) as bar:
-        asked = replace(asked, looked=lambda entry, factor: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"))
+        asked = replace(asked, looked=lambda entry, factor, _: _say(bar, f"{entry.owner} {entry.kind} × {factor:.2g}, look {next(looks)}"))
         for entry in matter:
             try:
                 with as_long_as(lambda: monotonic() < until and (outer is None or outer())):
@@ -215,15 +214,20 @@ def _checked(plans: Any, entries: Any, of: Any, tolerance: Any, workers: Any, se
 
 
 @dataclass(frozen=True)
-class _Question:
-    """Whom to ask for an entry: the search, or `lab.plan`."""
+class Asked:
+    """Over which ranges the best of ``plans`` stands, entry by entry: the search is asked, or `lab.plan`. ``of``, ``tolerance``: of `sensitivity`."""
 
     plans: Plans
-    of: str
-    tolerance: float
+    of: str = "shape"
+    tolerance: float = TOLERANCE
     looked: Looked | None = None
 
-    def matters(self, entry: Entry) -> bool:
+    def entries(self, kinds: Collection[str] = KINDS, workers: Collection[str] | None = None) -> list[Entry]:
+        """Those that can matter, of these kinds, and of some ``workers`` alone."""
+        found = (entry for kind in kinds for entry in of_kind(self.plans.best.candidate.placement.setting, kind))
+        return [entry for entry in found if (workers is None or entry.workers & set(workers)) and self._matters(entry)]
+
+    def _matters(self, entry: Entry) -> bool:
         """Not where only a simulation knows of it, and plans were not simulated."""
         return entry.kind in SEARCHED or entry.kind == "handover" or self.plans.best.simulated is not None
 
@@ -263,7 +267,7 @@ class _Question:
         return True
 
 
-Looked = Callable[[Entry, float], None]  # told of each factor of an entry that was looked at
+Looked = Callable[[Entry, float, float], None]  # told of each factor of an entry that was looked at, and which part of its range is decided
 
 
 class _Judge(ABC):
@@ -437,15 +441,24 @@ class _Factors(ABC):
         self.judge, self.entry, self._looked = asked, entry, looked
         self._looks: dict[float, _Look] = {}
         self._settings: dict[float, Setting] = {}
+        self._ends, self._stood = 0, 1.0  # that were found; how far the choice stands for certain on the way to the next one
 
     def towards(self, there: float) -> tuple[float, str]:
         """As `until`, from the profile's value."""
-        return self.until(1.0, there, self.guesses)
+        found = self.until(1.0, there, self.guesses)
+        self._ends, self._stood = self._ends + 1, 1.0
+        return found
+
+    @property
+    def decided(self) -> float:
+        """Which part of all factors, 0 to 1: only grows."""
+        return (self._ends + abs(math.log(self._stood)) / math.log(WIDEST)) / 2
 
     def until(self, here: float, there: float, guesses: int) -> tuple[float, str]:
         """How far the choice stands from one factor, where it does, towards another, and what wins beyond ("": nothing up to there)."""
         winner = self.judge.verdict(self._look(there))
         if not winner and self._nothing_between(min(here, there), max(here, there)):
+            self._stood = there
             return there, ""
         if abs(math.log(there / here)) <= FINE:
             return (here, winner) if winner else (there, "")
@@ -466,7 +479,7 @@ class _Factors(ABC):
         if factor not in self._looks:
             self._looks[factor] = self.judge.look(self._changed(factor))
             if self._looked is not None:
-                self._looked(self.entry, factor)
+                self._looked(self.entry, factor, self.decided)
         return self._looks[factor]
 
     def _changed(self, factor: float) -> Setting:

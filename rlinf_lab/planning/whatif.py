@@ -122,7 +122,7 @@ class Question:
     def _refused(self, profile: Profile, refusal: Refusal) -> str:
         """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
         wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
-        fields: dict[str, tuple[int | None, Callable[[int], Wish]]] = {
+        fields: dict[str, tuple[int | float | None, Callable[[Any], Wish]]] = {
             "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
         }
         if len(self.devices) == 1:
@@ -132,9 +132,9 @@ class Question:
         return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
 
 
-def _enough(wanted: int | None, changed: Callable[[int], Wish], field: str) -> int | None:
+def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
     """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
-    before = 0
+    before: float = 0
     while wanted is not None and wanted > before:
         try:
             found = changed(wanted).candidates()
@@ -260,9 +260,10 @@ def _memories(profile: Profile, question: Question, now: float | None) -> tuple[
     return tuple(sorted(usual | ({now} if now is not None else set())))
 
 
-def described(plans: Plans) -> dict[str, Any]:
-    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device time]."""
-    data = plans.to_dict()
+def described(plans: Plans, in_haste: bool = False) -> dict[str, Any]:
+    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device time]. ``in_haste``: without notes for
+    which something would have to be simulated."""
+    data = plans.to_dict(plans.assumed if in_haste else None)
     for made, entry in zip(plans, data["plans"], strict=True):
         if made.simulated is not None:
             bubbles = made.timeline.bubbles()

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 import traitlets
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
-from rlinf_lab.planning.entries import KINDS, of_kind
+from rlinf_lab.planning.entries import Entry
 from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.planner import Plans
-from rlinf_lab.planning.sensitivity import Sensitivity, sensitivity
+from rlinf_lab.planning.patience import as_long_as, check, wanted_now
+from rlinf_lab.planning.planner import Plans, simulated_one_by_one
+from rlinf_lab.planning.sensitivity import Asked, Range, Sensitivity, sensitivity
 from rlinf_lab.planning.whatif import Question, Slider, described, moved, sliders
 from rlinf_lab.timeline.svg import shown_html
 from rlinf_lab.widgets import fallback
@@ -25,13 +26,15 @@ from rlinf_lab.widgets.pushed import PushedWidget
 from rlinf_lab.widgets.schedules import schedules
 
 Drawn = tuple[dict[str, Any], dict[str, bytes]]  # what is said of plans, and the bars of each
+TOLD_EVERY = 0.2  # seconds at least from one word on how far a search for ranges is to the next
 
 
 class PlanExplorer(PushedWidget):
     """Explore what `lab.plan` found: ``PlanExplorer(plans)``.
 
-    While a slider moves, plans are followed chunk by chunk (quick); when it rests, they are simulated. ``plans`` and ``question`` are what is
-    shown now, so that what was found with the mouse can be run: ``lab.run(flow, explorer.plans.best)``.
+    While a slider moves, plans are followed chunk by chunk (quick); when it rests, these are simulated, the best one first, and then `lab.plan` searches
+    for better ones. ``plans`` and ``question`` are what is shown now, so that what was found with the mouse can be run:
+    ``lab.run(flow, explorer.plans.best)``.
 
     What the page asks is answered in a thread. A newer question has the older one given up within milliseconds, be it simulated or searched for
     its sensitivity, so nobody waits for an answer that is not wanted any more.
@@ -54,6 +57,9 @@ class PlanExplorer(PushedWidget):
         self._answered = 0
         self._ranges: list[dict[str, Any]] | None = None
         self._searching = False
+        self._search_id = 0  # of the newest search for ranges: older ones are given up
+        self._progress: dict[str, Any] | None = None  # of that search, as the page shows it
+        self._told_at = 0.0  # when the page heard of it
         self._drawn: Drawn | None = None  # where somebody has looked at the plans
         self._aside = Aside("explorer")
         shown = [
@@ -90,11 +96,14 @@ class PlanExplorer(PushedWidget):
         """Whatever was asked before is given up; a page that asked it hears of a number that is no smaller than its own."""
         self._asked, self._newest = question, max(self._newest, number)
         if self._searching:
-            self._searching, self._ranges = False, None
+            self._searching, self._ranges, self._progress = False, None, None
 
-    def _answer(self, question: Question, simulate: bool, number: int) -> None:
-        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown stay."""
+    def _answer(self, question: Question, simulate: bool, number: int, first: Plans | None = None) -> None:
+        """Whatever goes wrong is told to the page, which would wait for its answer otherwise; the plans that are shown stay. ``first``: plans that answer the
+        question more roughly and are shown simulated before others are searched."""
         try:
+            for better in simulated_one_by_one(first) if first is not None else ():
+                self._show(question, None, "", better, _drawn(better, in_haste=True))
             plans = question.answer(self._first.profile, simulate, self._first)
             drawn = _drawn(plans)
         except Exception as error:
@@ -102,12 +111,16 @@ class PlanExplorer(PushedWidget):
             raise
         self._show(question, number, "", plans, drawn)
 
-    def _show(self, question: Question, number: int, problem: str, plans: Plans | None = None, drawn: Drawn | None = None) -> None:
+    def _show(self, question: Question, number: int | None, problem: str, plans: Plans | None = None, drawn: Drawn | None = None) -> None:
+        """``number`` of the question that is answered with it; None while a better answer is on its way."""
         with self._push_lock:
             check()  # a newer question may have come, perhaps from a cell: its answer is not to be replaced by this one
-            self.question, self._answered, self.problem = question, number, problem
+            self.question, self.problem = question, problem
+            self._answered = self._answered if number is None else number
             if plans is not None:
-                self.plans, self._drawn, self._ranges = plans, drawn, None
+                self.plans, self._drawn = plans, drawn
+                self._ranges = [] if self._searching else None  # those are yet to be found
+                self._progress = self._progress if self._searching else None
             self._publish(*self._history())
 
     # --- sensitivity ---------------------------------------------------------------------------------------------
@@ -116,37 +129,80 @@ class PlanExplorer(PushedWidget):
         found = sensitivity(self.plans, entries)
         with self._push_lock:
             self._ranges = [_range(r) for r in found.ranges]
-            self._publish({"sensitivity": self._ranges, "running": self._searching}, {})
+            self._progress = self._progress if self._searching else None
+            self._publish(self._on_ranges(), {})
         return found
 
     def _look_further(self) -> None:
-        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked."""
+        """In the thread, when what is asked has been answered; entry by entry, as long as nothing else is asked and nobody cancels. What was found before
+        that was cancelled is not looked for again."""
         with self._push_lock:
             if not self._searching:
-                self._searching, self._ranges = True, []
-                self._publish({"sensitivity": self._ranges, "running": True}, {})
-                self._aside.after(self._search)
+                cancelled = self._progress is not None and self._progress["cancelled"]
+                self._searching, self._search_id = True, self._search_id + 1
+                self._ranges = self._ranges if cancelled else []
+                self._progress = {"done": 0, "of": 0, "part": 0.0, "what": "", "looks": 0, "cancelled": False}
+                self._publish(self._on_ranges(), {})
+                self._aside.after(partial(self._search, self._search_id))
 
-    def _search(self) -> None:
+    def _cancel(self) -> None:
+        """No more ranges; those that were found stay."""
+        with self._push_lock:
+            if self._searching and self._progress is not None:
+                self._searching, self._progress = False, {**self._progress, "cancelled": True}
+                self._search_id += 1
+                self._publish(self._on_ranges(), {})
+
+    def _search(self, mine: int) -> None:
         """Seconds first, worker by worker; then whatever else of the profile can matter."""
-        plans = self.plans
-        setting = plans.best.candidate.placement.setting
-        steps: list[tuple[str, list[str] | None]] = [("seconds", [name]) for name in plans.profile.workers]
-        steps += [(kind, None) for kind in KINDS if kind != "seconds" and of_kind(setting, kind)]
-        try:
-            for i, (kind, workers) in enumerate(steps):
-                self._show_ranges(sensitivity(plans, (kind,), workers=workers, progress=False), i + 1 < len(steps))
-        except Exception:
-            self._show_ranges(Sensitivity(plans.best.shape, ()), False)
-            raise
+        outer = wanted_now()
+        with as_long_as(lambda: self._search_id == mine and (outer is None or outer())):
+            check()
+            try:
+                asked = Asked(self.plans)
+                entries = asked.entries()
+                self._search_each(asked, entries)
+            except Exception:
+                self._show_ranges((), running=False)
+                raise
 
-    def _show_ranges(self, found: Sensitivity, running: bool) -> None:
+    def _search_each(self, asked: Asked, entries: list[Entry]) -> None:
+        there = {(r["owner"], r["entry"]) for r in self._ranges or ()}
+        left = [e for e in entries if (e.owner, e.kind) not in there]
+        if not left:
+            self._show_ranges((), running=False)
+        asked = dataclasses.replace(asked, looked=self._looked)
+        for i, entry in enumerate(left):
+            with self._push_lock:
+                check()
+                self._progress = {**(self._progress or {}), "done": len(entries) - len(left) + i, "of": len(entries), "part": 0.0, "what": _what(entry, 1.0)}
+                self._told_at = monotonic()
+                self._publish(self._on_ranges(), {})
+            self._show_ranges((asked.range(entry),), running=i + 1 < len(left))
+
+    def _looked(self, entry: Entry, factor: float, part: float) -> None:
+        """Tells the page now and then how far the search is."""
+        with self._push_lock:
+            check()
+            assert self._progress is not None  # there is a search
+            looks, before = self._progress["looks"] + 1, self._progress["part"]
+            self._progress = {**self._progress, "looks": looks, "part": max(before, part), "what": _what(entry, factor)}
+            if monotonic() - self._told_at >= TOLD_EVERY:
+                self._told_at = monotonic()
+                self._publish({"progress": self._progress}, {})
+
+    def _show_ranges(self, found: Iterable[Range], running: bool) -> None:
         with self._push_lock:
             check()
             self._searching = running
-            by_entry = {(r["owner"], r["entry"]): r for r in [*(self._ranges or ()), *map(_range, found.ranges)]}
+            by_entry = {(r["owner"], r["entry"]): r for r in [*(self._ranges or ()), *map(_range, found)]}
             self._ranges = sorted(by_entry.values(), key=lambda r: min(r["high"], 1 / r["low"]))
-            self._publish({"sensitivity": self._ranges, "running": running}, {})
+            if not running:
+                self._progress = None
+            self._publish(self._on_ranges(), {})
+
+    def _on_ranges(self) -> dict[str, Any]:
+        return {"sensitivity": self._ranges, "running": self._searching, "progress": self._progress}
 
     # --- the page --------------------------------------------------------------------------------------------------
     def _handle(self, content: dict[str, Any]) -> None:
@@ -154,6 +210,8 @@ class PlanExplorer(PushedWidget):
             self._ask_page(content)
         elif content.get("type") == "sensitivity":
             self._look_further()
+        elif content.get("type") == "cancel":
+            self._cancel()
 
     def _ask_page(self, content: dict[str, Any]) -> None:
         with self._push_lock:
@@ -169,8 +227,9 @@ class PlanExplorer(PushedWidget):
                 self._look_further()
 
     def _answer_page(self, question: Question, simulate: bool, number: int) -> None:
+        is_same = simulate and question == self.question and not self.problem and self.plans.quick
         with suppress(RlinfLabError):  # the page has been told
-            self._answer(question, simulate, number)
+            self._answer(question, simulate, number, self.plans if is_same else None)
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         if self._drawn is None:
@@ -179,7 +238,7 @@ class PlanExplorer(PushedWidget):
         content = {
             "answer": answer, "answered": self._answered, "error": self.problem,
             "positions": {s.field: s.at(self.question) for s in self._sliders},
-            "sensitivity": self._ranges, "running": self._searching,
+            **self._on_ranges(),
         }  # fmt: skip
         return content, bars
 
@@ -192,15 +251,20 @@ class PlanExplorer(PushedWidget):
         return f"PlanExplorer({self.title!r}: {len(self.plans)} plans, {best.shape} {best.seconds:.4g} s" + f"; {self.problem}" * bool(self.problem) + ")"
 
 
-def _drawn(plans: Plans) -> Drawn:
-    """Plans as the page takes them."""
+def _what(entry: Entry, factor: float) -> str:
+    """What is looked at, for people."""
+    return f"{entry.owner} {entry.kind} × {factor:.2g}"
+
+
+def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
+    """Plans as the page takes them. ``in_haste``: of `planning.whatif.described`."""
     pictures = [gantt(p) for p in plans]
     charts = [
         {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "how": "followed" if p.simulated is None else "simulated",
          "lanes": g.lanes, "devices": g.devices, "workers": list(g.workers)}
         for p, g in zip(plans, pictures, strict=True)
     ]  # fmt: skip
-    return {**described(plans), "charts": charts}, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
+    return {**described(plans, in_haste), "charts": charts}, {f"bars{i}": g.bars.tobytes() for i, g in enumerate(pictures)}
 
 
 def _range(r: Any) -> dict[str, Any]:
@@ -210,5 +274,6 @@ def _range(r: Any) -> dict[str, Any]:
 def _text(slider: Slider, value: float | None) -> str:
     if value is None:
         return "no limit"
+    unit = slider.unit.removesuffix("s") if value == 1 else slider.unit
     number = f"{value:,.6g}".replace(",", " ") if value >= 10_000 else f"{value:g}"
-    return f"{slider.unit} {number}" if slider.unit in ("×", "power") else f"{number} {slider.unit}".strip()
+    return f"{unit} {number}" if unit in ("×", "power") else f"{number} {unit}".strip()

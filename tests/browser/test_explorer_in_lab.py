@@ -122,6 +122,71 @@ def test_sensitivity_is_drawn_row_by_row(jupyterlab: Any) -> None:
     assert not errors and not lab.errors()
 
 
+# Elements whose text is wider or higher than they are, or that reach out of the explorer.
+CUT = """(root) => {
+  const seen = [...root.querySelectorAll("*")].filter((e) => e.clientWidth && !e.matches("h2, canvas, input, .rl-scale"));
+  const cut = (e) => e.scrollWidth > e.clientWidth + 1 || (e.scrollHeight > e.clientHeight + 1 && !e.matches(".rl-tablestage"));
+  const right = (e) => e.getBoundingClientRect().right;
+  const out = (e) => [...root.querySelectorAll(".rl-panel")].some((panel) => panel.contains(e) && right(e) > right(panel) + 1);
+  return seen.filter((e) => cut(e) || out(e)).map((e) => `${e.className} ${e.tagName}: ${e.textContent}`);
+}"""
+
+
+SLOW_RANGES = """
+import time
+import rlinf_lab.widgets.explorer as shown
+from rlinf_lab.planning.patience import check
+from rlinf_lab.planning.sensitivity import Range
+def one(self, entry):
+    for i in range(10 if entry.owner == "rollout" else 600):  # half a second, half a minute
+        self.looked(entry, 1 + i / 100, min(1.0, i / 20))
+        time.sleep(0.05)
+        check()
+    return Range(entry.owner, entry.kind, 0.9, 4.0, ("temporal", ""))
+shown.Asked.range = one
+"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_search_for_ranges_shows_how_far_it_is_and_is_cancelled(jupyterlab: Any, theme: str) -> None:
+    lab, errors, _ = opened(jupyterlab, theme, "grpo_1.5b_case1", 64, {}, SLOW_RANGES)
+    bar = lab.page.locator(f"{ROOT} .rl-finding")
+    cancel, compute = (lab.page.get_by_role("button", name=name) for name in ("Cancel", "Compute"))
+    assert bar.is_hidden()
+    compute.click()
+    lab.wait_until(lambda: lab.page.locator(f"{ROOT} .rl-range").count() == 1, "the first worker")
+    lab.wait_until(lambda: int(bar.locator(".rl-progress").get_attribute("aria-valuenow")) >= 40, "more than a quarter, and growing within the second one")
+    assert "1 of 4 entries: inference seconds × 1." in bar.inner_text()
+    lab.page.locator(ROOT).evaluate("(e) => e.scrollIntoView({block: 'end'})")
+    lab.screenshot(f"explorer-searching-{theme}")
+    assert lab.page.locator(ROOT).evaluate(CUT) == []
+    row = lab.page.locator(f"{ROOT} tbody tr[tabindex]").first
+    same = row.evaluate("(e) => { window.row = e; return true; }")
+    lab.page.wait_for_timeout(700)
+    assert same and row.evaluate("(e) => e === window.row"), "what somebody may be clicking on stays"
+    cancel.click()
+    lab.wait_until(lambda: bar.is_hidden() and lab.page.get_by_role("button", name="Go on").is_enabled(), "cancelled", 5)
+    assert "cancelled: 1 of 4 entries were looked at" in lab.page.locator(f"{ROOT} .rl-ranges").inner_text()
+    assert lab.page.locator(f"{ROOT} .rl-range").count() == 1 and lab.page.locator(ROOT).evaluate(CUT) == []
+    lab.screenshot(f"explorer-cancelled-{theme}")
+    lab.page.get_by_role("button", name="Go on").click()
+    lab.wait_until(lambda: "1 of 4" in bar.inner_text(), "the second one again")
+    step(lab, "devices", "ArrowRight")
+    lab.wait_until(lambda: int(data(lab, ROOT, "answered")) >= 1, "an answer")
+    assert bar.is_hidden() and compute.is_enabled() and not lab.page.locator(f"{ROOT} .rl-range").count(), "another question"
+    assert not errors and not lab.errors()
+
+
+def test_bars_of_the_table_are_as_long_as_plans_take(jupyterlab: Any) -> None:
+    lab, errors, _ = opened(jupyterlab, "light", "maniskill_openvla", 16, {})
+    rows = lab.page.locator(f"{ROOT} tbody tr[tabindex]")
+    seconds = [float(text) for text in rows.locator("td:nth-child(2)").all_inner_texts()]
+    widths = rows.locator(".rl-length").evaluate_all("(all) => all.map((e) => e.getBoundingClientRect().width)")
+    assert len(seconds) >= 3 and seconds[-1] > 1.3 * seconds[0]
+    assert np.allclose(np.array(widths) / widths[-1], np.array(seconds) / seconds[-1], rtol=0.03)
+    assert not errors and not lab.errors()
+
+
 # Moves a slider, and once more when the first position is being simulated; tells every state that could be seen (what is open, how the figures
 # came about, which question was answered), and how the answers looked right after each movement.
 MOVED_TWICE = """(root) => new Promise((done) => {
@@ -148,7 +213,8 @@ def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: 
     told = lab.page.locator(ROOT).evaluate(MOVED_TWICE)
     assert told["looked"] == [["updating…", True]] * 2, "in the very moment"
     quick = ["older|simulated|0", "|followed|1", "rough|followed|1"]
-    assert told["seen"] == [*quick, "older|followed|1", "|followed|3", "rough|followed|3", "|simulated|4"], "the second question was given up"
+    rest = ["older|followed|1", "|followed|3", "rough|followed|3", "rough|simulated|3", "|simulated|4"]
+    assert told["seen"] == [*quick, *rest], "the second question was given up; of the third what is shown is simulated, then better plans are searched"
     assert lab.page.locator(f"{ROOT} .rl-chip").inner_text() == "simulated"
     lab.page.get_by_role("button", name="Compute").click()
     lab.wait_until(lambda: lab.page.get_by_role("button", name="Searching…").count() == 1, "a search")
@@ -158,21 +224,13 @@ def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: 
     assert not errors and not lab.errors()
 
 
-# Elements whose text is wider or higher than they are, or that reach out of the explorer.
-CUT = """(root) => {
-  const seen = [...root.querySelectorAll("*")].filter((e) => e.clientWidth && !e.matches("h2, canvas, input, .rl-scale"));
-  const cut = (e) => e.scrollWidth > e.clientWidth + 1 || (e.scrollHeight > e.clientHeight + 1 && !e.matches(".rl-tablestage"));
-  const right = (e) => e.getBoundingClientRect().right;
-  const out = (e) => [...root.querySelectorAll(".rl-panel")].some((panel) => panel.contains(e) && right(e) > right(panel) + 1);
-  return seen.filter((e) => cut(e) || out(e)).map((e) => `${e.className} ${e.tagName}: ${e.textContent}`);
-}"""
-
-
 SOME_RANGES = """
 import rlinf_lab.widgets.explorer as shown
-from rlinf_lab.planning.sensitivity import Range, Sensitivity
+from rlinf_lab.planning.sensitivity import Range
 # Found in no time: only how they are drawn is looked at.
-shown.sensitivity = lambda plans, entries, workers, progress: Sensitivity("", tuple(Range(w, *entries, 0.9, 4.0, ("temporal", "")) for w in workers or ()))
+entries = shown.Asked.entries
+shown.Asked.entries = lambda self: entries(self, ("seconds",))
+shown.Asked.range = lambda self, entry: Range(entry.owner, entry.kind, 0.9, 4.0, ("temporal", ""))
 """
 
 

@@ -52,3 +52,22 @@ def test_python_m_is_the_command() -> None:
 def test_too_few_iterations_are_refused() -> None:
     with pytest.raises(ConfigError, match="iterations is 3; at least 10"):
         DemoConfig(iterations=3)
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted"),
+    [(["plan", "--devises", "3"], "Next: rlinf-lab plan --profile profile.json --devices 64 (all options: rlinf-lab plan --help)."),
+     (["plna"], "Next: rlinf-lab plan --profile"), (["doctor", "--jsn"], "Next: rlinf-lab doctor (all options"),
+     (["trace"], "Next: rlinf-lab trace run.parquet"),
+     ([], "Next: rlinf-lab doctor (all commands: rlinf-lab --help)."), (["--out", "7"], "Next: rlinf-lab doctor (all commands")],
+)  # fmt: skip
+def test_arguments_that_are_no_command_end_with_one_that_is(typed: list[str], wanted: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(typed)
+    assert ended.value.code == 2 and capsys.readouterr().err.splitlines()[-1].startswith(wanted)
+
+
+def test_help_has_no_next_step(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--help"])
+    assert not ended.value.code and "Next" not in capsys.readouterr().err

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.errors import PlanError, PlanNameError, UnknownNameError
+from rlinf_lab.errors import ConfigError, PlanError, PlanNameError, UnknownNameError
 from rlinf_lab.planning.estimate import estimate
 from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.planner import plan as plan_of
+from rlinf_lab.planning.profile import Profile
 from rlinf_lab.planning.simulator import ALL, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Part(Worker):
@@ -436,3 +441,35 @@ def test_plans_are_compared_entry_by_entry() -> None:
     assert {k: " -> ".join(reversed(v.split(" -> "))) for k, v in back.items()} == lines
     with pytest.raises(PlanError, match="is compared with another ExecutionPlan, not with 'temporal'"):
         plan.diff("temporal")  # type: ignore[arg-type]
+
+
+def test_a_comparison_says_whole_and_unbounded_instead_of_numbers_that_mean_it() -> None:
+    plan = ExecutionPlan.from_dict(whole_plan())
+    channel = next(iter(plan.capacities or plan.chunks))
+    one = dataclasses.replace(plan, chunks={**plan.chunks, channel: 8}, capacities={**plan.capacities, channel: 16})
+    other = dataclasses.replace(one, chunks={**one.chunks, channel: 0}, capacities={**one.capacities, channel: None})
+    assert one.diff(other).splitlines() == [f"chunks[{channel!r}]: 8 -> whole", f"capacities[{channel!r}]: 16 -> unbounded"]
+    assert f"{channel} whole" in repr(other)
+
+
+def test_what_lab_plan_found_is_saved_and_compared_as_a_plan_is(tmp_path: Path) -> None:
+    profile = Profile.load(DOCS / "profiles" / "grpo_1.5b_case1.json")
+    plans = plan_of(profile, 64, simulate=False)
+    best, other = plans.best, plans["spatial"]
+    best.save(tmp_path / "best.json")
+    assert best.load(tmp_path / "best.json") == best.execution == ExecutionPlan.load(tmp_path / "best.json")
+    assert best.diff(best) == "" and best.diff(other) == best.execution.diff(other) == best.execution.diff(other.execution) != ""
+    with pytest.raises(PlanError, match="is compared with another ExecutionPlan, not with 3"):
+        best.diff(3)  # type: ignore[arg-type]
+
+
+def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(PlanError, match=r"The plan '.*mine\.json' is not JSON"):
+            ExecutionPlan.load(path)
+        with pytest.raises(ConfigError, match=r"The profile '.*mine\.json' is not JSON"):
+            Profile.load(path)
+        with pytest.raises(ConfigError, match=r"The profile is not JSON"):
+            Profile.from_json(text)

@@ -191,3 +191,14 @@ def test_every_refusal_of_a_field_says_what_would_do(data: object, says: str) ->
     with pytest.raises(ConfigError) as refused:
         Profile.from_dict(data)  # type: ignore[arg-type]
     assert says in str(refused.value)
+
+
+def test_a_field_that_there_is_not_is_named_with_the_nearest() -> None:
+    profile = Profile.from_dict(GOOD)
+    worker = next(iter(profile.workers))
+    with pytest.raises(UnknownNameError, match=r"Unknown profile field 'itmes'\. Did you mean 'items'\?.*profile\.replace\(itmes=\.\.\.\)"):
+        profile.replace(itmes=3)
+    with pytest.raises(UnknownNameError, match=r"Unknown profile field 'zz'.*Known: .*items"):
+        profile.replace(zz=3)
+    with pytest.raises(UnknownNameError, match=r"Unknown worker field 'onload'\. Did you mean 'onload_s'\?"):
+        profile.with_worker(worker, onload=3)

@@ -30,10 +30,10 @@ from rlinf_lab.planning.sensitivity import (
     STEP,
     TOLERANCE,
     WIDEST,
+    Asked,
     Range,
     _Look,
     _Planned,
-    _Question,
     _range_of,
     _Scan,
     _Searched,
@@ -377,15 +377,15 @@ def test_how_it_is_shown() -> None:
 def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each range takes all the time there is."""
     plans = plan(chain(a=FLAT, b=STEEP), 8, simulate=False)
-    now, found = [0.0], _Question.range
+    now, found = [0.0], Asked.range
     monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
 
-    def slow(self: _Question, entry: Entry) -> Range:
+    def slow(self: Asked, entry: Entry) -> Range:
         made = found(self, entry)
         now[0] += 5.0
         return made
 
-    monkeypatch.setattr(_Question, "range", slow)
+    monkeypatch.setattr(Asked, "range", slow)
     told = sensitivity(plans, seconds=4)
     assert [r.owner for r in told.ranges] == ["a"] and told.left == (("b", "seconds"),)
     for text in (repr(told), told._repr_html_()):
@@ -401,13 +401,13 @@ def test_a_range_that_is_begun_is_given_up_when_the_time_is_over(monkeypatch: py
     plans, now, wanted = plan(chain(a=FLAT, b=STEEP), 8, simulate=False), [0.0], [True]
     monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
 
-    def long(self: _Question, entry: Entry) -> Range:
+    def long(self: Asked, entry: Entry) -> Range:
         now[0] += 1.0
         wanted[0] = False
         check()
         raise AssertionError("went on")
 
-    monkeypatch.setattr(_Question, "range", long)
+    monkeypatch.setattr(Asked, "range", long)
     assert sensitivity(plans, seconds=0.5).left == (("a", "seconds"), ("b", "seconds"))
     wanted[0] = True
     with pytest.raises(Abandoned), as_long_as(lambda: wanted[0]):

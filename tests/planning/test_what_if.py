@@ -164,6 +164,24 @@ def test_steps_too_fine_to_be_seen_lie_beside_each_other(devices: int) -> None:
             assert at_once <= 0.005 * picture.seconds or over <= 1e-6, (planned.shape, a, b)
 
 
+@pytest.mark.parametrize("name", ["grpo_1.5b_case1", "grpo_7b_by_hand", "maniskill_openvla"])
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_a_schedule_of_overlapping_iterations_is_as_long_as_its_title_says(name: str, staleness: int) -> None:
+    """What was followed went on to the end of one iteration, up to twice as long."""
+    over = 0
+    for planned in plan(Profile.load(DOCS / f"{name}.json"), 64, staleness=staleness, simulate=False, quick=True):
+        picture, work = gantt(planned), planned.candidate.streamed.work
+        assert picture.seconds == planned.seconds and picture.bars[:, 0].min() >= 0 and picture.bars[:, 1].max() <= planned.seconds * (1 + 1e-6)
+        over += max(w.ends.max() for w in work.values()) > 1.05 * planned.seconds
+        setting = planned.candidate.placement.setting
+        for unit, w in work.items():
+            for member in setting.units[unit].members if len(setting.units[unit].members) == 1 else ():
+                own = picture.bars[picture.bars[:, 4] == picture.workers.index(member)]
+                busy = (own[:, 1] - own[:, 0]).sum()  # gaps too short to be seen are part of it
+                assert 0.99 * min(w.busy, planned.seconds) <= busy <= w.busy + planned.seconds * len(w.starts) / 800 + 1e-6
+    assert over, "iterations that take longer than from one end to the next"
+
+
 def test_a_description_has_causes_where_it_was_simulated() -> None:
     data = described(plan(two(), 8))
     assert data["plans"][0]["bubbles"] and all(0 < share <= 1 for _, share in data["plans"][0]["bubbles"])

@@ -16,13 +16,13 @@ import pytest
 from PIL import Image
 
 import rlinf_lab as lab
-import rlinf_lab.widgets.explorer as explorer_module
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.planning import patience
 from rlinf_lab.planning.gantt import gantt
 from rlinf_lab.planning.planner import plan
 from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.sensitivity import STEP
+from rlinf_lab.planning.sensitivity import STEP, Asked
+from rlinf_lab.planning.sensitivity import sensitivity as ranges_of
 from rlinf_lab.planning.whatif import Question
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
@@ -122,12 +122,86 @@ def test_sensitivity_comes_entry_by_entry_until_something_else_is_asked() -> Non
     page = Page()
     page.tell(type="sensitivity")
     until(lambda: page.heard[-1][0].get("running") is False)
-    rows = [told["sensitivity"] for told, _ in page.heard]
-    assert [len(r) for r in rows[:3]] == [0, 1, 2] and {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
+    rows = [told["sensitivity"] for told, _ in page.heard if "sensitivity" in told]
+    assert sorted({len(r) for r in rows}) == list(range(7)) and sorted(rows, key=len) == rows
+    rows = [next(r for r in rows if len(r) == n) for n in (0, 1, 2, 6)]
+    assert {(r["owner"], r["entry"]) for r in rows[2]} == {("a", "seconds"), ("b", "seconds")}
     assert {(r["owner"], r["entry"]) for r in rows[-1]} == {(w, entry) for w in "ab" for entry in ("seconds", "memory", "switching")}
     assert all(r["low"] <= 1 <= r["high"] and r["step"] in (0, STEP) for r in rows[-1])
     assert page.ask(1, items=0)["sensitivity"] is None, "the ranges of another question"
     assert {(r.owner, r.entry) for r in page.explorer.sensitivity().ranges} == {("a", "seconds"), ("b", "seconds")} and page.heard[-1][0]["running"] is False
+
+
+def test_a_search_for_ranges_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlinf_lab.widgets.explorer.TOLD_EVERY", 0.0)
+    page = Page()
+    page.tell(type="sensitivity")
+    until(lambda: page.heard[-1][0].get("running") is False)
+    told = [t["progress"] for t, _ in page.heard if "progress" in t]
+    assert told[-1] is None and [(t["done"], t["of"]) for t in told[:2]] == [(0, 0), (0, 6)]
+    far = [t["done"] + t["part"] for t in told[1:-1]]
+    assert far == sorted(far) and max(far) > 5.4 and all(0 <= t["part"] <= 1 for t in told[:-1])
+    assert {round(t["part"], 2) for t in told[:-1]} >= {0.0, 0.5}, "also within an entry"
+    assert [t["looks"] for t in told[1:-1]][-1] >= 24 and any(t["what"] == "b seconds × 4" for t in told[:-1])
+    only = [t for t, _ in page.heard if "progress" in t and "sensitivity" not in t]
+    assert only and all("answer" not in t for t in only), "a few bytes each"
+
+
+@pytest.mark.timeout(60)
+def test_a_search_for_ranges_is_cancelled_and_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    page, endless, ranges = Page(), Endless(), Asked.range
+    monkeypatch.setattr(Asked, "range", lambda self, entry: endless() if (entry.owner, entry.kind) == ("a", "memory") else ranges(self, entry))
+    page.tell(type="sensitivity")
+    assert endless.begun.wait(30)
+    told = page.tell(type="cancel")
+    assert endless.ended.wait(5) and told["running"] is False and told["progress"]["cancelled"] is True
+    assert (told["progress"]["done"], told["progress"]["of"]) == (2, 6)
+    assert {(r["owner"], r["entry"]) for r in told["sensitivity"]} == {("a", "seconds"), ("b", "seconds")}
+    heard = len(page.heard)
+    page.tell(type="cancel")
+    assert len(page.heard) == heard, "nothing is left to cancel"
+    looked = list[tuple[str, str]]()
+    monkeypatch.setattr(Asked, "range", lambda self, entry: looked.append((entry.owner, entry.kind)) or ranges(self, entry))
+    page.tell(type="sensitivity")
+    until(lambda: page.heard[-1][0].get("running") is False)
+    assert looked == [(w, kind) for kind in ("memory", "switching") for w in "ab"], "what was found is not looked for again"
+    found = {(r["owner"], r["entry"]): (r["low"], r["high"]) for r in page.heard[-1][0]["sensitivity"]}
+    assert found == {(r.owner, r.entry): (r.low, r.high) for r in ranges_of(page.explorer.plans, "all").ranges}
+
+
+@pytest.mark.timeout(60)
+def test_what_was_found_before_is_of_no_use_for_other_plans(simulation: Endless, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled, asked something else, and asked to go on before that is answered."""
+    page, endless = Page(), Endless()
+    with monkeypatch.context() as patched:
+        patched.setattr(Asked, "range", endless)
+        page.tell(type="sensitivity")
+        assert endless.begun.wait(30)
+        page.explorer._ranges = [{"owner": "a", "entry": "seconds", "low": 0.5, "high": 2.0, "below": "", "above": "", "step": 0.0}]
+        page.tell(type="cancel")
+    page.post(1, devices=page.slider("devices.").index(4))
+    page.tell(type="sensitivity")
+    until(lambda: page.heard[-1][0].get("running") is False)
+    assert 1 in page.answered() and len(page.heard[-1][0]["sensitivity"]) == 6
+    mine = next(r for r in page.heard[-1][0]["sensitivity"] if (r["owner"], r["entry"]) == ("a", "seconds"))
+    assert (mine["low"], mine["high"]) != (0.5, 2.0)
+
+
+@pytest.mark.timeout(60)
+def test_plans_that_are_shown_are_simulated_before_others_are_searched(simulation: Endless) -> None:
+    """The best one first; the question is answered only by what `lab.plan` finds."""
+    page, at = Page(), Page().slider("devices.").index(16)
+    quick = page.ask(1, devices=at)["answer"]["plans"]
+    page.post(2, simulate=True, devices=at)
+    assert simulation.begun.wait(30), "now the search"
+    more = [told for told, _ in page.heard if "answer" in told][-len(quick) :]
+    assert [told["answered"] for told in more] == [1] * len(quick)
+    assert [sum(p["seconds_are"] == "simulated" for p in told["answer"]["plans"]) for told in more] == list(range(1, len(quick) + 1))
+    assert {p["name"]: p["seconds_are"] for p in more[0]["answer"]["plans"]}[quick[0]["name"]] == "simulated"
+    shown = page.explorer.plans
+    assert len(quick) > 1 and [p.seconds for p in shown] == sorted(p.seconds for p in shown) and page.explorer.question.devices == {"": 16}
+    assert {(p.shape, p.seconds) for p in shown} <= {(p.shape, p.seconds) for p in plan(profile(), 16)}
+    assert page.ask(3, devices=at)["answer"]["plans"][0]["seconds_are"] == "followed" and simulation.ended.wait(30), "given up for what is newer"
 
 
 class Endless:
@@ -170,7 +244,7 @@ def test_a_simulation_is_given_up_for_a_newer_question(simulation: Endless) -> N
 @pytest.mark.timeout(60)
 def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
     page, endless = Page(), Endless()
-    monkeypatch.setattr(explorer_module, "sensitivity", endless)
+    monkeypatch.setattr(Asked, "range", endless)
     page.tell(type="sensitivity")
     assert endless.begun.wait(30)
     told = page.ask(1, devices=page.slider("devices.").index(16))
@@ -268,6 +342,8 @@ def test_workers_of_published_profiles_have_their_sliders() -> None:
     explorer = PlanExplorer(plan(Profile.load(DOCS / "grpo_7b_case4.json"), 16, simulate=False))
     texts = {s["field"]: s["texts"][s["at"]] for s in explorer.sliders}
     assert texts == {"devices.": "16", "items": "8192 items", "chunks": "64", "length": "× 1", "tail": "power 1", "staleness": "0 iterations"}
+    staleness = next(s["texts"] for s in explorer.sliders if s["field"] == "staleness")
+    assert staleness[:3] == ["0 iterations", "1 iteration", "2 iterations"]
 
 
 def test_memory_is_asked_for_some_kinds_or_for_all() -> None:

@@ -475,20 +475,28 @@ class _Solver:
             return np.arange(len(code))
         problem, g = self.problem, code // self.problem.codes
         limit, elsewhere = self._others(leaves)
-        working = self._scale[g] * np.minimum(fill, period)
+        least = np.minimum(fill, period)
         # A part holds its devices for as long as it works, and everybody else needs device seconds as well.
         devices = problem.totals[code - g * problem.codes]
-        good = np.where(devices <= limit, devices, problem.totals[-1]) * working + elsewhere <= problem.totals[-1] * self.ceiling
+        good = np.where(devices <= limit, devices, problem.totals[-1]) * (self._scale[g] * least) + elsewhere <= problem.totals[-1] * self.ceiling
         if TEMPORAL not in self.kinds:  # nobody has all
             good &= devices <= limit
         good &= problem.at_least(g, fill, period) <= self.ceiling
         found = np.asarray(good.nonzero()[0])
         linked = self._linked(leaves)
-        for some in [linked] if len(found) * len(linked) * problem.granularities <= AT_ONCE else [(v,) for v in linked]:
-            if not len(found):
+        together = linked and len(found) * len(linked) * problem.granularities <= AT_ONCE
+        ways = {some: float(self._of_leaves(leaves, some)[2].max()) for some in ([linked] if together else [(v,) for v in linked])}
+        turns = fill[found] + (self._scale[g[found]] - 1) * least[found]
+        kept, hard = np.ones(len(found), bool), np.arange(len(found))
+        for some, alone in sorted(ways.items(), key=lambda way: -way[1]):
+            # Most points are good enough where all take turns, and then beside all who take less as well.
+            hard = hard[~((turns[hard] + alone) / (1 + problem.staleness) <= self.ceiling)]
+            if not len(hard):
                 break
-            found = found[self._least_with(leaves, some, code[found], g[found], fill[found], period[found]) <= self.ceiling]
-        return found
+            near = self._least_with(leaves, some, *(column[found[hard]] for column in (code, g, fill, period))) <= self.ceiling
+            kept[hard[~near]] = False
+            hard = hard[near]
+        return np.asarray(found[kept])
 
     def _linked(self, leaves: int) -> tuple[int, ...]:
         """Leaves from which a way of edges leads to one of a set, or from one of it to them, and that are not in it. What cuts make holds all leaves of such a
@@ -511,12 +519,7 @@ class _Solver:
         not finer than the part's: there their fills add up, and 2^h chunks follow each other no closer than the slower one of the two allows.
         """
         problem, scale = self.problem, self._scale
-        if not leaves:
-            return np.zeros(len(code))
-        if (part, leaves) not in self._least_of:
-            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
-            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
-        fills, followed, alone = self._least_of[part, leaves]
+        fills, followed, alone = self._of_leaves(part, leaves)
         least, beside = np.minimum(fill, period), problem.most - code % problem.codes
         found = fill + (scale[g] - 1) * least + alone
         some = max(1, AT_ONCE // fills[..., 0].size)  # points that are looked at together
@@ -529,6 +532,13 @@ class _Solver:
             together += fill[block] + (times - 1) * least[block] + self._finer.take(g[block], axis=-1)
             np.minimum(found[:, block], together.min(axis=1), out=found[:, block])
         return np.asarray(found.max(axis=0) / (1 + problem.staleness))
+
+    def _of_leaves(self, part: int, leaves: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """`_least_beside` of some leaves together."""
+        if (part, leaves) not in self._least_of:
+            fills, followed, alone = zip(*(self._least_beside(part, v) for v in leaves), strict=True)
+            self._least_of[part, leaves] = np.array(fills), np.array(followed), np.array(alone)[:, None]
+        return self._least_of[part, leaves]
 
     def _least_beside(self, part: int, leaf: int) -> tuple[np.ndarray, np.ndarray, float]:
         """`_least_numbers` by the devices that a part leaves: in streams alone nobody takes turns, and all others need some of them, too."""

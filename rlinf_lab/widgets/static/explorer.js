@@ -3,14 +3,14 @@ import { GONE, applyTheme, colourNumbers, connect, figures, keepKeys, make, pain
 import { GanttCard, hasSwitching } from "./gantt.js";
 
 const MODES = ["temporal", "spatial", "hybrid", "alone"];
-const REST = 300; // ms that a quick answer stands until everything is simulated
+const REST = 150; // ms that a quick answer stands until it is simulated
 const WIDEST = 4; // times as much, or as little, on the scale of the sensitivity
 
 /** What the kernel has told so far. */
 class Told {
   constructor() { this.reset(); }
 
-  reset() { this.answer = null; this.error = ""; this.ranges = null; this.answered = 0; this.bars = []; this.positions = {}; this.running = false; }
+  reset() { this.answer = null; this.error = ""; this.ranges = null; this.answered = 0; this.bars = []; this.positions = {}; this.running = false; this.progress = null; }
 
   apply(message, parts) {
     if (message.answered !== undefined) this.answered = message.answered;
@@ -21,6 +21,7 @@ class Told {
       this.bars = this.answer.charts.map((_, i) => floats(parts[`bars${i}`]));
     }
     if (message.sensitivity !== undefined) { this.ranges = message.sensitivity; this.running = message.running; }
+    if (message.progress !== undefined) this.progress = message.progress;
   }
 }
 
@@ -80,10 +81,15 @@ class ExplorerView {
     this.table = make("table.ranked", {}, make("thead", {}, make("tr", {}, ...["plan", "seconds", "", "shape", "devices"].map((h) => make("th", {}, h)))), this.rows);
     this.why = make("section.panel.why", {}, make("header", {}, make("h3", {}, "Why not this one?")), make("div.whybody"));
     this.whyBody = this.why.lastChild;
-    this.measure = make("button.tool", { onclick: () => { if (!tellKernel(model, { type: "sensitivity" })) { told.error = GONE; this.refresh(); } }, title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
+    const tell = (type) => () => { if (!tellKernel(model, { type })) { told.error = GONE; this.refresh(); } };
+    this.measure = make("button.tool", { onclick: tell("sensitivity"), title: "search again with each entry of the profile off, until another plan wins" }, "Compute");
+    this.part = make("i");
+    this.looking = make("span.muted");
+    const far = make("div.progress", { role: "progressbar", "aria-label": "entries looked at", "aria-valuemin": 0, "aria-valuemax": 100 }, this.part);
+    this.search = make("div.finding", {}, far, make("button.tool", { onclick: tell("cancel"), title: "look no further: ranges that were found stay" }, "Cancel"), this.looking);
     this.ranges = make("div.ranges");
     this.notes = make("ul.notes", { "aria-label": "what the figures rest on" });
-    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.ranges, this.notes);
+    const sensitivity = make("section.panel.sensitive", {}, make("header", {}, make("h3", {}, "How far off may the profile be?"), this.measure), this.search, this.ranges, this.notes);
     this.gantts = make("div.gantts");
     this.key = make("div.legend");
     const main = make("div.answers", {}, this.key, this.gantts, make("div.tablestage", {}, this.table), make("div.below", {}, this.why, sensitivity));
@@ -140,8 +146,8 @@ class ExplorerView {
     this.root.dataset.open = open;
     if (!answer) return;
     const how = answer.plans[0].seconds_are;
-    this.chip.textContent = open === "older" ? "updating…" : error ? "no plan" : open === "rough" ? "simulating…" : how;
-    this.chip.title = open === "older" ? "what is shown answers an earlier question" : open === "rough" ? "followed chunk by chunk so far; a simulation is under way" : "";
+    this.chip.textContent = open === "older" ? "updating…" : error ? "no plan" : open === "rough" ? (how === "simulated" ? "searching…" : "simulating…") : how;
+    this.chip.title = open === "older" ? "what is shown answers an earlier question" : open !== "rough" ? "" : how === "simulated" ? "simulated; better plans are looked for" : "followed chunk by chunk so far; a simulation is under way";
     this.chip.dataset.state = open ? "running" : error ? "failed" : how === "simulated" ? "finished" : "running";
   }
 
@@ -187,8 +193,9 @@ class ExplorerView {
   }
 
   list(plans, refused, best) {
+    const slowest = Math.max(...plans.map((p) => p.seconds));
     const rows = plans.map((p) => {
-      const bar = make("i.speed", { style: `width:${Math.max(2, 60 * best / p.seconds)}px`, title: `${(100 * best / p.seconds).toFixed(0)} % of the fastest plan's speed` });
+      const bar = make("i.length", { style: `width:${Math.max(2, slowest ? 60 * p.seconds / slowest : 60)}px`, title: p.seconds > best && best ? `${(100 * (p.seconds / best - 1)).toFixed(0)} % longer than the fastest` : "the fastest" });
       const places = Object.entries(p.workers).map(([name, at]) => `${name} ${at.devices || "host"}`).join(", ");
       const row = make("tr", { tabindex: "0", onclick: () => this.pick(p.name), onkeydown: (e) => { if (e.key === "Enter") this.pick(p.name); } },
         make("td", {}, p.name), make("td", {}, figures(p.seconds)), make("td", {}, bar), make("td", { title: p.shape }, p.shape), make("td", { title: places }, places));
@@ -215,17 +222,30 @@ class ExplorerView {
     this.whyBody.replaceChildren(...parts);
   }
 
+  /** Only how far the search for ranges is: told a few times a second, while somebody may be clicking on what is drawn. */
+  advance() {
+    const { progress, running } = this.told;
+    this.search.hidden = !running || !progress;
+    if (this.search.hidden) return;
+    const { done, of, part, what, looks } = progress, percent = of ? Math.floor((100 * (done + part)) / of) : 0;
+    this.part.style.width = `${percent}%`;
+    this.part.parentNode.setAttribute("aria-valuenow", percent);
+    this.looking.textContent = of ? `${percent} %, ${done} of ${of} entries: ${what}` : this.asker.open === "rough" ? "waits for the search for better plans" : "beginning";
+    this.looking.title = of ? `looked ${looks} times` : "";
+  }
+
   sensitivity() {
-    const { ranges, running } = this.told;
+    const { ranges, running, progress } = this.told, cancelled = progress && progress.cancelled;
     this.measure.disabled = running;
-    this.measure.textContent = running ? "Searching…" : "Compute";
+    this.measure.textContent = running ? "Searching…" : cancelled ? "Go on" : "Compute";
+    this.advance();
     if (!ranges) { this.ranges.replaceChildren(make("p.muted", {}, "Over which range of error in each entry of the profile does the choice stand?")); return; }
     const x = (f) => 50 + (50 * Math.log(f)) / Math.log(WIDEST), percent = (f) => `${f < 1 ? "−" : "+"}${Math.abs(100 * (f - 1)).toFixed(0)} %`;
     const matters = (r) => r.entry === "seconds" || r.below || r.above, named = (r) => `${r.owner} ${r.entry}`, others = ranges.filter((r) => !matters(r)).map(named);
     const rows = ranges.filter(matters).map((r) => make("div.range", {}, make("span", { title: named(r) }, r.owner, " ", make("small.muted", {}, r.entry)),
       make("div.scale", { title: `below: ${r.below || "not looked further"}; above: ${r.above || "not looked further"}${r.step ? `; looked at each ${100 * r.step} %, planned again at both ends` : ""}` }, make("i", { style: `left:${x(r.low)}%;width:${x(r.high) - x(r.low)}%` }), make("u")),
       make("span.muted", {}, `${r.below ? percent(r.low) : "< −75 %"} … ${r.above ? percent(r.high) : "> +300 %"}`)));
-    const notes = [...(ranges.length ? ["bar: the choice stands; line: the profile's value; scale: a quarter to four times"] : []), ...(others.length ? [`stands all the way: ${others.join(", ")}`] : [])];
+    const notes = [...(cancelled ? [`cancelled: ${progress.of ? `${progress.done} of ${progress.of}` : "no"} entries were looked at`] : []), ...(ranges.length ? ["bar: the choice stands; line: the profile's value; scale: a quarter to four times"] : []), ...(others.length ? [`stands all the way: ${others.join(", ")}`] : [])];
     this.ranges.replaceChildren(...rows, ...notes.map((text) => make("p.muted", {}, text)));
   }
 }
@@ -244,7 +264,11 @@ export default () => {
     initialize({ model }) {
       connect(model, {
         reset: () => told.reset(),
-        apply: (message, parts) => { told.apply(message, parts); views.forEach((view) => view.heard()); },
+        apply: (message, parts) => {
+          told.apply(message, parts);
+          const only = message.progress && message.sensitivity === undefined && !message.answer;
+          views.forEach((view) => (only ? view.advance() : view.heard()));
+        },
       });
     },
     render({ model, el }) {
