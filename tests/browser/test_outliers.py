@@ -138,6 +138,26 @@ def test_what_is_slow_again_and_again_hides_nothing_else(page: Any) -> None:
     assert outliers(page, timeline) == [[*reset, 0], [*reset, 0], [*reset, 17], ["simulator 0 look", 6 * MS, MS, 40, 0, 0]]
 
 
+def test_many_slow_pieces_are_told_once(page: Any) -> None:
+    """A step in forty is slow, and those take most of the time: turns and calls that enclose them are explained by them, whether these are listed or not."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, step, actions, obs = recorder.track("simulator", 0, ("cpu:0",)), *(recorder.name(n) for n in ("step", "actions", "obs"))
+    t, slow = 0, 0
+    for k in range(800):
+        recorder.add(track, SpanKind.GET, step, t, t + MS, k // 20, 1, 0, actions, 0)
+        slow += (is_slow := k % 40 == 5)
+        after = slow * MS // 2 if is_slow else 1000  # of the slowest turns the slow stretch is not among the longest
+        for ns in (250 * MS - slow * MS // 10 if is_slow else 2 * MS, after):
+            t += MS
+            recorder.add(track, SpanKind.RUN, step, t, t + ns, k // 20)
+            t += ns
+            recorder.add(track, SpanKind.PUT, step, t, t, k // 20, 1, 0, obs, 0)
+    timeline.extend(recorder.drain())
+    found = outliers(page, timeline)
+    assert [(name, median, count, more) for name, _, median, count, _, more in found[:3]] == [("simulator 0 step", 2 * MS, 800, more) for more in (0, 0, 17)]
+    assert all(ns < 11 * MS for _, ns, *_ in found[3:]), "the losses of 250 ms are told"
+
+
 def test_a_source_that_only_puts_has_stretches(page: Any) -> None:
     """It gives a batch of eight at a time, so seven of eight stretches are slivers; the slow batch is found, and usual ones are not."""
     recorder, timeline = Recorder(), Timeline(["cpu:0"])

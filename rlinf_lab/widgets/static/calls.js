@@ -1,31 +1,47 @@
 // What a rank computed in one piece, and which pieces took strangely long. A call is cut by its gets and puts: compared are whole calls, their turns (from a
 // get to the next one, whatever was put meanwhile) and the stretches of those, switches, and the spans of users and of other tools, each with what is alike.
 import { GET, KINDS, LABEL, LOCK, PUT, RUN, SETUP, WAIT } from "./base.js";
+import { grown } from "./lane.js";
 
 const FEW = 8; // of what there is less, nothing is usual
 const SAMPLE = 16384; // for a median
 const OF_ONE_GROUP = 3; // what is slow in many places would hide what else is
 const MOSTLY = 0.8, PARTLY = 0.3; // of a loss: what lies within explains it, or is worth a line beside it
 const SLIGHT = 0.002; // of an iteration: what was lost is not worth a line
-const SLIVER = 0.125; // of what most of the time goes into: between two puts in a row there is next to nothing
-const PARTS = ["ns", "start", "end", "parts", "track", "lane", "row"];
+const SLIVER = 0.125; // of what most of the time goes into, and all of them together of the time: between two puts in a row there is next to nothing
+const WIDTH = 6; // numbers of a piece
 
-/** All pieces of one sort, as columns: `ns` computed, from `start` to `end` on `track`, `parts` spans; the longest of them is `lane[j]`'s `row[j]`. */
+/**
+ * All pieces of one sort, one after the other: ns computed, start, end, how many spans, the number of its lane and there that of the longest of them.
+ * Numbers in one typed array, for of objects or lists of numbers the collector looks through millions. Where one piece is `wanted`, only ns of the others.
+ */
 class Group {
-  constructor(first) {
-    Object.assign(this, { ...first, wanted: -1 });
-    for (const key of PARTS) this[key] = [];
+  constructor(first, isLean) {
+    Object.assign(this, { ...first, wanted: null, count: 0, width: isLean ? 1 : WIDTH });
+    this.rows = new Float64Array(4 * this.width);
   }
 
+  room(count) { if (this.rows.length < count * this.width) this.rows = grown(this.rows, Math.ceil(1.6 * count + 4) * this.width); }
+
+  ns(j) { return this.rows[j * this.width]; }
+
+  /** {ns, start, end, parts, lane: its number, row} of the j-th. */
+  piece(j) { const [ns, start, end, parts, lane, row] = this.rows.subarray(j * WIDTH, (j + 1) * WIDTH); return { ns, start, end, parts, lane, row }; }
+
   add(piece) {
-    this.ns.push(piece.ns); this.start.push(piece.start); this.end.push(piece.end); this.parts.push(piece.parts);
-    this.track.push(piece.track); this.lane.push(piece.lane); this.row.push(piece.row);
-    if (piece.wanted) this.wanted = this.ns.length - 1;
+    this.room(this.count + 1);
+    const { rows } = this, at = this.count++ * this.width;
+    rows[at] = piece.ns;
+    if (piece.wanted) this.wanted = piece;
+    if (this.width === 1) return;
+    rows[at + 1] = piece.start; rows[at + 2] = piece.end; rows[at + 3] = piece.parts; rows[at + 4] = piece.lane; rows[at + 5] = piece.row;
   }
 
   addAll(group) {
-    if (group.wanted >= 0) this.wanted = this.ns.length + group.wanted;
-    for (const key of PARTS) for (const value of group[key]) this[key].push(value);
+    this.wanted ||= group.wanted;
+    this.room(this.count + group.count);
+    this.rows.set(group.rows.subarray(0, group.count * this.width), this.count * this.width);
+    this.count += group.count;
   }
 
   /**
@@ -33,38 +49,50 @@ class Group {
    * evenly picked. What most of the time goes into is looked for without the slowest few, of which one may have taken longer than all others together.
    */
   usual(slivers = false) {
-    const step = Math.ceil(this.ns.length / SAMPLE), sorted = Float64Array.from({ length: Math.ceil(this.ns.length / step) }, (_, j) => this.ns[j * step]).sort();
+    const step = Math.ceil(this.count / SAMPLE), sorted = new Float64Array(Math.ceil(this.count / step));
+    for (let j = 0; j < sorted.length; j++) sorted[j] = this.ns(j * step);
+    sorted.sort();
     const n = sorted.length - Math.min(FEW, Math.ceil(sorted.length / 20));
-    let half = 0, time = 0, k = 0;
+    let half = 0, time = 0, k = 0, first = 0, short = 0;
     for (let j = 0; j < n; j++) half += sorted[j] / 2;
     while (k < n - 1 && (time += sorted[k]) < half) k++;
-    const first = sorted.findIndex((ns) => ns >= SLIVER * sorted[k]), kept = slivers || sorted.length < FEW ? sorted : sorted.subarray(first);
-    return { sorted: kept, count: Math.round((this.ns.length * kept.length) / sorted.length) };
+    while (sorted[first] < SLIVER * sorted[k]) short += sorted[first++];
+    // Where these take a part of the time that counts, they are what is usual, and what most of the time goes into is what is slow.
+    const kept = slivers || sorted.length < FEW || short > SLIVER * 2 * half ? sorted : sorted.subarray(first);
+    return { sorted: kept, count: Math.round((this.count * kept.length) / sorted.length) };
   }
 }
 
-/** Groups of like pieces by a key; `wanted`: {lane, i} of a span whose piece is marked in its group. */
+/** Groups of like pieces by a key; `wanted`: {lane, i} of a span whose piece is marked in its group, and pieces of other methods are left out. */
 class Groups {
-  constructor(wanted = null) { this.of = new Map(); this.wanted = wanted; }
+  constructor(wanted = null) {
+    this.of = new Map();
+    this.lanes = []; // {track, lane} by number
+    this.wanted = wanted;
+    this.name = wanted ? wanted.lane.columns.name[wanted.i] : -1;
+    this.kind = wanted ? wanted.lane.columns.kind[wanted.i] : -1;
+  }
 
   group(key, first) {
     let group = this.of.get(key);
-    if (!group) this.of.set(key, (group = new Group(first)));
+    if (!group) this.of.set(key, (group = new Group(first, this.wanted !== null)));
     return group;
   }
+
+  concerns(name, kind) { return this.wanted === null || (name === this.name && kind === this.kind); }
 
   is(lane, i) { return this.wanted !== null && lane === this.wanted.lane && i === this.wanted.i; }
 
   /** Batches of a size that came a few times are compared whatever their size, and what is at one level a few times with all levels (`among`). */
   list() {
-    const found = [], joined = new Groups(), wide = new Groups(), named = (g) => `${g.worker}/${g.name}/${g.kind}/${g.how}/${g.channel}`;
+    const found = [], joined = new Groups(this.wanted), wide = new Groups(this.wanted), named = (g) => `${g.worker}/${g.name}/${g.kind}/${g.how}/${g.channel}`;
     for (const group of this.of.values()) {
-      if (group.items === undefined || group.ns.length >= FEW) { found.push(group); continue; }
+      if (group.items === undefined || group.count >= FEW) { found.push(group); continue; }
       const { worker, name, kind, how, channel, depth } = group, sized = group.items > 0;
       joined.group(`${named(group)}/${depth}/${sized}`, { worker, name, kind, how, channel, depth, sized }).addAll(group);
     }
     found.push(...joined.of.values());
-    const rare = (group) => group.ns.length < FEW && !group.sized, some = new Set(found.filter(rare).map(named));
+    const rare = (group) => group.count < FEW && !group.sized, some = new Set(found.filter(rare).map(named));
     for (const group of found) if (some.has(named(group)) && !group.sized && !(group.items > 0)) wide.group(named(group), {}).addAll(group);
     for (const group of found.filter(rare)) group.among = wide.of.get(named(group));
     return found;
@@ -74,15 +102,17 @@ class Groups {
 const BEGUN = 0, GOT = 1, WAITED = 2, HOW = ["start", "get", "wait", "put"];
 /** How a turn or a stretch began, as a number: after the start of its call, a get of so many items from a channel, a wait, or a put. */
 const beginning = (how, channel = -1, items = 0) => how + 4 * (channel + 1 + 4194304 * items);
+const AFRESH = { how: BEGUN, channel: -1, items: 0 };
 
 /** The pieces of one lane; puts and gets that took no time lie among the points of its track. */
 class Walk {
   constructor(groups, track, lane, depth) {
-    Object.assign(this, { groups, track, lane, depth, turn: null, call: null });
+    Object.assign(this, { groups, track, lane, depth, turn: null, call: null, number: groups.lanes.push({ track, lane }) - 1 });
     this.after = -1; // the kind of what came last
-    this.begun = { how: BEGUN, channel: -1, items: 0 }; // what the next turn begins with
+    this.begun = AFRESH; // what the next turn begins with
     this.before = this.got = 0; // how the next stretch begins, and with how many items
     this.known = new Map(); // groups of a method by how they begin: a string for each span would take most of the time
+    this.single = new Map(); // and of what is a piece by itself
   }
 
   see(lane, i) {
@@ -97,27 +127,33 @@ class Walk {
 
   /** A span that is a piece by itself. */
   alone(lane, i) {
-    const { kind, name, start, dur } = lane.columns, worker = this.track.worker, first = { worker, name: name[i], kind: kind[i], depth: this.depth };
-    const piece = { ns: dur[i], start: start[i], end: start[i] + dur[i], parts: 1, track: this.track, lane, row: i, wanted: this.groups.is(lane, i) };
-    this.groups.group(`${worker}/${name[i]}/${kind[i]}/${this.depth}`, first).add(piece);
+    const { kind, name, start, dur } = lane.columns, worker = this.track.worker, key = 16 * name[i] + kind[i];
+    if (!this.groups.concerns(name[i], kind[i])) return;
+    let group = this.single.get(key);
+    if (!group) {
+      group = this.groups.group(`${worker}/${name[i]}/${kind[i]}/${this.depth}`, { worker, name: name[i], kind: kind[i], depth: this.depth });
+      this.single.set(key, group);
+    }
+    group.add({ ns: dur[i], start: start[i], end: start[i] + dur[i], parts: 1, lane: this.number, row: i, wanted: this.groups.is(lane, i) });
   }
 
   /** A stretch of a call; two that meet belong to two calls, for within one something lies between them. */
   run(i, name, iteration, ns) {
-    const { lane, track } = this, { start } = lane.columns, end = start[i] + ns;
+    const { lane, number } = this, { start } = lane.columns, end = start[i] + ns;
     if (!this.call || this.call.name !== name || this.call.iteration !== iteration || this.after === RUN) {
       if (this.begun.how === BEGUN) this.before = this.got = 0;
       this.close();
-      if (!this.known.has(name)) this.known.set(name, { stretches: new Map(), turns: new Map() });
-      this.call = { name, iteration, turns: 0, items: 0, ns: 0, start: start[i], end, parts: 0, longest: 0, track, lane, row: i, wanted: false, groups: this.known.get(name) };
+      if (!this.known.has(name)) this.known.set(name, this.groups.concerns(name, RUN) ? { stretches: new Map(), turns: new Map(), wholes: new Map() } : null);
+      this.call = { name, iteration, turns: 0, items: 0, ns: 0, start: start[i], end, parts: 0, longest: 0, lane: number, row: i, wanted: false, groups: this.known.get(name) };
     }
+    if (!this.call.groups) { this.begun = AFRESH; return; }
     if (!this.turn) {
-      this.turn = { begun: this.begun, ns: 0, start: start[i], end, parts: 0, longest: 0, track, lane, row: i, wanted: false, first: null };
+      this.turn = { begun: this.begun, ns: 0, start: start[i], end, parts: 0, longest: 0, lane: number, row: i, wanted: false, first: null };
       this.call.turns++;
       this.call.items += this.begun.items;
-      this.begun = { how: BEGUN, channel: -1, items: 0 };
+      this.begun = AFRESH;
     }
-    const wanted = this.groups.is(lane, i), stretch = { ns, start: start[i], end, parts: 1, track, lane, row: i, before: this.before, got: this.got, wanted };
+    const wanted = this.groups.is(lane, i), stretch = { ns, start: start[i], end, parts: 1, lane: number, row: i, before: this.before, got: this.got, wanted };
     grow(this.turn, stretch);
     grow(this.call, stretch);
     if (this.turn.parts === 1) this.turn.first = stretch; // a turn of one stretch is that
@@ -165,8 +201,13 @@ class Walk {
     if (gotNothing) this.turn = null;
     this.endTurn();
     this.call = null;
-    if (!call || (call.turns === 1 && !gotNothing)) return;
-    this.groups.group(`${worker}/${call.name}/call/${call.items}/${depth}`, { worker, name: call.name, kind: RUN, how: "whole", items: call.items, depth }).add(call);
+    if (!call || !call.groups || (call.turns === 1 && !gotNothing)) return;
+    let group = call.groups.wholes.get(call.items);
+    if (!group) {
+      group = this.groups.group(`${worker}/${call.name}/call/${call.items}/${depth}`, { worker, name: call.name, kind: RUN, how: "whole", items: call.items, depth });
+      call.groups.wholes.set(call.items, group);
+    }
+    group.add(call);
   }
 }
 
@@ -199,11 +240,11 @@ function walk(groups, track) {
 export function likeIt(store, track, lane, i) {
   const groups = new Groups({ lane, i });
   for (const other of store.tracks) if (other.worker === track.worker) walk(groups, other);
-  const rank = (group) => (group.how === "whole" ? 2 : group.how === "stretch" || group.how === undefined ? 0 : 1), own = groups.list().filter((g) => g.wanted >= 0);
-  const found = own.map((g) => (g.among ? Object.assign(g.among, { how: g.how, channel: g.channel, items: g.items }) : g)).filter((g) => g.ns.length > 1);
+  const rank = (group) => (group.how === "whole" ? 2 : group.how === "stretch" || group.how === undefined ? 0 : 1), own = groups.list().filter((g) => g.wanted);
+  const found = own.map((g) => (g.among ? Object.assign(g.among, { how: g.how, channel: g.channel, items: g.items }) : g)).filter((g) => g.count > 1);
   return found.sort((a, b) => rank(a) - rank(b)).map((group) => {
-    const { how, channel, items, wanted } = group, ns = group.ns[wanted], usual = group.usual();
-    return { ...(ns < usual.sorted[0] ? group.usual(true) : usual), ns, parts: group.parts[wanted], how, channel, items };
+    const { how, channel, items, wanted } = group, { ns, parts } = wanted, usual = group.usual();
+    return { ...(ns < usual.sorted[0] ? group.usual(true) : usual), ns, parts, how, channel, items };
   });
 }
 
@@ -213,31 +254,53 @@ export function likeIt(store, track, lane, i) {
  * What is rare counts: beyond nine tenths of its group as far as those are from the median, and half as long again as it.
  */
 export function outliers(store, most = 8) {
-  const groups = new Groups(), found = [];
+  const groups = new Groups(), found = [], slow = [];
   for (const track of store.tracks) walk(groups, track);
   for (const group of groups.list()) {
-    const { sorted, count } = (group.among || group).usual();
+    const { sorted, count } = (group.among || group).usual(), { kind, depth, how } = group;
     if (sorted.length < FEW) continue;
-    const median = sorted[sorted.length >> 1], high = sorted[Math.floor(0.9 * (sorted.length - 1))];
-    const bound = Math.max(1.5 * median, 2 * high - median), slow = [];
-    for (let j = 0; j < group.ns.length; j++) if (group.ns[j] > bound) slow.push(j);
-    slow.sort((a, b) => group.ns[b] - group.ns[a]);
-    const listed = slow.slice(0, OF_ONE_GROUP), rest = slow.slice(OF_ONE_GROUP);
-    const more = { more: rest.length, moreLost: rest.reduce((sum, j) => sum + group.ns[j] - median, 0) };
-    for (const [k, j] of listed.entries()) {
-      const { name, kind, items = group.got, channel, depth, how } = group, piece = Object.fromEntries(PARTS.map((key) => [key, group[key][j]])), whole = how === "whole";
-      const level = kind === LABEL ? 3000 + depth : 3 * depth + (whole ? 0 : how === "stretch" ? 2 : 1);
-      found.push({ ...piece, i: piece.row, median, lost: piece.ns - median, count, name, kind, items, channel, whole: whole && piece.parts > 1, level, ...(k === listed.length - 1 ? more : { more: 0, moreLost: 0 }) });
+    const median = sorted[sorted.length >> 1], high = sorted[Math.floor(0.9 * (sorted.length - 1))], bound = Math.max(1.5 * median, 2 * high - median);
+    const level = kind === LABEL ? 3000 + depth : 3 * depth + (how === "whole" ? 0 : how === "stretch" ? 2 : 1), own = [];
+    for (let j = 0; j < group.count; j++) {
+      if (!(group.ns(j) > bound)) continue;
+      const piece = group.piece(j), { track, lane } = groups.lanes[piece.lane];
+      own.push({ ...piece, track, lane, lost: piece.ns - median, level });
+    }
+    if (own.length) slow.push({ group, own, median, count });
+  }
+  const explained = explanations(slow);
+  for (const { group, own, median, count } of slow) {
+    const { name, kind, items = group.got, channel, how } = group, left = own.filter((f) => !explained(f)).sort((a, b) => b.lost - a.lost);
+    const listed = left.slice(0, OF_ONE_GROUP), moreLost = left.slice(OF_ONE_GROUP).reduce((sum, f) => sum + f.lost, 0);
+    for (const [k, f] of listed.entries()) {
+      const whole = how === "whole" && f.parts > 1, more = k === listed.length - 1 ? { more: left.length - listed.length, moreLost } : { more: 0, moreLost: 0 };
+      found.push({ ...f, i: f.row, median, count, name, kind, items, channel, whole, ...more });
     }
   }
   found.sort((a, b) => b.lost - a.lost);
-  const lengths = store.marks.map((m) => m.end - m.start).sort((a, b) => a - b), least = lengths.length ? SLIGHT * lengths[lengths.length >> 1] : 0;
-  const lies = (a, b) => a.track === b.track && a.level > b.level && a.start >= b.start - 1 && a.end <= b.end + 1, shown = [];
+  const lengths = store.marks.map((m) => m.end - m.start).sort((a, b) => a - b), least = lengths.length ? SLIGHT * lengths[lengths.length >> 1] : 0, shown = [];
   for (const f of found) {
-    if (f.lost < least || found.some((a) => a.lost >= MOSTLY * f.lost && lies(a, f)) || shown.some((b) => f.lost < PARTLY * b.lost && lies(f, b))) continue;
-    if (shown.push(f) === most) break;
+    if (f.lost < least || shown.length === most) break;
+    if (!shown.some((b) => f.lost < PARTLY * b.lost && f.track === b.track && lies(f, b))) shown.push(f);
   }
   return shown;
+}
+
+/** Whether a lies within b, both of one track. */
+const lies = (a, b) => a.level > b.level && a.start >= b.start - 1 && a.end <= b.end + 1;
+
+/** Tells of a slow piece whether another one within it, listed or not, explains most of its loss. */
+function explanations(slow) {
+  const of = new Map();
+  for (const { own } of slow) for (const f of own) of.has(f.track) ? of.get(f.track).push(f) : of.set(f.track, [f]);
+  for (const pieces of of.values()) pieces.sort((a, b) => a.start - b.start);
+  return (b) => {
+    const pieces = of.get(b.track);
+    let low = 0, high = pieces.length;
+    while (low < high) { const mid = (low + high) >> 1; if (pieces[mid].start < b.start - 1) low = mid + 1; else high = mid; }
+    for (let k = low; k < pieces.length && pieces[k].start <= b.end + 1; k++) if (pieces[k].lost >= MOSTLY * b.lost && lies(pieces[k], b)) return true;
+    return false;
+  };
 }
 
 /** What a piece is called: "policy 0 act", and that it is a whole call, a switch, .... */

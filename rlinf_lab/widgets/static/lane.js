@@ -5,7 +5,7 @@ export const CATEGORIES = 12; // most kinds of time that one lane tells apart
 export const OTHER = 11; // what a search did not find
 const acc = new Float64Array(CATEGORIES);
 
-function grown(array, capacity) {
+export function grown(array, capacity) {
   const bigger = new array.constructor(capacity);
   bigger.set(array);
   return bigger;
