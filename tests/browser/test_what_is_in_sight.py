@@ -159,3 +159,38 @@ def test_a_selected_range_lies_over_the_spans_and_not_over_their_names(browser: 
     after = page.evaluate(names)
     assert before[0] == after[0] and before[1] != after[1], "the band is there, and beside it nothing has changed"
     page.close()
+
+
+def test_what_is_chosen_stays_so_when_late_spans_come(browser: Any) -> None:
+    """A span that encloses others comes after them, and moves them to another line; a link to one that was listed before leads to it still."""
+    page = browser.new_page(viewport={"width": 1000, "height": 400})
+    page.set_content(f"<style>{stylesheet()}</style><div id='host' style='width: 900px; height: 300px; display: grid'></div>")
+    page.add_script_tag(content=f"{module(*TIMELINE)}\nwindow.parts = {{ Store, TimelineView, applyTo }};", type="module")
+    page.wait_for_function("() => window.parts", timeout=10_000)
+    page.evaluate("() => { window.store = new parts.Store(); window.view = new parts.TimelineView(document.getElementById('host'), store, { tail: 2 }); }")
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    feed, track, step, outer = TimelineFeed(timeline), recorder.track("w", 0, ("cpu:0",)), recorder.name("step"), recorder.name("outer")
+
+    def tell(*spans: tuple[int, int, int]) -> None:
+        for name, start, end in spans:
+            recorder.add(track, SpanKind.RUN, name, start * MS, end * MS)
+        timeline.extend(recorder.drain())
+        content, data = message([feed.take()])
+        page.evaluate("""([content, data]) => {
+            const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
+            parts.applyTo([store], content, parts_); view.refresh();
+        }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}])  # fmt: skip
+
+    chosen = "() => { const p = view.picked; return [store.name(p.lane.columns.name[p.i]), p.lane.columns.start[p.i], p.lane.columns.dur[p.i]]; }"
+    tell(*((step, 10 * k, 10 * k + (9 if k == 14 else 2)) for k in range(20)))
+    page.evaluate("() => { const [lane] = store.tracks[0].spans.lanes; view.pick({ layer: 0, track: store.tracks[0], lane, i: 12 }); }")
+    assert page.evaluate(chosen) == ["step", 120 * MS, 2 * MS]
+    tell((outer, 95, 195))
+    assert page.evaluate(chosen) == ["step", 120 * MS, 2 * MS]
+    page.get_by_role("button", name="Outliers").click()
+    tell((outer, 45, 235))
+    page.get_by_role("button", name="w 0 step: 9").click()
+    assert page.evaluate(chosen) == ["step", 140 * MS, 9 * MS]
+    page.evaluate("() => { store.reset(); view.refresh(); }")  # the whole history comes
+    assert page.evaluate("() => view.picked") is None
+    page.close()

@@ -3,6 +3,7 @@ import { CAUSES, CAUSE_TEXT, KINDS, KIND_CAUSE, LABEL, RUN, duration, make } fro
 import { likeIt, outliers, pieceName } from "./calls.js";
 import { arrowsOf, explain, waitText } from "./links.js";
 import { alike, rangeStatistics } from "./statistics.js";
+import { Store } from "./store.js";
 
 const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
@@ -155,14 +156,15 @@ export class Details {
       const said = [iteration[f.i] >= 0 ? `iteration ${iteration[f.i]}` : "", f.items > 0 ? itemsText(f.items) : "", f.layer ? this.view.labels[f.layer] : ""];
       const times = f.median ? ` (${timesText(f.ns / f.median)} × the median of ${f.count.toLocaleString("en")})` : "";
       const text = [`${pieceName(store, f)}: ${duration(f.ns)}, ${duration(f.lost)} lost${times}`, ...said.filter(Boolean)].join(", ");
-      const line = make("button.link", { onclick: () => this.goTo(f) }, text);
+      const marked = Store.marked(f), line = make("button.link", { onclick: () => this.goTo(marked) }, text);
       return f.more ? [line, make("div.muted", {}, `and ${f.more.toLocaleString("en")} more like it: ${duration(f.moreLost)} lost`)] : [line];
     }));
   }
 
   /** To a piece: all of it in sight, its longest span chosen. */
-  goTo({ layer, track, lane, i, start, end }) {
-    const shift = this.view.shift(layer), half = Math.max(3 * (end - start), 500), mid = (start + end) / 2 + shift;
+  goTo(marked) {
+    const { layer, start, end } = marked, shift = this.view.shift(layer), half = Math.max(3 * (end - start), 500), mid = (start + end) / 2 + shift;
+    const { track, lane, i } = this.view.stores[layer].found(marked) || marked;
     this.view.pick({ layer, track, lane, i }, true);
     this.view.look(mid - half, mid + half);
   }

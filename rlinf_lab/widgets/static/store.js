@@ -242,6 +242,22 @@ export class Store {
     this.version++;
   }
 
+  /** What is needed to find a span or a bubble again. */
+  static marked(picked) {
+    const { start, dur } = picked.lane.columns;
+    return { ...picked, begins: start[picked.i], lasts: dur[picked.i] };
+  }
+
+  /** A marked span or bubble where it is now, null where it is no more: what comes late is put in between, and moves others to another number or line. */
+  found(picked) {
+    const { track, device, lane, i, begins, lasts } = picked, now = track && this.tracks[track.number], isIt = (l, j) => l.columns.start[j] === begins && (!track || l.columns.dur[j] === lasts);
+    if ((now === track || this.idle.get(device) === lane) && i < lane.count && isIt(lane, i)) return picked;
+    for (const other of now ? [now.spans, now.labels, now.points].flatMap((stack) => stack.lanes) : this.idle.has(device) ? [this.idle.get(device)] : []) {
+      for (let j = other.at(begins); j >= 0 && other.columns.start[j] === begins; j--) if (isIt(other, j)) return { ...picked, ...(now ? { track: now } : {}), lane: other, i: j };
+    }
+    return null;
+  }
+
   name(i) { return i >= 0 && i < this.tables.names.length ? this.tables.names[i] : ""; }
 
   /** The iteration's mark at a time, or null. */

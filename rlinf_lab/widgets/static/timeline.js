@@ -5,6 +5,7 @@ import { RULER, listRows, placeRows, wholeRows } from "./rows.js";
 import { ROOM, busyShare, paintArrows, paintGutter, paintMarks, paintNames, paintPicked, paintRuler, paintScrollbar, paintSelection, paintStrips, paintUnderWay, titleFont } from "./paint.js";
 import { Details } from "./details.js";
 import { Legend } from "./legend.js";
+import { Store } from "./store.js";
 import { listen } from "./hands.js";
 
 const TAIL = 7; // letters that are kept at the end of a name that is cut
@@ -127,8 +128,11 @@ export class TimelineView {
     this.press("colour", by !== "worker", `Colour: ${by}`);
   }
 
-  /** New data came. */
-  refresh() { this.redraw(); }
+  /** New data came. What is gone stays in the panel, in words. */
+  refresh() {
+    if (this.picked) this.picked = this.stores[this.picked.layer].found(this.picked);
+    this.redraw();
+  }
 
   fit() {
     this.span = null;
@@ -178,7 +182,7 @@ export class TimelineView {
 
   /** Choose a span or a bubble: {layer, track or device, lane, i}; `go`: bring it into sight. */
   pick(picked, go = false) {
-    this.picked = picked;
+    this.picked = picked && Store.marked(picked);
     if (picked && go) {
       const c = picked.lane.columns, shift = this.shift(picked.layer), start = c.start[picked.i] + shift, width = Math.max(c.dur[picked.i] * 6, 1000);
       this.setFollow(false);
