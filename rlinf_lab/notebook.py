@@ -69,10 +69,10 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "return", "value_loss")) -> Any:
+def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "return|reward", "value_loss|loss")) -> Any:
     """Display the live dashboard of a run or a session, also of one that has ended. Returns the `Dashboard`.
 
-    ``charts``: which metrics to plot; those that the run does not have are left out.
+    ``charts``: which metrics to plot; those that the run does not have are left out. "a|b" is b where the run has no a.
     """
     if not isinstance(run, (Run, ObservedSession)):
         raise ConfigError(f"show() takes a Run or a session, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")

@@ -110,8 +110,14 @@ def _curves(config: Mapping[str, Any], metrics: Sequence[Mapping[str, Any]]) -> 
 
 
 def _keys(wished: Sequence[str], metrics: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = list(dict.fromkeys(k for row in metrics for k in row))
-    return [k for name in wished for k in known if k == name or k.endswith((f".{name}", f"_{name}"))]
+    """The metrics to plot, as static/dashboard.js finds them: the wished ones that are there ("a|b": b where no a is), else the first ones there are."""
+    known = list(dict.fromkeys(k for row in metrics for k, v in row.items() if (isinstance(v, int | float) and not isinstance(v, bool)) or v in DIVERGED))
+
+    def called(name: str) -> list[str]:
+        return [name] if name in known else [k for k in known if k.endswith(f".{name}")] or [k for k in known if k.endswith(f"_{name}")][:1]
+
+    found = [k for names in wished for k in next(filter(None, map(called, (names, *names.split("|")))), [])]
+    return list(dict.fromkeys(found)) or [k for k in known if k not in ("iteration", "seconds")][:3]
 
 
 def _points(values: Sequence[float]) -> list[tuple[float, float]]:

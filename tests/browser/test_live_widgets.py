@@ -358,6 +358,8 @@ def test_rows_that_come_again_replace_theirs_and_names_may_change(jupyterlab: An
                 ROWS,
                 'board.push(metrics=[{"iteration": i, "seconds": 0.1, "loss": float(i)} for i in range(8)])',
                 'board.push(metrics=[{"iteration": i, "seconds": 0.1, "a.loss": float(i), "b.loss": 50.0} for i in range(8)])',
+                'other = Dashboard("other", charts=["return|reward", "value_loss|loss"])\nother',
+                'other.push(metrics=[{"iteration": i, "seconds": 0.1, "reward": float(i), "loss": 50.0} for i in range(8)])',
             ],
         )
     )
@@ -373,4 +375,9 @@ def test_rows_that_come_again_replace_theirs_and_names_may_change(jupyterlab: An
     lab.execute("notebook:run-cell-and-select-next")
     lab.wait_until(lambda: tiles() == ["Loss · a 7.00", "Loss · b 50.0", "Iteration 0.100 s"], "a name for each worker")
     assert lab.page.locator(".rl-chart h3").all_inner_texts() == ["Loss · a", "Loss · b"]
+    lab.execute("notebook:run-cell-and-select-next")
+    second = lab.page.locator(".rl-dashboard").nth(1)
+    lab.wait_until(lambda: second.locator(".rl-chart h3").all_inner_texts() == ["Return", "Value loss"], "the first of each, until it is known what there is")
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: second.locator(".rl-chart h3").all_inner_texts() == ["Reward", "Loss"], "those that there are")
     assert cut_off(lab) == [] and not errors and not lab.errors()

@@ -345,6 +345,22 @@ def test_metrics_that_diverged_do_not_break_the_picture() -> None:
     assert data["image/png"] and "loss: -2 (-2 to 1)" in data["text/html"] and "return" not in data["text/html"] and "nan" not in data["text/html"]
 
 
+@pytest.mark.parametrize(
+    ("wished", "shown"),
+    [
+        (("return|reward", "value_loss|loss"), ["reward", "loss"]), (("loss", "reward|return"), ["loss", "reward"]), (("gain", "none"), ["x", "policy_loss", "value_loss"]),
+        (("x_loss", "e_loss"), ["x", "policy_loss", "value_loss"]), (("kl",), ["a.kl", "b.kl"]), (("reward", "mean|reward"), ["reward"]),
+    ],
+)  # fmt: skip
+def test_a_stored_picture_plots_what_the_page_does(wished: tuple[str, ...], shown: list[str]) -> None:
+    board = Dashboard(charts=wished)
+    metrics = {"x": 1.0, "policy_loss": 2.0, "value_loss": 3.0, "note": "text", "a.kl": 4.0, "b.kl": 5.0, "reward": 6.0, "loss": 7.0}
+    if "value_loss|loss" in wished:
+        del metrics["value_loss"]
+    board.push(metrics=[{"iteration": 0, "seconds": 0.1, **metrics}])
+    assert re.findall(r"([\w.]+): \d \(", re.sub(r"<svg.*?</svg>", "", board.still()._repr_html_())) == shown
+
+
 @pytest.mark.parametrize("every", [0, -1, float("nan"), float("inf"), "60", True, None])
 def test_how_often_something_is_pushed_is_a_time(every: Any) -> None:
     if every is None:

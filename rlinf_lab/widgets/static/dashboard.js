@@ -38,13 +38,13 @@ class RunState {
     if (parts.frame) this.frame = parts.frame;
   }
 
-  /** The metrics to plot: the wished ones that are there, else the first ones there are. */
+  /** The metrics to plot: the wished ones that are there ("a|b": b where no a is), else the first ones there are. The same as in fallback.py. */
   keys(wished) {
-    const known = [...this.metrics.names.keys()];
-    const found = wished.flatMap((name) => {
+    const known = [...this.metrics.names.keys()], called = (name) => {
       const ending = (by) => known.filter((k) => k.endsWith(by + name));
       return known.includes(name) ? [name] : ending(".").length ? ending(".") : ending("_").slice(0, 1); // each worker's own, where several log it
-    });
+    };
+    const found = [...new Set(wished.flatMap((names) => [names, ...names.split("|")].map(called).find((keys) => keys.length) || []))];
     return found.length || !known.length ? found : known.filter((k) => !["iteration", "seconds"].includes(k)).slice(0, 3);
   }
 }
@@ -105,7 +105,7 @@ class DashboardView {
   /** What is plotted: what is wished until it is known what there is. An iteration without any number tells that there may be nothing. */
   wished() {
     const found = this.run.keys(this.config.charts);
-    return found.length || this.run.metrics.all.length ? found : this.config.charts;
+    return found.length || this.run.metrics.all.length ? found : this.config.charts.map((names) => names.split("|")[0]);
   }
 
   chart(key) {
