@@ -322,6 +322,6 @@ class Timeline(SpanStore):
             text += f", clocks of other nodes aligned to ± {max(self.clock_errors.values()) / 1e3:,.0f} µs"
         if self.clock_jumps:
             text += f", clocks that JUMPED: {', '.join(self.clock_jumps)}"
-        text += f", {self.foreign_arrows:,} arrows of that tool left out" if self.foreign_arrows else ""
+        text += f", {self.foreign_arrows:,} arrow{'s' * (self.foreign_arrows != 1)} of that tool left out" if self.foreign_arrows else ""
         text += f", {self.dropped:,} spans DROPPED" if self.dropped else ""
         return text + (f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else "")

@@ -29,7 +29,8 @@ class Dashboard(PushedWidget):
     """Progress, learning curves, timeline, utilisation, bubbles and a picture of the environments.
 
     ``charts`` names the metrics to plot, in order (a name also matches a metric that ends with it, as
-    ``"learner.loss"``; ``"a|b"`` is b where there is no a). Where none of them is, the first three are plotted. Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none). ``every_seconds`` promises
+    ``"learner.loss"``; ``"a|b"`` is b where there is no a). Where none of them is, the first three are plotted.
+    Feed it with `push`; `on_command` hears the buttons (without ``buttons`` there are none). ``every_seconds`` promises
     that something is pushed that often while the run is not over: the page then says when nothing has been heard for long, as of a kernel
     that was restarted. None promises nothing. Raises `ConfigError` for arguments that make no sense.
     """

@@ -272,6 +272,7 @@ def test_arrows_of_another_tool_are_counted_and_told(tmp_path: Path) -> None:
     timeline = Timeline.open(write(tmp_path / "torch.json", {"traceEvents": [*spans, *flow, flow[0] | {"ph": "t"}]}))
     assert timeline.foreign_arrows == timeline.snapshot().foreign_arrows == 4 and "4 arrows of that tool left out" in repr(timeline)
     assert "4 arrows of the tool that wrote this left out" in repr(timeline.summary()) and timeline.summary().to_dict()["foreign_arrows"] == 4
+    assert repr(Timeline.open(write(tmp_path / "one.json", {"traceEvents": [*spans, *flow[:2]]}))).endswith(", 1 arrow of that tool left out")
     recorder, ours = Recorder(), Timeline(["cpu:0"])
     a, b, name = recorder.track("a", 0, ("cpu:0",)), recorder.track("b", 0, ("cpu:0",)), recorder.name("c")
     recorder.add(a, K.PUT, name, 1000, 2000, 0, 1, 0, name, 0)

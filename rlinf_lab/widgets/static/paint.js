@@ -241,7 +241,8 @@ export function paintArrows(view, g) {
     if (seen.length > MOST_ITERATIONS) notes.add(`More than ${MOST_ITERATIONS} iterations in sight: zoom in for arrows`);
     else for (const n of seen) { pairs.push(...arrows(view.store, n, view.from, view.to, MOST_ARROWS)); notes.add(missingArrows(view.store, n)); }
     const foreign = view.store.tables.foreign_arrows;
-    if (foreign) notes.add(`${foreign.toLocaleString("en")} arrows of the tool that wrote this are left out: here they lead from puts to gets`);
+    const are = foreign === 1 ? "arrow of the tool that wrote this is" : "arrows of the tool that wrote this are";
+    if (foreign) notes.add(`${foreign.toLocaleString("en")} ${are} left out: here they lead from puts to gets`);
     if (!pairs.length && ![...notes].some(Boolean)) notes.add("No arrows: nothing was handed over in sight");
     if (pairs.length > MOST_ARROWS) { pairs.length = 0; notes.add(`More than ${MOST_ARROWS} arrows in sight: zoom in to see them`); }
   }

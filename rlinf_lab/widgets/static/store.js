@@ -250,9 +250,11 @@ export class Store {
 
   /** A marked span or bubble where it is now, null where it is no more: what comes late is put in between, and moves others to another number or line. */
   found(picked) {
-    const { track, device, lane, i, begins, lasts } = picked, now = track && this.tracks[track.number], isIt = (l, j) => l.columns.start[j] === begins && (!track || l.columns.dur[j] === lasts);
+    const { track, device, lane, i, begins, lasts } = picked, now = track && this.tracks[track.number];
+    const isIt = ({ columns: { start, dur } }, j) => start[j] === begins && (!track || dur[j] === lasts);
     if ((now === track || this.idle.get(device) === lane) && i < lane.count && isIt(lane, i)) return picked;
-    for (const other of now ? [now.spans, now.labels, now.points].flatMap((stack) => stack.lanes) : this.idle.has(device) ? [this.idle.get(device)] : []) {
+    const lanes = now ? [now.spans, now.labels, now.points].flatMap((stack) => stack.lanes) : this.idle.has(device) ? [this.idle.get(device)] : [];
+    for (const other of lanes) {
       for (let j = other.at(begins); j >= 0 && other.columns.start[j] === begins; j--) if (isIt(other, j)) return { ...picked, ...(now ? { track: now } : {}), lane: other, i: j };
     }
     return null;
