@@ -40,8 +40,8 @@ def replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], mea
         if channel not in inner and plan.chunk(channel) != measured.chunk(channel) and not all(_first(r.operations, channel, inner) for r in recorded):
             raise PlanError(
                 f"Plan {plan.name!r}: {name} is not seen to take all of channel {channel!r} before its cell goes round, and this plan has other "
-                f"batches of it ({plan.chunks.get(channel, 0) or 'all'}, not {measured.chunks.get(channel, 0) or 'all'}). Next: the same chunk, or measure this "
-                f"plan."
+                f"batches of it ({plan.chunks.get(channel, 0) or 'all'}, not {measured.chunks.get(channel, 0) or 'all'}). Next: the same chunk, or measure "
+                f"this plan."
             )
     patterns = [list(_merged(r.operations)) for r in recorded]
 
