@@ -191,7 +191,7 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
         tokens = together(runs, cell)
         if seen.doubt:
             notes.append(f"{head!r} begins the rounds of the cell {who}, in which no channel is keyed; {seen.doubt}.")
-        elif seen.waits and seen.tokens > 1:
+        elif seen.waits and seen.tokens > 1 and (tokens == 1 or len(cell) > 2):  # of two, one waits while the other works
             batch = "each batch has all of them" if tokens > 1 else "not as many in each round and on each channel, so plans send them one by one"
             notes.append(
                 f"{head!r} puts {seen.tokens} items into the cell {who} and waits for all of them ({batch}): plans count that as one step, its members one "

@@ -39,8 +39,9 @@ def replayed(graph: WorkflowGraph, step: Step, recorded: Sequence[Recorded], mea
     for channel in step.call.reads:
         if channel not in inner and plan.chunk(channel) != measured.chunk(channel) and not all(_first(r.operations, channel, inner) for r in recorded):
             raise PlanError(
-                f"Plan {plan.name!r}: {name} took channel {channel!r} in batches while its cell went round, and this plan has others of them "
-                f"({plan.chunks.get(channel, 0) or 'all'}, not {measured.chunks.get(channel, 0) or 'all'}). Next: the same chunk, or measure this plan."
+                f"Plan {plan.name!r}: {name} is not seen to take all of channel {channel!r} before its cell goes round, and this plan has other "
+                f"batches of it ({plan.chunks.get(channel, 0) or 'all'}, not {measured.chunks.get(channel, 0) or 'all'}). Next: the same chunk, or measure "
+                f"this plan."
             )
     patterns = [list(_merged(r.operations)) for r in recorded]
 
@@ -63,9 +64,12 @@ def _inside(graph: WorkflowGraph, worker: str) -> set[str]:
 
 
 def _first(operations: Sequence[Operation], channel: str, inner: Collection[str]) -> bool:
-    """Whether everything of a channel was taken before anything of the cell was moved."""
+    """Whether everything of a channel was taken before anything of the cell was moved, and it is sure that a part would not have done: there were several
+    batches, or it met the end."""
     begun = next((i for i, op in enumerate(operations) if op[1] in inner), len(operations))
-    return all(i < begun for i, op in enumerate(operations) if op[1] == channel and op[2])
+    gets = [(i, op[2]) for i, op in enumerate(operations) if op[1] == channel]
+    before = [n for i, n in gets if i < begun]
+    return all(i < begun for i, n in gets if n) and (len(before) > 1 or not before)
 
 
 def _merged(operations: Sequence[Operation]) -> list[Operation]:

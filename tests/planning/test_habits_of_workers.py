@@ -245,3 +245,31 @@ def test_a_run_is_read_with_the_plan_that_the_search_found() -> None:
     assert found.simulate(best, 3).iterations()["seconds"].iloc[-1] == pytest.approx(best.seconds, rel=1e-6)
     with pytest.raises(PlanError, match=r"plan is 'best'; it must be an ExecutionPlan"):
         lab.estimate(flow, "best", run.timeline)
+
+
+@pytest.mark.parametrize("habit", ["all", "batch", "one"])
+def test_the_head_of_a_cell_is_replayed(habit: str) -> None:
+    """What it does in a round had been spread evenly over its gets: a simulation that stood still, or an order that was not understood."""
+    flow = collecting(habit)
+    plans, foretold = list(lab.plan(flow, DEVICES, measured(flow))), 0
+    run = lab.run(flow, plans[0], 3, dashboard=False, clock=MockClock())
+    run.wait()
+    found = lab.estimate(flow, plans[0], run.timeline)
+    for plan in plans:
+        try:
+            seconds = found.simulate(plan, 3).iterations()["seconds"].iloc[-1]
+        except PlanError as error:
+            assert habit != "all" and "'seeds'" in str(error) and "Next: the same chunk, or measure this plan" in str(error)
+            continue
+        foretold += 1
+        assert seconds == pytest.approx(took(flow, plan), rel=1e-6), plan.shape
+    assert foretold == len(plans) if habit == "all" else foretold
+
+
+def test_more_ranks_that_begin_rounds_are_not_foretold_from_one() -> None:
+    flow = collecting()
+    one = lab.ExecutionPlan.temporal(flow, DEVICES[:1])
+    run = lab.run(flow, one, 3, dashboard=False, clock=MockClock())
+    run.wait()
+    with pytest.raises(PlanError, match=r"simulator.roll\(\) begins the rounds of a cell on 1 ranks in the measured run; what each of 2"):
+        lab.estimate(flow, one, run.timeline).simulate(lab.ExecutionPlan.temporal(flow, DEVICES, {"simulator": 2}))
