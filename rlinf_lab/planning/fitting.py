@@ -156,7 +156,7 @@ def fitted(
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
-            in_turn=() if cell else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
+            in_turn=() if cell or worker in taking else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
         )  # fmt: skip
     notes = [*notes, *_of_one_size(workers)] if len(runs) == 1 else notes
     values = Values.of(graph)

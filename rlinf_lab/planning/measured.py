@@ -315,8 +315,7 @@ def inputs(graph: WorkflowGraph, worker: str) -> list[str]:
 def taking_all(runs: Sequence[Observed]) -> set[str]:
     """Workers that take everything of all their inputs before they work."""
     graph = runs[0].graph
-    alone = {w for w in graph.workers if not any(w in cell for cell in graph.cells)}
-    fed = {w: found for w in graph.workers if (found := inputs(graph, w)) and not (w in alone and any(run.in_turn(w) for run in runs))}
+    fed = {w: found for w in graph.workers if (found := inputs(graph, w))}
     return {w for w, channels in fed.items() if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)}
 
 
