@@ -14,6 +14,7 @@ from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
+from rlinf_lab.planning.own_batches import asked_for, free_sources, held_back
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.profile_checks import MOST_SUB_BATCHES
@@ -162,10 +163,30 @@ def fitted(
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     cells, doubts = _cells(runs, items)
+    asked, own = _own_batches(runs, items, workers, [w for w in graph.workers if w not in taking])
     return Profile(
-        items, workers, runs[0].edges(items, taking, giving), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
-        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts), messages=tuple(messages), cells=cells,
+        items, workers, runs[0].edges(items, taking, giving, asked), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
+        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts, *own), messages=tuple(messages), cells=cells,
     )  # fmt: skip
+
+
+def _own_batches(runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """How many items at a time those ask for that do; and what plans make of them, and of those that take several batches before they work."""
+    free = free_sources(runs, {name: worker.ranks for name, worker in workers.items()})
+    found, notes = dict[str, int](), []
+    for name in names:
+        made_by = {e.producer for e in runs[0].graph.edges if e.consumer == name}
+        if any(workers[p].kind == "generation" for p in made_by if p in workers):
+            continue
+        if (size := asked_for(runs, name, items, free)) > 1:
+            found[name] = size
+            notes.append(f"{name!r} asks for {size} items at a time: plans count them as groups, and send it no fewer.")
+        elif (count := held_back(runs, name)) > 1:
+            notes.append(
+                f"{name!r} takes {count} batches before it works: plans count each batch as if it was worked on at once, so an iteration may take longer than "
+                f"they say. Next: inbox.get(n), where it needs a certain number of items."
+            )
+    return found, notes
 
 
 def _of_one_size(workers: Mapping[str, WorkerProfile]) -> list[str]:
@@ -201,10 +222,10 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
                 f"{head!r} has {runs[0].plan.ranks(head)} ranks, and {slow.consumer!r} took what they put into the cell {who} in batches of "
                 f"{runs[0].plan.chunks.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
             )
-        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), 1)
+        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), None)
         if alone == 1 and any(run.follows_plan(cell) for run in runs):
             continue  # it keeps as many as a plan says
-        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1
+        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1  # also where one run cannot tell whose number that is
         found.append(Cell(cell, (own,), tokens))
     return tuple(found), notes
 
