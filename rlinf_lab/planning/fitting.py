@@ -23,7 +23,7 @@ from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import Edge
+from rlinf_lab.workflow.graph import DRIVER, Edge
 from rlinf_lab.workflow.workflow import Workflow
 
 NOBODY = 0.15  # of an iteration: less time in which nobody computes is not worth a word
@@ -141,6 +141,7 @@ def fitted(
     items = items or passing
     empty = [c.name for c in graph.channels if not any(run.items(c.name) for run in runs)]
     notes = [*notes, *(f"Nothing passed channel {name!r} in the iterations that were measured: what items of it cost is not known." for name in empty)]
+    notes = [*notes, *_shared_channels(runs)]
     workers, taking, giving = {}, taking_all(runs), giving_at_end(runs)
     every = sum(run.iterations() for run in runs)
     for worker in graph.workers:
@@ -149,7 +150,8 @@ def fitted(
             notes = [*notes, f"{worker!r} worked in {seen} of the {every} iterations that were measured: its seconds count in each with that share."]
         cell = next((c for c in graph.cells if worker in c), ())
         tokens = together(runs, cell) if cell else 1
-        each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in runs]
+        fed = [run for run in runs if run.was_fed(worker)] or runs  # whoever else reads the channel may have taken all
+        each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in fed]
         samples = _merged([sample for some, peak in each for sample in _peaked(some, peak)])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         workers[worker] = WorkerProfile(
@@ -168,6 +170,19 @@ def fitted(
         items, workers, runs[0].edges(items, taking, giving, asked), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
         weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts, *own), messages=tuple(messages), cells=cells,
     )  # fmt: skip
+
+
+def _shared_channels(runs: Sequence[Observed]) -> list[str]:
+    """A note on each channel of which several workers take what they are quick enough for."""
+    graph, found = runs[0].graph, []
+    for spec in graph.channels:
+        readers = [w for w in dict.fromkeys(graph.consumers(spec.name)) if w != DRIVER]
+        if len(readers) > 1 and not spec.keyed:
+            found.append(
+                f"Channel {spec.name!r} is read by {listing(readers)}: who is free takes the next items, so each one's share depends on the plan. Plans count "
+                f"each with the share that it had when it was measured, and may be off. Next: a channel for each of them, if its share is known."
+            )
+    return found
 
 
 def _own_batches(runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:

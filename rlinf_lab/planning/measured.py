@@ -274,6 +274,11 @@ class Observed:
         fed = inputs(self.graph, worker)
         return [t.moments.gives_at_end(channel, fed) for t in self.every_turn(worker) if channel in t.puts]
 
+    def was_fed(self, worker: str) -> bool:
+        """Whether anything came to it, if others feed it."""
+        fed = inputs(self.graph, worker)
+        return not fed or any(t.gets.get(c) for t in self.every_turn(worker) for c in fed)
+
     def every_turn(self, worker: str) -> list[Turn]:
         """Of all its ranks in all iterations."""
         return [t for ranks in self._iterations(worker) for t in ranks.values()]
