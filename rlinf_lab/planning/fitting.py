@@ -14,7 +14,7 @@ from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
-from rlinf_lab.planning.own_batches import asked_for, free_sources, held_back
+from rlinf_lab.planning.own_batches import are_groups, asked_for, held_back
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.profile_checks import MOST_SUB_BATCHES
@@ -187,15 +187,16 @@ def _shared_channels(runs: Sequence[Observed]) -> list[str]:
 
 def _own_batches(runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
     """How many items at a time those ask for that do; and what plans make of them, and of those that take several batches before they work."""
-    free = free_sources(runs, {name: worker.ranks for name, worker in workers.items()})
     found, notes = dict[str, int](), []
     for name in names:
-        made_by = {e.producer for e in runs[0].graph.edges if e.consumer == name}
-        if any(workers[p].kind == "generation" for p in made_by if p in workers):
-            continue
-        if (size := asked_for(runs, name, items, free)) > 1:
+        if (size := asked_for(runs, name)) > 1 and are_groups(runs, name, size, items, workers):
             found[name] = size
             notes.append(f"{name!r} asks for {size} items at a time: plans count them as groups, and send it no fewer.")
+        elif size > 1:
+            notes.append(
+                f"{name!r} asks for {size} items at a time, whatever a plan's batches are: plans count it as if it began with each batch, so an iteration may "
+                f"take longer than they say."
+            )
         elif (count := held_back(runs, name)) > 1:
             notes.append(
                 f"{name!r} takes {count} batches before it works: plans count each batch as if it was worked on at once, so an iteration may take longer than "

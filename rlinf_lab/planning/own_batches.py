@@ -5,19 +5,16 @@ The first is a group to plans: they wait for as many, as a run does, and send no
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rlinf_lab.planning.measured import Observed, inputs
-from rlinf_lab.planning.profile import RankRule
+from rlinf_lab.planning.profile import RankRule, WorkerProfile
 
 
-def asked_for(runs: Sequence[Observed], worker: str, items: int, free: Collection[str]) -> int:
-    """Items that a worker asks for at a time, the same number in all runs, other than their plans' batches; 1 where it takes what comes, or nobody can tell.
-
-    ``free``: sources that may have several ranks. What feeds whom asks would count in whole groups of each, though their ranks share items one by one.
-    """
+def asked_for(runs: Sequence[Observed], worker: str) -> int:
+    """Items that a worker asks for at a time, the same number in all runs, other than their plans' batches; 1 where it takes what comes, or nobody can tell."""
     channel = _only_input(runs[0], worker)
-    if not channel or not runs[0].graph.channel(channel).is_fifo or any(p in free for p in runs[0].graph.producers(channel)):
+    if not channel:
         return 1
     seen, told = set[int](), False
     for run in runs:
@@ -25,8 +22,16 @@ def asked_for(runs: Sequence[Observed], worker: str, items: int, free: Collectio
         for sizes in _sizes(run, worker, channel):
             seen.update(sizes[:-1])
             told |= bool(sizes[:-1]) and sizes[0] not in (chunk, room)
-    size = min(seen, default=1)
-    return size if told and len(seen) == 1 and items % size == 0 and round(runs[0].items(channel)) == items else 1
+    return min(seen) if told and len(seen) == 1 else 1
+
+
+def are_groups(runs: Sequence[Observed], worker: str, size: int, items: int, workers: Mapping[str, WorkerProfile]) -> bool:
+    """Whether plans can count what a worker asks for as groups of an iteration's ``items``. A generator's are of one key; and a source that may have several
+    ranks would be counted in whole groups of each, though they share items one by one."""
+    channel, graph = _only_input(runs[0], worker), runs[0].graph
+    if not graph.channel(channel).is_fifo or items % size or round(runs[0].items(channel)) != items:
+        return False
+    return not any(workers[p].kind == "generation" or (not inputs(graph, p) and _may_have_several(workers[p].ranks)) for p in graph.producers(channel))
 
 
 def held_back(runs: Sequence[Observed], worker: str) -> int:
@@ -34,12 +39,6 @@ def held_back(runs: Sequence[Observed], worker: str) -> int:
     channel = _only_input(runs[0], worker)
     found = {n for run in runs for turn in run.every_turn(worker) for n in turn.moments.before_work(channel)} if channel else set()
     return min(found) if len(found) == 1 else 1
-
-
-def free_sources(runs: Sequence[Observed], rules: dict[str, RankRule]) -> set[str]:
-    """Workers that nobody feeds, and that plans may give several ranks."""
-    graph = runs[0].graph
-    return {w for w in graph.workers if not inputs(graph, w) and any(rules[w].allows(rules[w].devices_per_rank * n) for n in (2, 3, 4))}
 
 
 def _only_input(run: Observed, worker: str) -> str:
@@ -52,3 +51,7 @@ def _only_input(run: Observed, worker: str) -> str:
 
 def _sizes(run: Observed, worker: str, channel: str) -> Iterator[list[int]]:
     yield from (sizes for turn in run.every_turn(worker) if (sizes := [n for n, _ in turn.moments.taken.get(channel, ())]))
+
+
+def _may_have_several(rule: RankRule) -> bool:
+    return any(rule.allows(rule.devices_per_rank * n) for n in range(2, 9))

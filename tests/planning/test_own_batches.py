@@ -62,8 +62,10 @@ def test_who_asks_for_so_many_is_sent_as_many(count: int) -> None:
 
 @pytest.mark.parametrize("habit", ["get 5", "get 12", "1 batches"])
 def test_who_takes_what_comes_is_in_no_groups(habit: str) -> None:
-    """So is who asks for all, and who asks for a number that does not divide all of them."""
-    assert {e.group for e in measured(choosy(habit)).edges} == {1}
+    """So is who asks for all, and who asks for a number that does not divide all of them; of that one it is said."""
+    profile = measured(choosy(habit))
+    assert {e.group for e in profile.edges} == {1}
+    assert any("'taker' asks for 5 items at a time, whatever a plan's batches are" in n for n in profile.notes) == (habit == "get 5")
 
 
 def test_batches_that_a_full_channel_cuts_were_not_asked_for() -> None:
