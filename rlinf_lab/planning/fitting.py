@@ -152,6 +152,8 @@ def fitted(
         tokens = together(runs, cell) if cell else 1
         fed = [run for run in runs if run.was_fed(worker)] or runs  # whoever else reads the channel may have taken all
         each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in fed]
+        if cell and tokens == 1:  # where a rank of the head takes its items one after another, several make fewer steps, and the profile has one number of them
+            each = [([s.scaled(run.steps(cell) / runs[0].steps(cell)) for s in some], peak) for run, (some, peak) in zip(fed, each, strict=True)]
         samples = _merged([sample for some, peak in each for sample in _peaked(some, peak)])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         workers[worker] = WorkerProfile(

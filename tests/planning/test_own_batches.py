@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from test_habits_of_workers import DEVICES, ITEMS, Habitual, Learner, Source, Stage, measured, took
+from test_habits_of_workers import DEVICES, ITEMS, Habitual, Learner, Source, Stage, collecting, measured, observed, took
 
 import rlinf_lab as lab
+from rlinf_lab.planning.fitting import fitted
 from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.profiler import _Measuring
 
 
 class Choosy(Habitual):
@@ -180,3 +182,16 @@ def test_each_rank_that_answers_has_its_part() -> None:
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"environments": 2, "policy": 2})
     assert plan.chunks["obs"] == plan.chunks["actions"] == 1
     assert took(flow, plan) == pytest.approx(3 * (0.006 + 0.005) + 0.018)
+
+
+def test_two_ranks_that_take_one_environment_after_another_make_half_as_many_steps() -> None:
+    """A profile has one number of steps, of the first run: of two ranks it counted all steps of one, so their plans seemed to take up to twice as long."""
+    flow, devices = collecting("one"), DEVICES[:2]
+    measuring = _Measuring(flow, tuple(devices), {"simulator": (1, 2), "policy": (1, 2)}, None, 2, "local")
+    plan = measuring._plan("one rank", 1)
+    first = observed(flow, plan)
+    profile = fitted([first, observed(flow, measuring._smaller(first)), observed(flow, measuring._shared(first, 2))], rules=measuring._rules())
+    plans = [p for p in lab.plan(flow, devices, profile) if p.execution.ranks("simulator") == p.execution.ranks("policy") == 2]
+    assert plans
+    for two in plans:
+        assert two.seconds == pytest.approx(took(flow, two), rel=0.02)
