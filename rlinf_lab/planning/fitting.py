@@ -14,6 +14,7 @@ from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
 from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
+from rlinf_lab.planning.own_batches import are_groups, asked_for, held_back
 from rlinf_lab.planning.plan import ExecutionPlan, execution_in
 from rlinf_lab.planning.profile import Cell, Handover, Lengths, Memory, Message, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.profile_checks import MOST_SUB_BATCHES
@@ -22,7 +23,7 @@ from rlinf_lab.planning.recorded import switch_ns
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.timeline.tables import whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.graph import Edge
+from rlinf_lab.workflow.graph import DRIVER, Edge
 from rlinf_lab.workflow.workflow import Workflow
 
 NOBODY = 0.15  # of an iteration: less time in which nobody computes is not worth a word
@@ -141,6 +142,7 @@ def fitted(
     items = items or passing
     empty = [c.name for c in graph.channels if not any(run.items(c.name) for run in runs)]
     notes = [*notes, *(f"Nothing passed channel {name!r} in the iterations that were measured: what items of it cost is not known." for name in empty)]
+    notes = [*notes, *_shared_channels(runs)]
     workers, taking, giving = {}, taking_all(runs), giving_at_end(runs)
     every = sum(run.iterations() for run in runs)
     for worker in graph.workers:
@@ -149,7 +151,10 @@ def fitted(
             notes = [*notes, f"{worker!r} worked in {seen} of the {every} iterations that were measured: its seconds count in each with that share."]
         cell = next((c for c in graph.cells if worker in c), ())
         tokens = together(runs, cell) if cell else 1
-        each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in runs]
+        fed = [run for run in runs if run.was_fed(worker)] or runs  # whoever else reads the channel may have taken all
+        each = [(run.samples(worker, items, takes_all=worker in taking, tokens=tokens), run.peaks.get(worker)) for run in fed]
+        if cell and tokens == 1:  # where a rank of the head takes its items one after another, several make fewer steps, and the profile has one number of them
+            each = [([s.scaled(run.steps(cell) / runs[0].steps(cell)) for s in some], peak) for run, (some, peak) in zip(fed, each, strict=True)]
         samples = _merged([sample for some, peak in each for sample in _peaked(some, peak)])
         on, off = (switches or {}).get(worker, (0.0, 0.0))
         workers[worker] = WorkerProfile(
@@ -157,16 +162,50 @@ def fitted(
             ranks=(rules or {}).get(worker, RankRule(counts=tuple(sorted({r.plan.ranks(worker) for r in runs})))),
             memory=(memory or {}).get(worker, Memory()), onload_s=on, offload_s=off,
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
-            in_turn=() if cell else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
+            in_turn=() if cell or worker in taking else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
         )  # fmt: skip
     notes = [*notes, *_of_one_size(workers)] if len(runs) == 1 else notes
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     cells, doubts = _cells(runs, items)
+    asked, own = _own_batches(runs, items, workers, [w for w in graph.workers if w not in taking])
     return Profile(
-        items, workers, runs[0].edges(items, taking, giving), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
-        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts), messages=tuple(messages), cells=cells,
+        items, workers, runs[0].edges(items, taking, giving, asked), name, handovers=_handovers(runs, values), device_memory_gib=device_memory_gib,
+        weights="tokens" if generators else "equal", fingerprint=fingerprint, notes=(*notes, *doubts, *own), messages=tuple(messages), cells=cells,
     )  # fmt: skip
+
+
+def _shared_channels(runs: Sequence[Observed]) -> list[str]:
+    """A note on each channel of which several workers take what they are quick enough for."""
+    graph, found = runs[0].graph, []
+    for spec in graph.channels:
+        readers = [w for w in dict.fromkeys(graph.consumers(spec.name)) if w != DRIVER]
+        if len(readers) > 1 and not spec.keyed:
+            found.append(
+                f"Channel {spec.name!r} is read by {listing(readers)}: who is free takes the next items, so each one's share depends on the plan. Plans count "
+                f"each with the share that it had when it was measured, and may be off. Next: a channel for each of them, if its share is known."
+            )
+    return found
+
+
+def _own_batches(runs: Sequence[Observed], items: int, workers: Mapping[str, WorkerProfile], names: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """How many items at a time those ask for that do; and what plans make of them, and of those that take several batches before they work."""
+    found, notes = dict[str, int](), []
+    for name in names:
+        if (size := asked_for(runs, name)) > 1 and are_groups(runs, name, size, items, workers):
+            found[name] = size
+            notes.append(f"{name!r} asks for {size} items at a time: plans count them as groups, and send it no fewer.")
+        elif size > 1:
+            notes.append(
+                f"{name!r} asks for {size} items at a time, whatever a plan's batches are: plans count it as if it began with each batch, so an iteration may "
+                f"take longer than they say."
+            )
+        elif (count := held_back(runs, name)) > 1:
+            notes.append(
+                f"{name!r} takes {count} batches before it works: plans count each batch as if it was worked on at once, so an iteration may take longer than "
+                f"they say. Next: inbox.get(n), where it needs a certain number of items."
+            )
+    return found, notes
 
 
 def _of_one_size(workers: Mapping[str, WorkerProfile]) -> list[str]:
@@ -202,10 +241,10 @@ def _cells(runs: Sequence[Observed], items: int) -> tuple[tuple[Cell, ...], list
                 f"{head!r} has {runs[0].plan.ranks(head)} ranks, and {slow.consumer!r} took what they put into the cell {who} in batches of "
                 f"{runs[0].plan.chunks.get(slow.channel, 1)} ({slow.channel!r}): plans have it all at once. Next: a run of such a plan, or lab.profile."
             )
-        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), 1)
+        alone = next((run.circulation(cell).tokens for run in runs if run.plan.tokens(head) == 1), None)
         if alone == 1 and any(run.follows_plan(cell) for run in runs):
             continue  # it keeps as many as a plan says
-        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1
+        own = seen.tokens if not seen.waits and seen.tokens <= min(items, MOST_SUB_BATCHES) else 1  # also where one run cannot tell whose number that is
         found.append(Cell(cell, (own,), tokens))
     return tuple(found), notes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from rlinf_lab.errors import PlanError
 from rlinf_lab.planning.circulation import Circulation, begins
@@ -266,20 +267,29 @@ class Observed:
     def tells_taken(self, worker: str, channel: str) -> list[bool | None]:
         """Of each turn of a worker, whether it took all of a channel before any work: see `Moments.takes_all`."""
         chunk = self.plan.chunks.get(channel, 0)
-        return [t.moments.takes_all(channel, chunk) for t in self._turns(worker) if channel in t.gets]
+        return [t.moments.takes_all(channel, chunk) for t in self.every_turn(worker) if channel in t.gets]
 
     def tells_given(self, worker: str, channel: str) -> list[bool | None]:
         """Of each turn of a worker, whether it put all of a channel at its end: see `Moments.gives_at_end`."""
         fed = inputs(self.graph, worker)
-        return [t.moments.gives_at_end(channel, fed) for t in self._turns(worker) if channel in t.puts]
+        return [t.moments.gives_at_end(channel, fed) for t in self.every_turn(worker) if channel in t.puts]
 
-    def _turns(self, worker: str) -> list[Turn]:
+    def was_fed(self, worker: str) -> bool:
+        """Whether anything came to it, if others feed it."""
+        fed = inputs(self.graph, worker)
+        return not fed or any(t.gets.get(c) for t in self.every_turn(worker) for c in fed)
+
+    def every_turn(self, worker: str) -> list[Turn]:
+        """Of all its ranks in all iterations."""
         return [t for ranks in self._iterations(worker) for t in ranks.values()]
 
-    def edges(self, items: int, taken: Collection[str] = (), given: Collection[tuple[str, str]] = ()) -> tuple[EdgeProfile, ...]:
+    def edges(
+        self, items: int, taken: Collection[str] = (), given: Collection[tuple[str, str]] = (), asked: Mapping[str, int] = MappingProxyType({})
+    ) -> tuple[EdgeProfile, ...]:
         """Who feeds whom; several channels between two workers are one edge. Who waits for another one's value waits for all that it does.
 
-        ``taken``: workers that take everything before they work; ``given``: (worker, channel) on which it puts everything at its end.
+        ``taken``: workers that take everything before they work; ``given``: (worker, channel) on which it puts everything at its end; ``asked``: how many
+        items those ask for at a time that do (`own_batches`).
         """
         found: dict[tuple[str, str], EdgeProfile] = {}
         for edge in self.graph.edges:
@@ -291,7 +301,7 @@ class Observed:
             before = found.get(ends)
             whole = not inside and (edge.whole or edge.consumer in taken or (before is not None and before.whole))
             at_end = not inside and ((edge.producer, edge.channel) in given or (before is not None and before.at_end))
-            group = max(edge.group, before.group if before is not None else 1)
+            group = max(edge.group, before.group if before is not None else 1, 1 if inside or whole else asked.get(edge.consumer, 1))
             other = None if inside or not passing or passing == items else float(passing)
             found[ends] = EdgeProfile(*ends, group, whole, items=other, at_end=at_end)
         for ends in Values.of(self.graph).edges:
@@ -315,8 +325,7 @@ def inputs(graph: WorkflowGraph, worker: str) -> list[str]:
 def taking_all(runs: Sequence[Observed]) -> set[str]:
     """Workers that take everything of all their inputs before they work."""
     graph = runs[0].graph
-    alone = {w for w in graph.workers if not any(w in cell for cell in graph.cells)}
-    fed = {w: found for w in graph.workers if (found := inputs(graph, w)) and not (w in alone and any(run.in_turn(w) for run in runs))}
+    fed = {w: found for w in graph.workers if (found := inputs(graph, w))}
     return {w for w, channels in fed.items() if all(agreed(t for run in runs for t in run.tells_taken(w, c)) for c in channels)}
 
 

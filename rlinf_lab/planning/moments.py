@@ -6,6 +6,7 @@ have begun with a part, unless it saw the end of the stream before it worked: se
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
@@ -24,6 +25,7 @@ class Moments:
     read: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: (at, busy) of the last get that brought items
     over: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the get that met its end
     put: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the first put
+    taken: dict[str, list[tuple[int, float]]] = field(default_factory=dict)  # channel: (items, busy) of each get that brought items
 
     def computed(self, seconds: float) -> None:
         self.busy += seconds
@@ -34,6 +36,7 @@ class Moments:
             self.gets[channel] = self.gets.get(channel, 0) + 1
             self.most[channel] = max(self.most.get(channel, 0), items)
             self.read[channel] = self.at, self.busy
+            self.taken.setdefault(channel, []).append((items, self.busy))
         else:
             self.over[channel] = self.at, self.busy
 
@@ -63,6 +66,11 @@ class Moments:
             return False
         several = any(self.gets[c] > 1 or (c in self.over and self.over[c][0] < at) for c in fed)
         return True if several or not fed else None
+
+    def before_work(self, channel: str) -> list[int]:
+        """How many batches were taken before each stretch of work, but the last one; empty where there was only one stretch."""
+        counts = [len(list(same)) for _, same in itertools.groupby(busy for _, busy in self.taken.get(channel, ()))]
+        return counts[:-1]
 
 
 def agreed(told: Iterable[bool | None]) -> bool:

@@ -96,7 +96,7 @@ class ExecutionPlan:
         graph, given = _graph(flow), cls._given(name, devices, fields)
         placements = _spread(graph, name, given["devices"], ranks)
         tokens = {w: len(p) * given.get("sub_batches", {}).get(w, 1) for w, p in placements.items()}
-        return cls._made(graph, placements, _cell_chunks(graph, tokens, whole=True), given)
+        return cls._made(graph, placements, _cell_chunks(graph, tokens, {w: len(p) for w, p in placements.items()}, whole=True), given)
 
     @classmethod
     def spatial(
@@ -115,7 +115,7 @@ class ExecutionPlan:
         if missing:
             raise PlanError(f"Plan {name!r}: on= has no devices for {', '.join(map(repr, missing))}. Next: give each worker its ranks' devices.")
         placements: dict[str, Any] = {w: tuple((d,) for d in on[w]) for w in graph.workers}
-        chunks = {c.name: chunk for c in graph.channels if not c.whole} | _cell_chunks(graph, {}, whole=False)
+        chunks = {c.name: chunk for c in graph.channels if not c.whole} | _cell_chunks(graph, {}, {}, whole=False)
         return cls._made(graph, placements, chunks, given)
 
     @classmethod
@@ -133,7 +133,7 @@ class ExecutionPlan:
         for cell in graph.cells:
             wanted.update(dict.fromkeys(cell, max(wanted.get(w, 1) for w in cell)))
         placements = _spread(graph, name, given["devices"], wanted)
-        return cls._made(graph, placements, _cell_chunks(graph, {}, whole=False), {**given, "fused": graph.cells})
+        return cls._made(graph, placements, _cell_chunks(graph, {}, {}, whole=False), {**given, "fused": graph.cells})
 
     @classmethod
     def _given(cls, name: str, devices: Any, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -419,11 +419,11 @@ def _spread(graph: WorkflowGraph, name: str, devices: Sequence[str], ranks: Any)
     return {w: tuple((r,) for r in range(counts.get(w, 1))) for w in graph.workers}
 
 
-def _cell_chunks(graph: WorkflowGraph, tokens: Mapping[str, int], whole: bool) -> dict[str, int]:
-    """Inside a cell: all tokens in flight (phases alternate) or one by one (each unit advances on its own)."""
+def _cell_chunks(graph: WorkflowGraph, tokens: Mapping[str, int], ranks: Mapping[str, int], whole: bool) -> dict[str, int]:
+    """Inside a cell: all tokens in flight, divided among the consumer's ranks (phases alternate), or one by one (each unit advances on its own)."""
     chunks: dict[str, int] = {}
     for edge in graph.edges:
         inside = any(edge.producer in c and edge.consumer in c for c in graph.cells)
         if inside and not edge.keyed:
-            chunks[edge.channel] = tokens[edge.producer] if whole else 1
+            chunks[edge.channel] = max(1, tokens[edge.producer] // ranks[edge.consumer]) if whole else 1
     return chunks

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -40,6 +39,7 @@ from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.graph import WorkflowGraph, counted
 from rlinf_lab.workflow.workflow import Workflow
 
+ANY_FACTOR = 100.0  # an estimate that is off by more says nothing
 ABOUT = "~ followed chunk by chunk, not simulated"
 
 
@@ -439,7 +439,7 @@ def _good(estimate: CostEstimate) -> str:
     """How good an estimate is, for people."""
     if estimate.relative < 1:
         return f"good to {100 * estimate.relative:.0f} %"
-    return f"may be off by a factor of {1 + estimate.relative:.2g}" if math.isfinite(estimate.relative) else "may be off by any factor"
+    return f"may be off by a factor of {1 + estimate.relative:.2g}" if estimate.relative < ANY_FACTOR else "may be off by any factor"
 
 
 def _about(plan: Planned) -> str:

@@ -155,6 +155,42 @@ def test_every_plan_takes_as_long_as_it_says(seed: int) -> None:
         assert 0.97 <= plan.seconds / took(flow, plan) <= 1.08, plan.shape
 
 
+class Join(Habitual):
+    def both(self, a: lab.Inbox, b: lab.Inbox) -> None:
+        first = [x for batch in a for x in batch]
+        self.spend(len(first) + sum(len(batch) for batch in b))
+
+    def one_and_batches(self, a: lab.Inbox, b: lab.Inbox) -> None:
+        first = [x for batch in a for x in batch]
+        self.compute(self.fixed)
+        for batch in b:
+            self.compute(self.each * len(batch) * len(first) / ITEMS)
+
+
+@pytest.mark.parametrize("how", ["both", "one_and_batches"])
+def test_who_reads_two_inputs_first_waits_for_both(how: str) -> None:
+    """It was taken for one that works on the first input while the second one is still made: its plans took up to half as long again as they said."""
+    flow = lab.Workflow("join")
+    seeds, a, b = (flow.channel(name, capacity=None) for name in ("seeds", "a", "b"))
+    source, stage = flow.worker(Source, "stream", 0.0, 0.001, name="source"), flow.worker(Stage, "batch", 0.002, 0.003, name="stage")
+    other, join = flow.worker(Source, "stream", 0.001, 0.005, name="other"), flow.worker(Join, "", 0.002, 0.003, name="join")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.make(seeds)
+        stage.work(seeds, a)
+        other.make(b)
+        getattr(join, how)(a, b)
+
+    profile = measured(flow)
+    assert {e.whole for e in profile.edges if e.consumer == "join"} == {how == "both"}
+    assert bool(profile.workers["join"].in_turn) == (how != "both")
+    simulated = [plan for plan in lab.plan(flow, DEVICES, profile) if plan.seconds_are == "simulated"]
+    assert len(simulated) >= 3
+    for plan in simulated:
+        assert 0.97 <= plan.seconds / took(flow, plan) <= (1.03 if how == "both" else 1.1), plan.shape
+
+
 def collecting(simulator: str = "all") -> lab.Workflow:
     """A simulator that reads its seeds, puts an observation for each of them and waits for all answers."""
     flow = lab.Workflow("collecting")
