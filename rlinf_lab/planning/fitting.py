@@ -12,7 +12,7 @@ from rlinf_lab.errors import PlanError, shown
 from rlinf_lab.planning.fingerprint import Fingerprint
 from rlinf_lab.planning.given import MOST_DEVICES, whole
 from rlinf_lab.planning.handovers import Values
-from rlinf_lab.planning.measured import Observed, giving_at_end, taking_all, together, within
+from rlinf_lab.planning.measured import Observed, giving_at_end, inputs, taking_all, together, within
 from rlinf_lab.planning.of_flow import begins_at_once
 from rlinf_lab.planning.own_batches import are_groups, asked_for, held_back
 from rlinf_lab.planning.plan import ExecutionPlan, execution_in
@@ -164,7 +164,7 @@ def fitted(
             resource="host" if not runs[0].devices(worker) else "device", lengths=_lengths(worker, samples, items, generators or {}),
             in_turn=() if cell or worker in taking else runs[0].in_turn(worker), starts_on_device=begins_at_once(graph, worker),
         )  # fmt: skip
-    notes = [*notes, *_of_one_size(workers)] if len(runs) == 1 else notes
+    notes = [*notes, *_of_one_size({w: p for w, p in workers.items() if inputs(graph, w) or any(w in c for c in graph.cells)})] if len(runs) == 1 else notes
     values = Values.of(graph)
     notes = [*notes, *(f"Not counted in plans: {what}." for what in values.left_out)]
     cells, doubts = _cells(runs, items)
@@ -209,7 +209,7 @@ def _own_batches(runs: Sequence[Observed], items: int, workers: Mapping[str, Wor
 
 
 def _of_one_size(workers: Mapping[str, WorkerProfile]) -> list[str]:
-    """A note on those whose batches had one size in the run that was seen."""
+    """A note on those whose batches had one size in the run that was seen. ``workers``: those that are given batches."""
     sizes = {name: {s.items for s in w.samples} for name, w in workers.items() if w.kind == "batch"}
     lone = [f"{name!r} ({size:g} item{'s' * (size != 1)})" for name, n in sizes.items() if len(n) == 1 for size in n]
     if not lone:

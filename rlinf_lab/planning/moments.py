@@ -20,8 +20,6 @@ class Moments:
 
     at: int = 0
     busy: float = 0.0
-    gets: dict[str, int] = field(default_factory=dict)  # channel: gets that brought items
-    most: dict[str, int] = field(default_factory=dict)  # channel: items of the largest
     read: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: (at, busy) of the last get that brought items
     over: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the get that met its end
     put: dict[str, tuple[int, float]] = field(default_factory=dict)  # channel: of the first put
@@ -33,8 +31,6 @@ class Moments:
     def got(self, channel: str, items: int) -> None:
         self.at += 1
         if items:
-            self.gets[channel] = self.gets.get(channel, 0) + 1
-            self.most[channel] = max(self.most.get(channel, 0), items)
             self.read[channel] = self.at, self.busy
             self.taken.setdefault(channel, []).append((items, self.busy))
         else:
@@ -46,13 +42,13 @@ class Moments:
 
     def takes_all(self, channel: str, chunk: int) -> bool | None:
         """Whether all of a channel was taken before anything was done; None where nobody can tell. ``chunk``: items of a batch, as the plan says; 0: all."""
-        if not self.gets.get(channel) or not self.busy:
+        if channel not in self.taken or not self.busy:
             return None
         last, before = self.read[channel]
         slight = SLIGHT * self.busy
         if before > slight or any(at < last for at, _ in self.put.values()):
             return False
-        asked_for_all = self.gets[channel] > 1 or 0 < chunk < self.most[channel]
+        asked_for_all = len(self.taken[channel]) > 1 or 0 < chunk < self.taken[channel][0][0]
         met_end = channel in self.over and self.over[channel][1] <= slight
         return True if asked_for_all or met_end else None
 
@@ -64,7 +60,7 @@ class Moments:
         fed = [c for c in inputs if c in self.read]
         if before < AT_END * self.busy or any(self.read[c][0] > at for c in fed):
             return False
-        several = any(self.gets[c] > 1 or (c in self.over and self.over[c][0] < at) for c in fed)
+        several = any(len(self.taken[c]) > 1 or (c in self.over and self.over[c][0] < at) for c in fed)
         return True if several or not fed else None
 
     def before_work(self, channel: str) -> list[int]:

@@ -151,8 +151,8 @@ class Profile:
             calls = f", {w.calls:g} calls" if w.calls != 1 else ""
             lines.append(f"  {name:<12} {w.kind}{calls}: {sizes}")
         for e in self.edges:
-            notes = [f"groups of {e.group}"] * (e.group > 1) + ["its value first" if e.value else "whole batch first"] * e.whole + ["all at the end"] * e.at_end
-            lines.append(f"  {e.producer} --> {e.consumer}" + f" ({', '.join(notes)})" * bool(notes))
+            habits = _habits(e)
+            lines.append(f"  {e.producer} --> {e.consumer}" + f" ({habits})" * bool(habits))
         for c in self.cells:
             kept = f"{c.tokens} items go round together, or " if c.tokens > 1 else ""
             lines.append(f"  cell {' + '.join(c.members)}: {kept}sub-batches {' or '.join(map(str, c.sub_batches))}".replace(", or sub-batches 1", ""))
@@ -170,7 +170,8 @@ class Profile:
             for n, w in self.workers.items()
         )
         head = "".join(f"<th>{h}</th>" for h in ("worker", "model", "samples", "seconds", "resident", "onload / offload"))
-        notes = "".join(f"<br><small>{escape(note)}</small>" for note in self.notes)
+        habits = [f"{e.producer} to {e.consumer}: {said}" for e in self.edges if (said := _habits(e))]
+        notes = "".join(f"<br><small>{escape(note)}</small>" for note in (*habits, *self.notes))
         return f"<div><b>Profile {escape(self.name)}</b>, {self.items} items<table><tr>{head}</tr>{rows}</table>{notes}</div>"
 
 
@@ -191,3 +192,9 @@ __all__ = [
     "Cell", "DeviceKind", "EdgeProfile", "Fingerprint", "Handover", "Lengths", "Link", "Memory", "Message", "ModelShape", "Profile", "RankRule", "Sample",
     "WorkerProfile",
 ]  # fmt: skip
+
+
+def _habits(edge: EdgeProfile) -> str:
+    """How items pass where they do not just stream."""
+    notes = [f"groups of {edge.group}"] * (edge.group > 1) + ["its value first" if edge.value else "whole batch first"] * edge.whole
+    return ", ".join(notes + ["all at the end"] * edge.at_end)

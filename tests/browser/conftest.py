@@ -13,6 +13,8 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "wid
 
 import lab_browser  # noqa: E402
 
+from rlinf_lab.widgets.assets import TIMELINE, module  # noqa: E402
+
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
@@ -21,6 +23,17 @@ def browser() -> Iterator[Any]:
         pytest.skip("no Chromium on this machine (Debian: apt-get install chromium)")
     with lab_browser.chromium() as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def page(browser: Any) -> Iterator[Any]:
+    """The timeline's parts without a notebook, as the `checks` of ``lanes.js``; files that look at other parts have their own."""
+    page = browser.new_page()
+    own = Path(__file__).with_name("lanes.js").read_text(encoding="utf-8")
+    page.add_script_tag(content=f"{module(*TIMELINE)}\n{own}", type="module")
+    page.wait_for_function("() => window.checks", timeout=10_000)
+    yield page
+    page.close()
 
 
 @pytest.fixture(scope="session")

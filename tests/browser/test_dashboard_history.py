@@ -104,21 +104,28 @@ def test_a_curve_has_most_of_its_axis_however_many_iterations_are_planned(page: 
     assert page.evaluate("([done, planned]) => parts.axisEnd(done, planned)", [done, planned]) == end
 
 
+# A dashboard of such charts, ``el``; ``hear`` tells it something and waits until it is drawn; ``seen``: what is found.
+HEARS = """
+  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
+  const made = widget(), el = document.createElement("div"), config = { title: "heard", charts, iterations: 9 };
+  let tell, seq = 0;
+  const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
+  el.style.width = "1000px";
+  document.body.append(el);
+  made.initialize({ model });
+  made.render({ model, el });
+  const hear = async (message) => {
+    tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
+    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  };"""
+
+
 def test_a_run_that_measures_nothing_has_no_empty_charts(page: Any) -> None:
     """Before the first iteration has ended nobody knows; then the lanes get the room, until there is something to plot."""
     found = page.evaluate(
-        """async (code) => {
-          const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-          const made = widget(), el = document.createElement("div"), config = { title: "bare", charts: ["loss", "return"], iterations: 9 };
-          let tell, seq = 0;
-          const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
-          el.style.width = "1000px";
-          document.body.append(el);
-          made.initialize({ model });
-          made.render({ model, el });
+        """async ([code, charts]) => { HEARS
           const look = async (message) => {
-            tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
-            await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+            await hear(message);
             const tiles = [...el.querySelectorAll(".rl-kpi > span")].map((s) => s.textContent);
             seen.push([el.querySelectorAll(".rl-chart").length, el.querySelector(".rl-dashboard").dataset.bare, tiles]);
           };
@@ -126,8 +133,8 @@ def test_a_run_that_measures_nothing_has_no_empty_charts(page: Any) -> None:
           await look({ state: { state: "running", iteration: 1 }, metrics: [{ iteration: 0, seconds: 0.5 }] });
           await look({ state: { state: "running", iteration: 2 }, metrics: [{ iteration: 1, seconds: 0.5, loss: 3 }] });
           return seen;
-        }""",
-        module(*DASHBOARD),
+        }""".replace("HEARS", HEARS),
+        [module(*DASHBOARD), ["loss", "return"]],
     )
     assert found == [[2, "false", ["Loss", "Return", "Iteration"]], [0, "true", ["Iteration"]], [1, "false", ["Loss", "Iteration"]]]
 
@@ -174,18 +181,9 @@ def test_a_kernel_that_is_not_heard_any_more_is_told_of_while_the_run_is_not_ove
     assert re.fullmatch(r"nothing heard for [14]:\d\d" if every else "", found[2])
 
 
-EMPTY = """async (code) => {
-  const { default: widget } = await import(URL.createObjectURL(new Blob([code], { type: "text/javascript" })));
-  const made = widget(), el = document.createElement("div"), config = { title: "empty", charts: ["loss"], iterations: 9 };
-  let tell, seq = 0;
-  const model = { get: () => config, send: () => {}, on: (_, hear) => { tell = hear; } }, seen = [];
-  el.style.width = "1000px";
-  document.body.append(el);
-  made.initialize({ model });
-  made.render({ model, el });
+EMPTY = """async ([code, charts]) => { HEARS
   const look = async (message) => {
-    tell({ type: seq ? "delta" : "history", seq: ++seq, ...message }, []);
-    await new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+    await hear(message);
     const said = [...el.querySelectorAll(".rl-empty")].filter((e) => e.offsetHeight);
     const fits = (e) => {
       const [a, b] = [e, e.closest(".rl-panel")].map((n) => n.getBoundingClientRect());
@@ -205,12 +203,12 @@ EMPTY = """async (code) => {
   const narrow = widest();
   await look({ state: { state: "stopped", iteration: 4 } });
   return [seen, narrow, widest()];
-}"""
+}""".replace("HEARS", HEARS)
 
 
 def test_what_is_still_empty_says_so_in_full(page: Any) -> None:
     """And of a run that is over no room is kept for bars of iterations that will not come."""
-    seen, live, over = page.evaluate(EMPTY, module(*DASHBOARD))
+    seen, live, over = page.evaluate(EMPTY, [module(*DASHBOARD), ["loss"]])
     assert [texts for texts, _ in seen] == [["no picture yet", "nothing sampled yet", "no iteration accounted for yet"], ["no picture yet"], [], []]
     assert all(fits for _, fits in seen)
     assert live < 0.2 and over > 0.98

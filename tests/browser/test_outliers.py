@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import fill
 
 import rlinf_lab as lab
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
-from rlinf_lab.widgets.assets import TIMELINE, module
-from rlinf_lab.widgets.feed import TimelineFeed, message
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
@@ -76,20 +73,9 @@ def run() -> lab.Run:
     return done
 
 
-@pytest.fixture(scope="module")
-def page(browser: Any) -> Iterator[Any]:
-    page = browser.new_page()
-    own = Path(__file__).with_name("lanes.js").read_text(encoding="utf-8")
-    page.add_script_tag(content=f"{module(*TIMELINE)}\n{own}", type="module")
-    page.wait_for_function("() => window.checks", timeout=10_000)
-    yield page
-    page.close()
-
-
 def outliers(page: Any, timeline: Timeline) -> list[list[Any]]:
     """[name, ns, median of what is alike, how many those are, iteration, how many more are left out] of each."""
-    content, parts = message([TimelineFeed(timeline).take(final=True)])
-    page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
+    fill(page, timeline)
     return list(page.evaluate("() => checks.outliers()"))
 
 

@@ -6,38 +6,22 @@ import base64
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import fill
 from widget_samples import pipeline
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.timeline.flows import arrows
 from rlinf_lab.widgets import feed
-from rlinf_lab.widgets.assets import TIMELINE, module
-from rlinf_lab.widgets.feed import TimelineFeed, message
+from rlinf_lab.widgets.feed import TimelineFeed
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
 MS = 1_000_000
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def page(browser: Any) -> Iterator[Any]:
-    page = browser.new_page()
-    own = Path(__file__).with_name("lanes.js").read_text(encoding="utf-8")
-    page.add_script_tag(content=f"{module(*TIMELINE)}\n{own}", type="module")
-    page.wait_for_function("() => window.checks", timeout=10_000)
-    yield page
-    page.close()
-
-
-def fill(page: Any, timeline: Timeline) -> None:
-    content, parts = message([TimelineFeed(timeline).take(final=True)])
-    page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
 
 
 def test_a_delta_of_rows_says_what_one_of_columns_says(page: Any, monkeypatch: pytest.MonkeyPatch) -> None:

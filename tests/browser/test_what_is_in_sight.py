@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lanes import view_page
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
-from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
@@ -89,11 +89,7 @@ def test_of_two_timelines_all_is_in_sight_also_what_lies_before_the_first(browse
 
 
 def test_the_tail_is_followed_until_one_points_elsewhere(browser: Any) -> None:
-    page = browser.new_page(viewport={"width": 1000, "height": 400})
-    page.set_content(f"<style>{stylesheet()}</style><div id='host' style='width: 900px; height: 300px; display: grid'></div>")
-    page.add_script_tag(content=f"{module(*TIMELINE)}\nwindow.parts = {{ Store, TimelineView, applyTo }};", type="module")
-    page.wait_for_function("() => window.parts", timeout=10_000)
-    page.evaluate("() => { window.store = new parts.Store(); window.view = new parts.TimelineView(document.getElementById('host'), store, { tail: 2 }); }")
+    page = view_page(browser)
 
     def tell(timeline: Timeline) -> None:
         content, data = message([TimelineFeed(timeline).take(final=True)])
@@ -163,11 +159,7 @@ def test_a_selected_range_lies_over_the_spans_and_not_over_their_names(browser: 
 
 def test_what_is_chosen_stays_so_when_late_spans_come(browser: Any) -> None:
     """A span that encloses others comes after them, and moves them to another line; a link to one that was listed before leads to it still."""
-    page = browser.new_page(viewport={"width": 1000, "height": 400})
-    page.set_content(f"<style>{stylesheet()}</style><div id='host' style='width: 900px; height: 300px; display: grid'></div>")
-    page.add_script_tag(content=f"{module(*TIMELINE)}\nwindow.parts = {{ Store, TimelineView, applyTo }};", type="module")
-    page.wait_for_function("() => window.parts", timeout=10_000)
-    page.evaluate("() => { window.store = new parts.Store(); window.view = new parts.TimelineView(document.getElementById('host'), store, { tail: 2 }); }")
+    page = view_page(browser)
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     feed, track, step, outer = TimelineFeed(timeline), recorder.track("w", 0, ("cpu:0",)), recorder.name("step"), recorder.name("outer")
 

@@ -225,6 +225,8 @@ def test_who_reads_everything_first_is_given_everything_first() -> None:
     profile = measured(collecting())
     edges = {(e.producer, e.consumer): (e.whole, e.at_end) for e in profile.edges}
     assert edges["source", "simulator"] == (True, True) and edges["simulator", "learner"] == (False, True)
+    assert "source to simulator: whole batch first, all at the end" in profile._repr_html_()
+    assert "source --> simulator (whole batch first, all at the end)" in repr(profile)
     by_parts = measured(collecting("batch"))
     edges = {(e.producer, e.consumer): (e.whole, e.at_end) for e in by_parts.edges}
     assert edges["source", "simulator"] == (False, True) and edges["simulator", "learner"] == (False, False)
@@ -257,7 +259,7 @@ def test_a_run_in_one_size_says_what_it_cannot_tell() -> None:
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
     run.wait()
     notes = lab.profile_from_run(flow, plan, run.timeline).notes
-    assert any("'policy' (1 item)" in n and "'learner' (12 items)" in n and "What a batch takes by itself" in n for n in notes)
+    assert any("'policy' (1 item)" in n and "'learner' (12 items)" in n and "'source'" not in n and "What a batch takes by itself" in n for n in notes)
     assert not any("What a batch takes by itself" in n for n in measured(flow).notes)
 
 

@@ -129,11 +129,11 @@ class Rounds(Habitual):
             actions.put_all(batch)
 
 
-def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> None:
-    """What was read off it could not be planned: the environments, all of them at once, "would have 8 items on a device"."""
-    flow = lab.Workflow("rounds")
+def answered(cls: type[Habitual], answer: float) -> lab.Workflow:
+    """Environments, a policy that takes ``answer`` seconds for each item, a learner."""
+    flow = lab.Workflow("answered")
     actions, obs, done = (flow.channel(name, capacity=None) for name in ("actions", "obs", "done"))
-    environments, policy = flow.worker(Rounds, each=0.0005, fixed=0.004, name="environments"), flow.worker(Rounds, fixed=0.003, name="policy")
+    environments, policy = flow.worker(cls, "", 0.004, 0.0005, name="environments"), flow.worker(cls, "", 0.003, answer, name="policy")
     learner = flow.worker(Learner, "batch", 0.002, 0.002, name="learner")
 
     @flow.iteration
@@ -142,6 +142,12 @@ def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> Non
         policy.act(obs, actions)
         learner.train(done)
 
+    return flow
+
+
+def test_a_run_of_so_many_sub_batches_does_not_tell_whose_number_it_was() -> None:
+    """What was read off it could not be planned: the environments, all of them at once, "would have 8 items on a device"."""
+    flow = answered(Rounds, answer=0.0)
     plan = lab.plan(flow, DEVICES, measured(flow)).best.execution
     assert plan.sub_batches["environments"] == 8
     run = lab.run(flow, plan, 3, dashboard=False, clock=MockClock())
@@ -168,17 +174,7 @@ class Lists(Habitual):
 
 def test_each_rank_that_answers_has_its_part() -> None:
     """One of two ranks had taken all items in one batch while the other one waited: as slow as one alone, and so were the plans."""
-    flow = lab.Workflow("lists")
-    actions, obs, done = (flow.channel(name, capacity=None) for name in ("actions", "obs", "done"))
-    environments, policy = flow.worker(Lists, "", 0.004, 0.0005, name="environments"), flow.worker(Lists, "", 0.003, 0.0005, name="policy")
-    learner = flow.worker(Learner, "batch", 0.002, 0.002, name="learner")
-
-    @flow.iteration
-    def iteration() -> None:
-        environments.roll(actions, obs, done)
-        policy.act(obs, actions)
-        learner.train(done)
-
+    flow = answered(Lists, answer=0.0005)
     plan = lab.ExecutionPlan.temporal(flow, DEVICES[:2], {"environments": 2, "policy": 2})
     assert plan.chunks["obs"] == plan.chunks["actions"] == 1
     assert took(flow, plan) == pytest.approx(3 * (0.006 + 0.005) + 0.018)

@@ -459,8 +459,9 @@ def test_what_lab_plan_found_is_saved_and_compared_as_a_plan_is(tmp_path: Path) 
     best.save(tmp_path / "best.json")
     assert best.load(tmp_path / "best.json") == best.execution == ExecutionPlan.load(tmp_path / "best.json")
     assert best.diff(best) == "" and best.diff(other) == best.execution.diff(other) == best.execution.diff(other.execution) != ""
+    number: Any = 3
     with pytest.raises(PlanError, match="is compared with another ExecutionPlan, not with 3"):
-        best.diff(3)  # type: ignore[arg-type]
+        best.diff(number)
 
 
 def test_a_file_that_is_no_json_is_named(tmp_path: Path) -> None:

@@ -178,11 +178,11 @@ class Makes(Worker):
 
 class Takes(Worker):
     def take(self, items: Inbox) -> int:
-        frames.bytearray = stingy  # type: ignore[attr-defined]
+        vars(frames)["bytearray"] = stingy
         return sum(int(each.sum()) for batch in items for each in batch)
 
     def act(self, at_least: int, weights: Weights) -> int:
-        frames.bytearray = stingy  # type: ignore[attr-defined]
+        vars(frames)["bytearray"] = stingy
         return int(weights.pull(at_least).state.sum())
 
 
