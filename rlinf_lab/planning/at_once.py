@@ -1,12 +1,14 @@
 """What the engine answers without instructions, in a third of the time that settling an event takes: puts and gets from which nothing follows for anybody
-else, and items of another host that the only one who waits is given."""
+else; items that the only one who waits is given, of this host or of another one; and a get that waits, with who gets the device from it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rlinf_lab.planning.books import ALL, Channel, Process
+from rlinf_lab.planning.books import ALL, LOCK_KEY, Channel, Process
 from rlinf_lab.planning.filling import Fillers
+
+NOBODY, NOT_AT_ONCE = -1, -2
 
 
 class AtOnce:
@@ -14,6 +16,9 @@ class AtOnce:
 
     processes: list[Process]
     channels: dict[int, Channel]
+    _arrivals: int
+    _queue: list[list[Process]]
+    _in_gangs: list[bool]
     _holder: list[Process | None]
     _fillers: Fillers
 
@@ -29,6 +34,36 @@ class AtOnce:
             return -1
         queue.tail = first + n
         return first
+
+    def put_to_waiting(self, process: int, channel: int, n: int) -> int:
+        """A put that finds room, of items that go to the only one who waits for some: its number. It goes on if its ``state`` is "run", with the items from
+        its ``lo`` to its ``hi``; else it waits for devices that others have. Nothing else follows. -1: `settle` it."""
+        p, queue = self.processes[process], self.channels[channel]
+        if p.state != "run" or len(queue.getters) != 1 or queue.putters or p.weights is not None or queue.weights is not None:
+            return -1
+        q, asked = queue.getters[0]
+        wanted, there = abs(asked), queue.tail - queue.head + n
+        if not wanted <= there <= queue.capacity or wanted >= ALL or queue.stub or queue.remote_stalled or queue.stream.whole or self._fillers.running:
+            return -1
+        goes_on = q.alone and q.resident
+        if not goes_on and not all(self._holder[d] for d in q.devices):
+            return -1
+        queue.getters.popleft()
+        queue.tail += n
+        q.lo = queue.head
+        queue.head = q.hi = queue.head + wanted
+        if goes_on:
+            for device in q.devices:
+                self._holder[device] = q
+            q.granted = q.holding = True
+            q.state = "run"
+        else:
+            q.state = "lock"
+            self._arrivals += 1
+            q.lock_key = (q.iteration, q.priority, self._arrivals, q.index)
+            for device in q.devices:
+                self._queue[device].append(q)
+        return q.index
 
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
         """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled by itself: as many of the first rounds
@@ -75,6 +110,34 @@ class AtOnce:
         queue.head, queue.remote_stalled = end, False
         p.lo, p.hi = first, end
         return first
+
+    def wait_at_once(self, process: int, channel: int, n: int) -> int:
+        """A get whose items are not there yet: the number of who has its device instead and goes on, with the items from its ``lo`` to its ``hi``; `NOBODY`
+        where nobody waits for that. Nothing else follows. `NOT_AT_ONCE`: `settle` it."""
+        p, queue = self.processes[process], self.channels[channel]
+        if p.state != "run" or not n or n > ALL or queue.putters or queue.stub or queue.shares or queue.remote_stalled or queue.stream.ended:
+            return NOT_AT_ONCE
+        if queue.tail - queue.head >= abs(n) or self._fillers.running:
+            return NOT_AT_ONCE
+        q = None
+        if p.granted and not p.alone:
+            device = p.devices[0]
+            if self._in_gangs[device]:
+                return NOT_AT_ONCE
+            if waiting := self._queue[device]:
+                q = waiting[0] if len(waiting) == 1 else min(waiting, key=LOCK_KEY)
+                if not q.resident or q.working:
+                    return NOT_AT_ONCE
+                waiting.remove(q)
+                q.granted = q.holding = True
+                q.state = "run"
+        if p.granted:
+            p.granted = p.holding = False
+            for device in p.devices:
+                self._holder[device] = q
+        p.state = "get"
+        queue.getters.append((p, n))
+        return NOBODY if q is None else q.index
 
     def arrival_at_once(self, channel: int, n: int) -> int:
         """Items from another host that go to the only one who waits for them, and whose devices nobody else uses: its number; it goes on with the items from

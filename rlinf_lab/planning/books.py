@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from rlinf_lab.planning.weighed import ByRank, InTurn
@@ -57,6 +58,9 @@ class Process:
         self.lock_key: tuple[int, int, int, int] = (0, 0, 0, 0)
         self.weights: Sequence[int] | None = None  # of the items of its put; None: each weighs 1
         self.ranks: Sequence[float] | None = None  # their places in the order of a channel that has one; None: as they come
+
+
+LOCK_KEY = attrgetter("lock_key")  # of those who wait for a device the smallest gets it
 
 
 class Stream:

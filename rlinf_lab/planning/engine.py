@@ -24,12 +24,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from enum import IntEnum
-from operator import attrgetter
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.planning.at_once import AtOnce
 from rlinf_lab.planning.books import ALL as ALL
-from rlinf_lab.planning.books import IN_TURN, UNBOUNDED, Channel, Stream
+from rlinf_lab.planning.books import IN_TURN, LOCK_KEY, UNBOUNDED, Channel, Stream
 from rlinf_lab.planning.books import Part as Part
 from rlinf_lab.planning.books import Process as Process
 from rlinf_lab.planning.filling import Fillers
@@ -68,7 +67,6 @@ class Do(IntEnum):
 # Looking a member of an enumeration up costs as much as half a decision.
 _START, _PUT, _GET, _DONE, _OFFLOADED, _ONLOADED, _ASIDE = map(int, Event)
 _STORE, _BOUND, _RESUME, _OFFLOAD, _ONLOAD, _FINISHED, _EXTEND, _DELAYED, _DIVIDE, _MEET = map(int, Do)
-_lock_key = attrgetter("lock_key")
 
 
 class Engine(AtOnce, Meeting):
@@ -602,7 +600,7 @@ class Engine(AtOnce, Meeting):
                         self._grant_one(device)
             if gangs:
                 candidates = {p.index: p for d in gangs for p in self._queue[d]}
-                self._arbitrate(sorted(candidates.values(), key=_lock_key))
+                self._arbitrate(sorted(candidates.values(), key=LOCK_KEY))
         if self._fillers.running:
             self._out += [(_DELAYED, p.index, 0, 0) for p in self._fillers.newly_in_the_way()]
             self._fillers.reserve()
@@ -612,7 +610,7 @@ class Engine(AtOnce, Meeting):
     def _grant_one(self, device: int) -> None:
         """A device that nobody needs together with another one: its first in line gets it."""
         waiting = self._queue[device]
-        p = waiting[0] if len(waiting) == 1 else min(waiting, key=_lock_key)
+        p = waiting[0] if len(waiting) == 1 else min(waiting, key=LOCK_KEY)
         waiting.remove(p)
         self._holder[device] = p
         p.granted = True

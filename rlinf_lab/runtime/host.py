@@ -50,7 +50,9 @@ from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.workflow import Declaration
 
+# Looking a member of an enumeration up costs as much as half of what is done about it.
 _PUT, _GET = int(Event.PUT), int(Event.GET)
+_PUT_SPAN, _GET_SPAN = int(SpanKind.PUT), int(SpanKind.GET)
 
 
 class Host(Scheduler):
@@ -97,7 +99,6 @@ class Host(Scheduler):
         self._patience = Patience(self)
         self._postman: threading.Thread | None = None
         self._post_waits = threading.Event()
-        self._outgoing: deque[tuple[str, tuple]] = deque()
         self._sending = threading.RLock()  # what a failure makes us say is said from within
         self._sent = self._heard = 0  # messages
         self.loop = Loop(self) if place[DRIVER, 0] == name else None
@@ -148,6 +149,7 @@ class Host(Scheduler):
     def _begin_thread(self, process: Process) -> None:
         worker, rank = process.worker, process.rank
         device = process.device = self._torch_device(self.layout.device_names(worker, rank))
+        process.on_gpu = device.startswith("cuda")
         context = HostContext(self, process, self.layout.ranks(worker), device, self.layout.plan.tokens(worker))
         thread = threading.Thread(target=self._main, args=(process, context), name=process.label, daemon=True)
         thread.start()
@@ -454,13 +456,11 @@ class Host(Scheduler):
     def _queue(self, name: QueueId) -> Queue:
         with self._mutex:
             queue = self._queues.queue(name)
-            queue.number = self.recorder.channel(name.channel)
+            queue.number, queue.within = self.recorder.channel(name.channel), self.traffic.within(name.channel)
             return queue
 
     def _refuse_out_of_turn(self, process: Process, queue: Queue) -> None:
         """A rank has one thread and is in one call; a second one at its channels would mix their items up."""
-        if process.thread == threading.get_ident() and process.call is not None and process.call.iteration == queue.name.iteration:
-            return
         channel = queue.name.channel
         if process.thread != threading.get_ident():
             raise WorkflowError(
@@ -473,9 +473,11 @@ class Host(Scheduler):
         )
 
     def put(self, process: Process, queue: Queue, items: list[Any], tags: Tags | None = None) -> None:
-        self._refuse_out_of_turn(process, queue)
-        self.unwanted.end_call(process)
-        if process.shares_gpu and not self._engine.has_room(queue.index, len(items)):  # it gives its device away
+        if process.thread != threading.get_ident() or (call := process.call) is None or call.iteration != queue.iteration:
+            self._refuse_out_of_turn(process, queue)
+        if self.unwanted.discarded:
+            self.unwanted.end_call(process)
+        if process.on_gpu and process.shares_gpu and not self._engine.has_room(queue.index, len(items)):  # it gives its device away
             finish_work(process.device)
         process.goods, process.count, large = items, len(items), False
         if queue.stub:  # now, for the caller is free to change the items when put() has returned
@@ -486,17 +488,19 @@ class Host(Scheduler):
         process.goods = []
         if large:  # another thread may be sending it right now
             self._send_all()
-        self._spans.resumed(process, SpanKind.PUT, len(items))
+        self._spans.resumed(process, _PUT_SPAN, len(items))
 
     def get(self, process: Process, queue: Queue, wanted: int) -> list[Any]:
-        self._refuse_out_of_turn(process, queue)
-        if process.shares_gpu:
+        if process.thread != threading.get_ident() or (call := process.call) is None or call.iteration != queue.iteration:
+            self._refuse_out_of_turn(process, queue)
+        if process.on_gpu and process.shares_gpu:
             finish_work(process.device)
         process.pieces, process.queue, process.getting = [], queue, True
-        self.flush()  # what it has put goes before its device does: who gets the device could keep this thread from its core
+        if self._outgoing:
+            self._send_all()  # what it has put goes before its device does: who gets the device could keep this thread from its core
         self._post(process, _GET, queue.index, wanted, queue.supply)
         pieces, process.pieces = process.pieces, []
-        self._spans.resumed(process, SpanKind.GET, pieces[0].hi - pieces[0].lo if len(pieces) == 1 else sum(hi - lo for _, lo, hi in pieces))
+        self._spans.resumed(process, _GET_SPAN, sum(hi - lo for _, lo, hi in pieces) if len(pieces) != 1 else pieces[0][2] - pieces[0][1])
         try:
             return opened(pieces)
         except BaseException as error:
@@ -515,7 +519,8 @@ class Host(Scheduler):
             self.unwanted.came(queue)
         else:
             queue.store(Parcel(process.count, self.name, process.goods), process.tags)
-            self.traffic.within(queue.name.channel, process.count)
+            queue.within[0] += 1
+            queue.within[1] += process.count
 
     def _hand_over(self, process: Process, lo: int, hi: int) -> None:
         queue = process.queue

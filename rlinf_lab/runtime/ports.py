@@ -25,7 +25,7 @@ class InboxPort:
         self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
         self._spec = host.layout.graph.channel(channel)
         self._chunk = host.layout.plan.chunk(channel)
-        self._queues: dict[int, Any] = {}
+        self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, True)
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -69,10 +69,9 @@ class InboxPort:
         return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
 
     def _queue(self, key: int | None) -> Any:
-        number = self._key(key)
-        queue = self._queues.get(number)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[number] = self._host.reading_queue(self._process, self._channel, self._iteration, number)
+            queue = self._queues[key] = self._host.reading_queue(self._process, self._channel, self._iteration, self._key(key))
         return queue
 
     def refuse_incomplete(self) -> None:
@@ -104,7 +103,7 @@ class OutboxPort:
         self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
         self._spec = host.layout.graph.channel(channel)
         self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
-        self._queues: dict[int, Any] = {}
+        self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
         self.moved = Moved(channel, False)
 
     def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
@@ -128,13 +127,12 @@ class OutboxPort:
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
-        if self._spec.keyed != (key is not None):
-            need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
-            raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
-        number = -1 if key is None else key
-        queue = self._queues.get(number)
+        queue = self._queues.get(key)
         if queue is None:
-            queue = self._queues[number] = self._host.writing_queue(self._process, self._channel, self._iteration, number)
+            if self._spec.keyed != (key is not None):
+                need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
+                raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
+            queue = self._queues[key] = self._host.writing_queue(self._process, self._channel, self._iteration, -1 if key is None else key)
         return queue
 
     def refuse_incomplete(self) -> None:

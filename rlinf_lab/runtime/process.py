@@ -87,6 +87,7 @@ class Process:
     far: bool = False  # it lives on another host
     method: int = -1  # number of the name of its call, in the recorder
     device: str = ""  # what torch calls its first device
+    on_gpu: bool = False  # whether that is one
     thread: int = 0  # identity of the thread that runs the rank
     call: CallSpec | None = None
     blocked_at: str = ""  # what it waits for, in words, for status()
@@ -120,7 +121,7 @@ class Process:
     @property
     def shares_gpu(self) -> bool:
         """Whether others may get its device when it waits at a channel: what it has given to a GPU is done before that."""
-        return self.device.startswith("cuda") and not self.machine.alone
+        return self.on_gpu and not self.machine.alone
 
     @property
     def label(self) -> str:

@@ -36,6 +36,7 @@ class Queue:
     taken: int = 0
     numbered: bool = False  # producers and consumers count the same items
     number: int = -1  # of the channel's name, in the recorder
+    within: list[int] = field(default_factory=lambda: [0, 0, 0])  # what was handed over here, in `traffic`
     portion: int = 1  # of a put of many, at most so many at a time
     abandoned: bool = False  # nobody will read it: what comes is dropped
     received: int = 0  # credit that has arrived at this stub
@@ -43,6 +44,13 @@ class Queue:
     saved: Counter[str] = field(default_factory=Counter)  # credit not yet sent
     debt: Counter[str] = field(default_factory=Counter)  # the part of it that was given ahead, before items were taken
     stalled: dict[str, None] = field(default_factory=dict)  # origins that wait for credit, in the order of their saying so
+    iteration: int = field(init=False)
+    room: str = field(init=False)  # what a put waits for, in words
+    supply: str = field(init=False)  # what a get waits for
+
+    def __post_init__(self) -> None:
+        self.iteration = self.name.iteration
+        self.room, self.supply = f"room in channel {self.name.channel!r}", f"items of channel {self.name.channel!r}"
 
     def store(self, parcel: Parcel, tags: Tags | None) -> None:
         if self.ordered is not None:
@@ -53,10 +61,14 @@ class Queue:
     def take(self, n: int, position: int) -> list[Piece]:
         """The next ``n`` items of the rank at this position in its call."""
         if self.shares:
-            if not n:
-                return []
-            return split_off(self.shares[position], n)
-        return take(self.parcels, n) if self.ordered is None else self.ordered.take(n)
+            return split_off(self.shares[position], n) if n else []
+        if self.ordered is not None:
+            return self.ordered.take(n)
+        if self.parcels and (parcel := self.parcels[0]).count == n and not parcel.taken:  # mostly: what one has put another takes
+            self.parcels.popleft()
+            parcel.taken = n
+            return [Piece(parcel, 0, n)]
+        return take(self.parcels, n)
 
     def divide(self, count: int) -> None:
         """See `planning.books.Channel.divide`."""
@@ -69,16 +81,6 @@ class Queue:
         self.shares = [deque() for _ in self.shares]
         if self.ordered is not None:
             self.ordered.clear()
-
-    @property
-    def room(self) -> str:
-        """What a put waits for."""
-        return f"room in channel {self.name.channel!r}"
-
-    @property
-    def supply(self) -> str:
-        """What a get waits for."""
-        return f"items of channel {self.name.channel!r}"
 
 
 class QueueTable:

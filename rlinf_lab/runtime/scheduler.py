@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
+from rlinf_lab.planning.at_once import NOT_AT_ONCE
 from rlinf_lab.planning.engine import ALL, Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.gate import Gate
@@ -65,6 +66,7 @@ class Scheduler:
         self._lookout: Lookout | None = None
         self._said: deque[Sequence[tuple[int, int, int, int]]] = deque()  # by the engine; the first of it is being carried out
         self._held: list[Gate] | None = None  # of those who are being let go: opened a little later
+        self._outgoing: deque[tuple[str, tuple]] = deque()
 
     # --- what the upper half does (under the mutex, but for `flush` and `report`) --------------------------------
     def _store(self, process: Process, first: int) -> None:
@@ -145,10 +147,11 @@ class Scheduler:
                     process.since = process.asked_ns
                 else:
                     self._spans.end_run(process, process.asked_ns)
-            if process.streak % TOGETHER > 1:  # one put after another: let several travel together
-                self.flush_soon()
-            else:
-                self.flush()
+            if self._outgoing:
+                if process.streak % TOGETHER > 1:  # one put after another: let several travel together
+                    self.flush_soon()
+                else:
+                    self.flush()
             process.waited = process.waited or bool(process.order)
             if process.parked or process.order:
                 self._park(process)
@@ -160,32 +163,65 @@ class Scheduler:
 
     def _hand_in(self, process: Process, kind: int, channel: int, n: int, what: str) -> None:
         """Report an event; the thread may go on at once, or is to wait at its gate."""
-        held: list[Gate] = []
+        held: list[Gate] = []  # of whoever is let go within: he would only meet the mutex taken
         try:
             with self._mutex:
-                process.asked_ns = process.lock_from = self.clock.now_ns()
-                if process.error is not None:
-                    self._raise_if_interrupted(process)
-                process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
-                if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
-                    n = 0
-                if kind == _PUT and self._mock is None and (first := self._engine.put_at_once(process.index, channel, n)) >= 0:
-                    process.lock_waited, process.woken = False, True
-                    self._store(process, first)
-                elif kind == _GET and self._mock is None and (first := self._engine.get_at_once(process.index, channel, n)) >= 0:
-                    process.lock_waited, process.woken = False, True
-                    self._hand_over(process, first, first + abs(n))
-                else:
-                    self._block_holding(held, process, what, (process.index, kind, channel, n))
-                if process.queue is not None and process.queue.stub:
-                    if kind == _GET and n:
-                        self._ask(process, process.queue, n)
-                    elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
-                        self._put_waits(process.queue)
-                process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
-                process.waited = process.parked or self._mock is not None  # whose time moves within; here, for it may be let go before it has parked
+                self._held = held
+                try:
+                    process.asked_ns = process.lock_from = self.clock.now_ns()
+                    if process.error is not None:
+                        self._raise_if_interrupted(process)
+                    process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
+                    if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
+                        n = 0
+                    if not self._at_once(process, kind, channel, n, what):
+                        self._block(process, "engine", what, (process.index, kind, channel, n))
+                    if process.queue is not None and process.queue.stub:
+                        if kind == _GET and n:
+                            self._ask(process, process.queue, n)
+                        elif kind == _PUT and not process.woken and self._engine.is_putting(process.index):
+                            self._put_waits(process.queue)
+                    process.streak = process.streak + 1 if kind == _PUT and process.woken else 0
+                    process.waited = process.parked or self._mock is not None  # whose time moves within; here, for it may be let go before it has parked
+                finally:
+                    self._held = None
         finally:
-            self._open(held)
+            if held:
+                self._open(held)
+
+    def _at_once(self, process: Process, kind: int, channel: int, n: int, what: str) -> bool:
+        """Under the mutex: do what follows from an event if the engine answers it at once; whether it has. See `planning.at_once`."""
+        if self._mock is not None:
+            return False
+        engine, index = self._engine, process.index
+        if kind == _PUT:
+            if (first := engine.put_at_once(index, channel, n)) < 0:
+                if self._has_fillers or (reader := engine.put_to_waiting(index, channel, n)) < 0:
+                    return False
+                process.lock_waited, process.woken = False, True
+                self._store(process, engine.channels[channel].tail - n)
+                self._bind(self._processes[reader])
+                return True
+            process.lock_waited, process.woken = False, True
+            self._store(process, first)
+            return True
+        if kind != _GET:
+            return False
+        if (first := engine.get_at_once(index, channel, n)) >= 0:
+            process.lock_waited, process.woken = False, True
+            self._hand_over(process, first, first + abs(n))
+            return True
+        if self._has_fillers or (holder := engine.wait_at_once(index, channel, n)) == NOT_AT_ONCE:
+            return False
+        process.woken, process.waits_for, process.blocked_at, process.event = False, "engine", what, _GET
+        self._running -= process.counts
+        if holder >= 0:
+            self._batch += 1
+            self._resume(self._processes[holder])
+        if self._running == 0:
+            self._quiescent()
+        process.parked = not process.woken
+        return True
 
     def _raise_if_interrupted(self, process: Process) -> None:
         """A worker that catches it meets it again at its next wait, until its call has ended: nothing that it waits for will come."""
@@ -219,14 +255,6 @@ class Scheduler:
         if self._running == 0:
             self._quiescent()
         process.parked = not process.woken
-
-    def _block_holding(self, held: list[Gate], process: Process, what: str, event: tuple[int, int, int, int]) -> None:
-        """The same; whoever is let go within would only meet the mutex taken: the caller opens the gates in ``held`` when it is free."""
-        self._held = held
-        try:
-            self._block(process, "engine", what, event)
-        finally:
-            self._held = None
 
     def _report(self, event: tuple[int, int, int, int] | None) -> None:
         if event is None:
@@ -376,7 +404,6 @@ class Scheduler:
 
     def _carry_on(self, instructions: Sequence[tuple[int, int, int, int]]) -> None:
         self._batch += 1
-        batch = self._batch
         for do, index, a, b in instructions:
             if do == _EXTEND:
                 self._extend(a, b)
@@ -386,17 +413,12 @@ class Scheduler:
                 continue
             process = self._processes[index]
             if do == _RESUME:
-                if process.far:
-                    self._answer(process)
-                    continue
-                process.on_device = process.machine.holding and not process.drives
-                process.lock_waited = process.on_device and process.bound_batch != batch and (process.lock_waited or process.bound_ns > 0)
-                self._wake(process)
+                self._resume(process)
             elif do == _STORE:
                 self._store(process, b)
             elif do == _BOUND:
                 process.bound_ns = process.lock_from = self.clock.now_ns()
-                process.bound_batch = batch
+                process.bound_batch = self._batch
                 if process.getting:
                     self._hand_over(process, a, b)
             elif do == Do.FINISHED:
@@ -408,17 +430,23 @@ class Scheduler:
             else:
                 self._order(process, "onload" if do == Do.ONLOAD else "offload")
 
-    def _give_at_once(self, process: Process) -> None:
-        """Under the mutex: the same as to carry on with BOUND and RESUME; see `AtOnce.arrival_at_once`."""
+    def _resume(self, process: Process) -> None:
+        """Under the mutex: it goes on; it has waited for its device if that is another batch of instructions than the one that has bound it."""
+        if process.far:
+            self._answer(process)
+            return
+        process.on_device = process.machine.holding and not process.drives
+        process.lock_waited = process.on_device and process.bound_batch != self._batch and (process.lock_waited or process.bound_ns > 0)
+        self._wake(process)
+
+    def _bind(self, process: Process) -> None:
+        """Under the mutex: the same as to carry on with BOUND, and with RESUME if it goes on; see `AtOnce.put_to_waiting` and `arrival_at_once`."""
         self._batch += 1
         process.bound_ns = process.lock_from = self.clock.now_ns()
         process.bound_batch = self._batch
         self._hand_over(process, process.machine.lo, process.machine.hi)
-        if process.far:
-            self._answer(process)
-            return
-        process.on_device, process.lock_waited = not process.drives, False
-        self._wake(process)
+        if process.machine.state == "run":
+            self._resume(process)
 
     def _open(self, held: Iterable[Gate]) -> None:
         for gate in held:

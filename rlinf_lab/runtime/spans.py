@@ -11,7 +11,7 @@ from rlinf_lab.timeline.clock import Clock
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
 
-_RUN = int(SpanKind.RUN)
+_RUN, _LOCK = int(SpanKind.RUN), int(SpanKind.LOCK)
 _WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.ASIDE): SpanKind.WAIT}
 
 
@@ -29,7 +29,7 @@ class SpanWriter:
         process.since = now
         return now
 
-    def resumed(self, process: Process, kind: SpanKind | None = None, items: int = 0) -> None:
+    def resumed(self, process: Process, kind: int = -1, items: int = 0) -> None:
         """Write down the wait that has just ended; a running stretch begins.
 
         A get or a put is over when the items were taken or stored, by the clock under the host's mutex: what a channel holds by its spans is what it held.
@@ -42,11 +42,11 @@ class SpanWriter:
             end = process.bound_ns or now
         else:
             now = end = process.bound_ns or start
-        if kind is not None and queue is not None:
-            iteration = call.iteration if call is not None else -1
+        iteration = call.iteration if call is not None else -1
+        if kind >= 0 and queue is not None:
             self._write(process.track, kind, process.method, start, end if end > start else start, iteration, items, 0, queue.number, process.first)
         if process.on_device and now > process.lock_from and (process.lock_waited or (process.waited and process.bound_ns)):
-            self.add(process, SpanKind.LOCK, process.lock_from, now)
+            self._write(process.track, _LOCK, process.method, process.lock_from, now, iteration)
         process.since = now
 
     def broke_off(self, process: Process, event: int) -> None:

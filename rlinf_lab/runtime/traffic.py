@@ -47,11 +47,9 @@ class Traffic:
         self._edges: dict[tuple[str, str], _Edge] = {}  # (channel, origin)
         self._open: list[_Edge] = []
 
-    def within(self, channel: str, items: int) -> None:
-        """Items were handed over by reference."""
-        counts = self._counts_of(channel, self._host, "reference")
-        counts[0] += 1
-        counts[1] += items
+    def within(self, channel: str) -> list[int]:
+        """The counts of what is handed over by reference: messages, items, bytes. Whoever does so adds to them."""
+        return self._counts_of(channel, self._host, "reference")
 
     def arrived(self, queue: QueueId, origin: str, items: int, transit: Transit, puts: int = 1) -> None:
         """``puts``: how many messages came as one."""
@@ -103,4 +101,5 @@ class Traffic:
         return [
             {"channel": channel, "from": origin, "to": self._host, "transport": transport, "messages": messages, "items": items, "bytes": nbytes}
             for (channel, origin, transport), (messages, items, nbytes) in self._counts.items()
+            if messages
         ]

@@ -88,7 +88,7 @@ def _stored(host: Host, queue: Queue, origin: str, count: int, puts: int, tags: 
         host.traffic.arrived(queue.name, origin, count, transit, puts)
     queue.put += count
     if tags[0] is None and (waiting := host._engine.arrival_at_once(queue.index, count)) >= 0:
-        host._give_at_once(host._processes[waiting])
+        host._bind(host._processes[waiting])
         return
     _, instructions = host._engine.remote_put(queue.index, count, *tags)
     host._apply(instructions)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
 import pytest
 from random_profiles import any_flow
 from six_workers import six_workers
 
+from rlinf_lab.planning.at_once import NOBODY, NOT_AT_ONCE
 from rlinf_lab.planning.engine import ALL, Do, Engine, Event
 from rlinf_lab.planning.forecast import forecast
 from rlinf_lab.planning.planner import plan
@@ -146,6 +148,105 @@ def test_an_arrival_that_a_filler_or_a_weight_has_to_do_with_is_settled() -> Non
     engine.remote_put(channel, 1, [3])
     engine.settle([(0, Event.GET, channel, 2)])
     assert engine.arrival_at_once(channel, 1) == -1
+
+
+def test_at_once_or_settled_items_and_devices_change_hands_alike() -> None:
+    taken = sum((changed_hands(random.Random(seed)) for seed in range(1000)), Counter[str]())
+    assert min(taken.values()) > 300 and len(taken) == 4, taken
+
+
+def cell(rng: random.Random) -> tuple[Engine, list[int]]:
+    """Ranks that put and take, of which some share devices, some need two, some have none; three channels, of which one may give only whole batches."""
+    ranks, devices, memory = rng.randint(2, 4), rng.randint(1, 3), rng.choice((None, None, 1, 4))
+    engine = Engine(devices, memory)
+    for priority in range(ranks):
+        mine = rng.sample(range(devices), min(devices, rng.choice((0, 1, 1, 1, 2))))
+        engine.add_process(mine, priority, size=int(memory is not None), working=int(memory is not None and rng.random() < 0.2))
+    streams = [engine.open_stream(rng.choice((1, 3, None)), whole=rng.random() < 0.1) for _ in range(3)]
+    return engine, [engine.open_channel(s, own=rng.random() < 0.5) for s in streams]
+
+
+def changed_hands(rng: random.Random) -> Counter[str]:
+    """Two engines hear the same random puts, gets, switches and closings, one of them those at once that it takes; how many of each kind those were."""
+    seed = rng.random()
+    (one, channels), (other, _) = (cell(random.Random(seed)) for _ in range(2))
+    begin = [(p.index, Event.START, 0, int(bool(p.devices) and rng.random() < 0.8)) for p in one.processes]
+    taken = Counter[str]()
+    follow(one, other, one.settle(list(begin)), other.settle(list(begin)))
+    for stream in list(one.streams):
+        follow(one, other, one.seal(stream, 1), other.seal(stream, 1))
+    for _ in range(80):
+        running = [p.index for p in one.processes if p.state == "run"]
+        if not running:
+            wanted = [c for c in channels if one.channels[c].getters]
+            if not wanted or rng.random() < 0.5:
+                follow(one, other, one.relieve(), other.relieve())
+                continue
+            channel, n = rng.choice(wanted), rng.randint(1, 3)
+            (first, settled), (same, follows) = one.remote_put(channel, n), other.remote_put(channel, n)
+            assert first == same
+            follow(one, other, settled, follows)
+            continue
+        if rng.random() < 0.005:
+            stream = rng.choice([s for s in one.streams if not one.streams[s].ended] or [0])
+            if stream:
+                follow(one, other, one.close(stream), other.close(stream))
+            continue
+        process, channel = rng.choice(running), rng.choice(channels)
+        if rng.random() < 0.5:
+            n = rng.randint(1, 3)
+            reader = other.put_to_waiting(process, channel, n)
+            settled = one.settle([(process, Event.PUT, channel, n)])
+            if reader < 0:
+                follow(one, other, settled, other.settle([(process, Event.PUT, channel, n)]))
+            else:
+                q, first = other.processes[reader], other.channels[channel].tail - n
+                taken["goes on" if q.state == "run" else "waits for its device"] += 1
+                follows = [(Do.STORE, process, channel, first), (Do.RESUME, process, 0, 0), (Do.BOUND, reader, q.lo, q.hi)]
+                assert settled == follows + [(Do.RESUME, reader, q.lo, q.hi)] * (q.state == "run")
+        else:
+            n = rng.choice((1, 1, 2, -2)) if rng.random() < 0.95 else rng.choice((0, ALL, ALL + 2))
+            holder = other.wait_at_once(process, channel, n)
+            settled = one.settle([(process, Event.GET, channel, n)])
+            if holder == NOT_AT_ONCE:
+                follow(one, other, settled, other.settle([(process, Event.GET, channel, n)]))
+            else:
+                taken["waits and nobody has it" if holder == NOBODY else "gives its device to another"] += 1
+                assert settled == [(Do.RESUME, p.index, p.lo, p.hi) for p in other.processes if p.index == holder]
+        assert books(one) == books(other)
+    return taken
+
+
+def follow(one: Engine, other: Engine, *said: list[tuple[int, int, int, int]]) -> None:
+    """Both have said the same; whoever shall leave or come onto devices does so in both."""
+    while said[0]:
+        assert said[0] == said[1] and books(one) == books(other)
+        moves = {Do.OFFLOAD: Event.OFFLOADED, Do.ONLOAD: Event.ONLOADED}
+        events = [(process, moves[Do(do)], -1, 0) for do, process, _, _ in said[0] if do in moves]
+        said = (one.settle(list(events)), other.settle(list(events))) if events else ([], [])
+
+
+def books(engine: Engine) -> list[Any]:
+    """All that an engine knows of its processes, channels and devices."""
+    ranks = [[getattr(p, a) for a in ("state", "lo", "hi", "granted", "holding", "resident", "lock_key", "iteration")] for p in engine.processes]
+    waiting = [([(g.index, n) for g, n in q.getters], [(p.index, n) for p, n in q.putters]) for q in all_queues(engine)]
+    queues = [(q.head, q.tail, q.capacity, q.remote_stalled) for q in all_queues(engine)]
+    return [ranks, waiting, queues, engine.waiting(), [engine.holder(d) for d in range(len(engine._queue))], engine._arrivals, engine._touched, engine._used]
+
+
+def all_queues(engine: Engine) -> list[Any]:
+    return [queue for q in engine.channels.values() for queue in (q, *q.shares)]
+
+
+def test_where_a_filler_is_under_way_nothing_changes_hands_at_once() -> None:
+    engine, channel = made(None, 1, 1, devices=1)
+    engine.add_process((0,), delays=1)
+    engine.begin(0)
+    engine.settle([(2, Event.START, 0, 0)])
+    engine.settle([(1, Event.GET, channel, 1)])
+    assert engine.fill()
+    assert engine.put_to_waiting(0, channel, 1) == -1
+    assert engine.wait_at_once(0, channel, 1) == NOT_AT_ONCE
 
 
 def test_puts_that_nobody_waits_for_are_done_in_a_row_as_when_each_round_is_settled() -> None:
