@@ -24,3 +24,13 @@ def view_page(browser: Any) -> Any:
     page.wait_for_function("() => window.parts", timeout=10_000)
     page.evaluate("() => { window.store = new parts.Store(); window.view = new parts.TimelineView(document.getElementById('host'), store, { tail: 2 }); }")
     return page
+
+
+def tell(page: Any, feed: TimelineFeed, final: bool = False) -> None:
+    """What is new of a timeline for a `view_page`; ``final``: all of it, as to a page that has just come."""
+    content, data = message([feed.take(final=final)])
+    page.evaluate("""([content, data, anew]) => {
+        const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
+        if (anew) store.reset();
+        parts.applyTo([store], content, parts_); view.refresh();
+    }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}, final])  # fmt: skip

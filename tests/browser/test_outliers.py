@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import fill
+from lanes import fill, tell, view_page
 
 import rlinf_lab as lab
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
+from rlinf_lab.widgets.feed import TimelineFeed
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(240)]
 
@@ -229,3 +230,30 @@ def test_what_is_at_its_level_once_is_compared_with_all_levels(page: Any) -> Non
     timeline.extend(recorder.drain())
     assert outliers(page, timeline) == [["thread 0 mm", 60 * MS, 2 * MS, 31, -1, 0]]
     assert page.evaluate("(at) => checks.like('thread 0', at)", 330 * MS) == [[2 * MS, 31, 60 * MS, 1, "whole"]]
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_the_panel_leaves_in_sight_what_it_tells_of(browser: Any, rank: int) -> None:
+    """Four lanes in a low dashboard; the slow call is on the first or the last of them, and as wide on the screen as a link makes it."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    step = recorder.name("step")
+    for r in range(4):
+        track = recorder.track("simulator", r, ("cpu:0",))
+        for k in range(40):
+            recorder.add(track, SpanKind.RUN, step, 100 * k * MS, (100 * k + (90 if (r, k) == (rank, 20) else 10)) * MS, k)
+    timeline.extend(recorder.drain())
+    page = view_page(browser)
+    tell(page, TimelineFeed(timeline), final=True)
+    page.wait_for_function("() => document.querySelector('.rl-timeline').dataset.spans > 0", timeout=10_000)
+    page.get_by_role("button", name="Outliers").click()
+    panel = page.locator(".rl-details")
+    panel.get_by_role("button", name=f"simulator {rank} step: 90").first.click()
+    page.wait_for_function("() => view.picked && !view.details.isNew", timeout=10_000)
+    ARTIFACTS.mkdir(exist_ok=True)
+    page.screenshot(path=str(ARTIFACTS / f"panel-beside-{rank}.png"))
+    box, canvas = panel.bounding_box(), page.locator(".rl-stage canvas").bounding_box()
+    above, below = page.evaluate("(rank) => { const r = view.rows.find((r) => r.track?.rank === rank); return [r.y, r.y + r.h]; }", rank)
+    top, bottom = box["y"] - canvas["y"], box["y"] + box["height"] - canvas["y"]
+    assert bottom <= above or top >= below, "beside its lane"
+    assert top >= 30 and bottom <= canvas["height"], "the ruler is seen, and the panel is not cut"
+    page.close()

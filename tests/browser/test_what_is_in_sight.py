@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import view_page
+from lanes import tell, view_page
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 from rlinf_lab.widgets import timeline_html
-from rlinf_lab.widgets.feed import TimelineFeed, message
+from rlinf_lab.widgets.feed import TimelineFeed
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(120)]
 MS = 1_000_000
@@ -91,31 +90,24 @@ def test_of_two_timelines_all_is_in_sight_also_what_lies_before_the_first(browse
 def test_the_tail_is_followed_until_one_points_elsewhere(browser: Any) -> None:
     page = view_page(browser)
 
-    def tell(timeline: Timeline) -> None:
-        content, data = message([TimelineFeed(timeline).take(final=True)])
-        page.evaluate("""([content, data]) => {
-            const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
-            store.reset(); parts.applyTo([store], content, parts_); view.refresh();
-        }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}])  # fmt: skip
-
     def at(part: float) -> None:
         box, (gutter, plot) = page.locator("#host canvas").first.bounding_box(), numbers(page, "plot")
         page.mouse.move(box["x"] + gutter + part * plot, box["y"] + 60)
         page.mouse.wheel(0, -100)
 
-    tell(iterations(10_000, 4))
+    tell(page, TimelineFeed(iterations(10_000, 4)), final=True)
     page.wait_for_function("() => document.querySelector('.rl-timeline').dataset.spans > 0", timeout=10_000)
-    assert changed(page, lambda: tell(iterations(10_000, 6))) == [40e9, 60e9]
+    assert changed(page, lambda: tell(page, TimelineFeed(iterations(10_000, 6)), final=True)) == [40e9, 60e9]
     seen = changed(page, lambda: at(0.97))  # near the newest: it stays in sight
     assert seen[1] == 60e9 and seen[0] > 40e9
-    assert changed(page, lambda: tell(iterations(10_000, 7))) == [pytest.approx(70e9 - (seen[1] - seen[0])), 70e9]
+    assert changed(page, lambda: tell(page, TimelineFeed(iterations(10_000, 7)), final=True)) == [pytest.approx(70e9 - (seen[1] - seen[0])), 70e9]
     page.locator("#host canvas").first.focus()
     assert changed(page, lambda: page.keyboard.press("w"))[1] == 70e9
     assert changed(page, lambda: at(0.3))[1] < 70e9
     assert page.get_by_role("button", name="Follow").get_attribute("aria-pressed") == "false"
     from_, to = numbers(page, "range")
     assert changed(page, lambda: page.get_by_role("button", name="Follow").click())[1] == 70e9  # drawn before the next is told
-    seen = changed(page, lambda: tell(iterations(10_000, 8)))
+    seen = changed(page, lambda: tell(page, TimelineFeed(iterations(10_000, 8)), final=True))
     assert seen[1] == 80e9 and seen[1] - seen[0] == pytest.approx(to - from_)  # as wide as one had zoomed to
     page.evaluate("() => { view.over = true; }")
     page.locator("#host canvas").first.focus()
@@ -163,24 +155,20 @@ def test_what_is_chosen_stays_so_when_late_spans_come(browser: Any) -> None:
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     feed, track, step, outer = TimelineFeed(timeline), recorder.track("w", 0, ("cpu:0",)), recorder.name("step"), recorder.name("outer")
 
-    def tell(*spans: tuple[int, int, int]) -> None:
+    def add(*spans: tuple[int, int, int]) -> None:
         for name, start, end in spans:
             recorder.add(track, SpanKind.RUN, name, start * MS, end * MS)
         timeline.extend(recorder.drain())
-        content, data = message([feed.take()])
-        page.evaluate("""([content, data]) => {
-            const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
-            parts.applyTo([store], content, parts_); view.refresh();
-        }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}])  # fmt: skip
+        tell(page, feed)
 
     chosen = "() => { const p = view.picked; return [store.name(p.lane.columns.name[p.i]), p.lane.columns.start[p.i], p.lane.columns.dur[p.i]]; }"
-    tell(*((step, 10 * k, 10 * k + (9 if k == 14 else 2)) for k in range(20)))
+    add(*((step, 10 * k, 10 * k + (9 if k == 14 else 2)) for k in range(20)))
     page.evaluate("() => { const [lane] = store.tracks[0].spans.lanes; view.pick({ layer: 0, track: store.tracks[0], lane, i: 12 }); }")
     assert page.evaluate(chosen) == ["step", 120 * MS, 2 * MS]
-    tell((outer, 95, 195))
+    add((outer, 95, 195))
     assert page.evaluate(chosen) == ["step", 120 * MS, 2 * MS]
     page.get_by_role("button", name="Outliers").click()
-    tell((outer, 45, 235))
+    add((outer, 45, 235))
     page.get_by_role("button", name="w 0 step: 9").click()
     assert page.evaluate(chosen) == ["step", 140 * MS, 9 * MS]
     page.evaluate("() => { store.reset(); view.refresh(); }")  # the whole history comes

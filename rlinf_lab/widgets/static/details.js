@@ -2,6 +2,7 @@
 import { CAUSES, CAUSE_TEXT, KINDS, KIND_CAUSE, LABEL, RUN, duration, make } from "./base.js";
 import { likeIt, outliers, pieceName } from "./calls.js";
 import { arrowsOf, explain, waitText } from "./links.js";
+import { RULER } from "./rows.js";
 import { alike, rangeStatistics } from "./statistics.js";
 import { Store } from "./store.js";
 
@@ -9,6 +10,7 @@ const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
+const LOWEST = 72; // px: a title and three lines, of which more can be scrolled to
 const NARROW = 640; // px: a picture less wide would be covered by what lies over it
 
 export class Details {
@@ -27,7 +29,21 @@ export class Details {
     if (focused) this.view.canvas.focus({ preventScroll: true });
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
+    this.node.dataset.edge = "bottom";
+    this.node.style.maxHeight = "";
+    this.isNew = true;
     this.view.tip.style.display = "none";
+  }
+
+  /** Where a new one would lie over what it tells of, [left, top, right, bottom] px, it goes where more room is, over or under that, and is no higher. */
+  keepClearOf(told) {
+    if (!this.isNew || !this.open) return;
+    this.isNew = false;
+    const { offsetLeft: left, offsetWidth: wide, offsetTop: top, offsetHeight: high } = this.node, end = top + high;
+    if (!told || this.node.dataset.place === "below" || told[0] > left + wide || told[2] < left || told[3] < top) return;
+    const over = told[1] - RULER - 8, under = end - told[3] - 4;
+    this.node.dataset.edge = over > under ? "top" : "bottom";
+    this.node.style.maxHeight = `${Math.max(LOWEST, over, under)}px`;
   }
 
   /** Over the lanes where they are wide, else below them. */

@@ -278,17 +278,18 @@ function arrow(view, g, put, get, colour, opacity) {
   g.globalAlpha = 1;
 }
 
-/** The frame around the chosen span or bubble. */
+/** The frame around the chosen span or bubble; where that is, [left, top, right, bottom] px. */
 export function paintPicked(view, g) {
   const p = view.picked;
-  if (!p || p.i >= p.lane.count) return;
+  if (!p || p.i >= p.lane.count) return null;
   const row = view.rows.find((r) => r.layer === p.layer && (p.track ? r.track === p.track : r.kind === "device" && r.device === p.device));
   const strip = row && stripsOf(row).find((s) => s.lane === p.lane);
-  if (!strip) return;
+  if (!strip) return null;
   const c = p.lane.columns, shift = view.shift(p.layer), x0 = view.x(c.start[p.i] + shift), x1 = view.x(c.start[p.i] + c.dur[p.i] + shift);
   g.strokeStyle = view.colours.text;
   g.lineWidth = 1.5;
   g.strokeRect(Math.max(view.gutter - 4, x0) - 0.5, strip.y - 0.5, Math.max(2, Math.min(view.width + 4, x1) - Math.max(view.gutter - 4, x0)) + 1, strip.h + 1);
+  return [x0, strip.y, x1, strip.y + strip.h];
 }
 
 export function paintSelection(view, g) {

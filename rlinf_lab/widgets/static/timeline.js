@@ -335,11 +335,12 @@ export class TimelineView {
     paintNames(this, g);
     paintCounters(this, g, columns);
     paintArrows(this, g);
-    paintPicked(this, g);
+    const picked = paintPicked(this, g);
     paintGutter(this, g);
     g.restore();
     paintRuler(this, g);
     paintSelection(this, g);
+    this.details.keepClearOf(picked);
     paintScrollbar(this, g);
     if (!this.store.count) {
       g.fillStyle = c.muted; g.font = `12px ${FONT}`; g.textAlign = "center"; g.textBaseline = "middle";
