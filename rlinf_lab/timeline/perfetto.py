@@ -171,11 +171,11 @@ def _flow_fields(spans: np.ndarray) -> tuple[dict[int, bytes], dict[int, bytes]]
 
 
 _FLOW = _int(1, ANNOTATIONS.index("flow") + 1)
-_PACKET_TAIL = _int(10, _SEQUENCE) + _int(13, _NEEDED)
+PACKET_TAIL = _int(10, _SEQUENCE) + _int(13, _NEEDED)
 
 
 def _event(time_ns: int, body: bytes) -> bytes:
-    return _int(8, time_ns) + _bytes(11, body) + _PACKET_TAIL
+    return _int(8, time_ns) + _bytes(11, body) + PACKET_TAIL
 
 
 def _counters(store: SpanStore, origin: int, first: int, parent: int) -> Iterator[bytes]:

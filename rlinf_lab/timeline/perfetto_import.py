@@ -13,9 +13,11 @@ import numpy as np
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline.batch import COUNTER_DTYPE, SPAN_DTYPE
-from rlinf_lab.timeline.perfetto import ANNOTATIONS, OURS
+from rlinf_lab.timeline.perfetto import ANNOTATIONS, OURS, PACKET_TAIL
 from rlinf_lab.timeline.span import Track
 
+MOST_KEPT = 1 << 16
+_TIME, _EVENT, _NOTE = 8 << 3, 11 << 3 | 2, 4 << 3 | 2  # keys of fields: a packet's time and event, an event's note
 LANE = re.compile(r"(.*)\[(\d+)\](?: \(\d+\))?", re.DOTALL)
 
 
@@ -55,7 +57,21 @@ def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
         at += length
 
 
+def _number(data: bytes, at: int) -> tuple[int, int]:
+    """A varint that begins there, and where the next field does."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+        shift += 7
+
+
 class _Reader:
+    """``_known``: events that belong to no flow, and ``_notes`` of events, by their bytes: few of them differ in a trace, and reading one takes long."""
+
     def __init__(self) -> None:
         self.devices: list[str] = []
         self._told: dict[str, Any] = {}
@@ -69,15 +85,23 @@ class _Reader:
         self._open: dict[int, list[list[Any]]] = {}
         self._rows: list[list[Any]] = []
         self._samples: list[tuple[int, int, float]] = []
+        self._known: dict[bytes, tuple[Any, ...]] = {}
+        self._notes: dict[bytes, tuple[Any, ...]] = {}
 
-    def packet(self, data: memoryview) -> None:
-        found = dict(fields(data))  # none of these comes twice
+    def packet(self, data: bytes) -> None:
+        if data[0] == _TIME:  # as we write events
+            time, at = _number(data, 1)
+            size, body = _number(data, at + 1)
+            if data[at] == _EVENT and data[body + size :] == PACKET_TAIL:
+                self._event(self._time(time), data[body : body + size])
+                return
+        found = dict(fields(memoryview(data)))  # none of these comes twice
         if 12 in found:
             self._about([str(dict(fields(entry))[2], "utf-8") for number, entry in fields(found[12]) if number == 2][-1])
         if 60 in found:
             self._describe(dict(fields(found[60])))
         if 11 in found:
-            self._event(self._time(found.get(8, 0)), found[11])
+            self._event(self._time(found.get(8, 0)), bytes(found[11]))
 
     def _about(self, text: str) -> None:
         about = json.loads(text.removeprefix(OURS))
@@ -100,25 +124,49 @@ class _Reader:
         elif 8 in found:
             self._counters[found[1]] = str(found[2], "utf-8")
 
-    def _event(self, time: int, data: memoryview) -> None:
-        found, notes = dict[int, Any](), dict[int, Any]()
-        for number, given in fields(data):
-            if number == 4:
-                note = dict(fields(given))
-                notes[note[1]] = str(note[6], "utf-8") if 6 in note else _signed(note[4])
-            else:
-                found[number] = given
-        kind, lane = found[9], found[11]
+    def _event(self, time: int, data: bytes) -> None:
+        kind, lane, *rest = self._known.get(data) or self._read_event(data)
         if kind == 4:
-            self._samples.append((self._text(self._counters[lane]), time, *struct.unpack("<d", found[44])))
+            self._samples.append((self._text(self._counters[lane]), time, *struct.unpack("<d", rest[0])))
         elif kind == 1:
-            call, iteration, items, nbytes, channel, flow = (notes.get(i) for i in range(1, len(ANNOTATIONS) + 1))
-            row: list[Any] = [time, time, nbytes or 0, -1 if flow is None else flow, self._lanes[lane]]
-            row += [self._text(call), self._text(channel), iteration, items or 0, found[3] - 1]
+            row = [time, time, *rest]
             self._rows.append(row)
             self._open.setdefault(lane, []).append(row)
         elif kind == 2:
             self._open[lane].pop()[1] = time
+
+    def _read_event(self, data: bytes) -> tuple[Any, ...]:
+        """(kind, lane, the rest of its row, or the bytes of a sample)."""
+        found, notes, at = dict[int, Any](), dict[int, Any](), 0
+        while at < len(data):
+            key, at = (data[at], at + 1) if data[at] < 128 else _number(data, at)
+            if not key & 7:
+                found[key >> 3], at = _number(data, at)
+                continue
+            size, at = (8, at) if key & 7 == 1 else (data[at], at + 1) if data[at] < 128 else _number(data, at)
+            value = data[at : at + size]
+            at += size
+            if key == _NOTE:
+                number, said = self._notes.get(value) or self._read_note(value)
+                notes[number] = said
+            else:
+                found[key >> 3] = value
+        if at > len(data):
+            raise ValueError("an event of the trace is not whole")
+        kind, lane = found[9], found[11]
+        if kind == 4:
+            return kind, lane, found[44]
+        if kind != 1:
+            return _kept(self._known, data, (kind, lane))
+        call, iteration, items, nbytes, channel, flow = (notes.get(i) for i in range(1, len(ANNOTATIONS) + 1))
+        rest = (self._lanes[lane], self._text(call), self._text(channel), iteration, items or 0, found[3] - 1)
+        if flow is None and not found.keys() & {47, 48}:
+            return _kept(self._known, data, (kind, lane, nbytes or 0, -1, *rest))
+        return kind, lane, nbytes or 0, -1 if flow is None else flow, *rest
+
+    def _read_note(self, data: bytes) -> tuple[Any, ...]:
+        note = dict(fields(memoryview(data)))
+        return _kept(self._notes, data, (note[1], str(note[6], "utf-8") if 6 in note else _signed(note[4])))
 
     def _text(self, text: str | None) -> int:
         return -1 if text is None else self._texts.setdefault(text, len(self._texts))
@@ -132,6 +180,12 @@ class _Reader:
         }  # fmt: skip
 
 
+def _kept(kept: dict[bytes, tuple[Any, ...]], data: bytes, value: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(kept) < MOST_KEPT:
+        kept[data] = value
+    return value
+
+
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -143,6 +197,6 @@ def read_perfetto(path: Path) -> tuple[list[str], dict[str, Any]]:
         if first and (number != 1 or OURS.encode() not in bytes(packet)):
             raise TimelineError(f"{str(path)!r} is no Perfetto trace of ours. Next: open it at ui.perfetto.dev, or give its Chrome JSON.")
         first = False
-        reader.packet(packet)
+        reader.packet(bytes(packet))
     content = reader.content()
     return reader.devices, content
