@@ -232,5 +232,13 @@ const likeAt = (label, at) => {
   return likeIt(store, track, lane, i).map(({ sorted, count, ns, parts, how }) => [sorted[Math.floor(sorted.length / 2)], count, ns, parts, how]);
 };
 
-window.checks = { held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, more, arrowTexts, explained, outliers: () => outliers(store).map((o) => [pieceName(store, o), o.ns, o.median, o.count, o.lane.columns.iteration[o.i], o.more]),
+/** [lane's number, start, dur] of the first outlier, when all that is told to `meanwhile` happens after the first track. */
+const outlierWhile = async (meanwhile) => {
+  let paused = 0;
+  const breath = { pause: () => (paused++ ? null : Promise.resolve().then(() => { meanwhile(store); return true; })) };
+  const found = await outliers(store, 8, breath);
+  return found && found.map(({ track, lane, i }) => [track.spans.lanes.indexOf(lane), lane.columns.start[i], lane.columns.dur[i]])[0];
+};
+
+window.checks = { outlierWhile, held, wrongTicks, walked, wrongPixels, pixelsWithHits, worstSum, nestedStack, searchHits, fill, more, arrowTexts, explained, outliers: async () => (await outliers(store)).map((o) => [pieceName(store, o), o.ns, o.median, o.count, o.lane.columns.iteration[o.i], o.more]),
   like: (label, at) => likeAt(label, at), statistics: (from, to) => rangeStatistics(store, from, to) };

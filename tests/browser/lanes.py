@@ -10,10 +10,15 @@ from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 
 
-def fill(page: Any, timeline: Timeline) -> None:
+def encoded(feed: TimelineFeed, final: bool = False) -> list[Any]:
+    """What is new of a timeline, as a page takes it; ``final``: all of it, as for a page that has just come."""
+    content, parts = message([feed.take(final=final)])
+    return [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}]
+
+
+def fill(page: Any, timeline: Timeline, feed: TimelineFeed | None = None) -> None:
     """All of a timeline for the `checks` of ``lanes.js``."""
-    content, parts = message([TimelineFeed(timeline).take(final=True)])
-    page.evaluate("([c, p]) => checks.fill(c, p)", [content, {name: base64.b64encode(part).decode() for name, part in parts.items()}])
+    page.evaluate("([c, p]) => checks.fill(c, p)", encoded(feed or TimelineFeed(timeline), final=True))
 
 
 def view_page(browser: Any) -> Any:
@@ -27,10 +32,9 @@ def view_page(browser: Any) -> Any:
 
 
 def tell(page: Any, feed: TimelineFeed, final: bool = False) -> None:
-    """What is new of a timeline for a `view_page`; ``final``: all of it, as to a page that has just come."""
-    content, data = message([feed.take(final=final)])
+    """See `encoded`, for a `view_page`."""
     page.evaluate("""([content, data, anew]) => {
         const parts_ = Object.fromEntries(Object.entries(data).map(([k, v]) => [k, Uint8Array.from(atob(v), (c) => c.charCodeAt(0)).buffer]));
         if (anew) store.reset();
         parts.applyTo([store], content, parts_); view.refresh();
-    }""", [content, {name: base64.b64encode(part).decode() for name, part in data.items()}, final])  # fmt: skip
+    }""", [*encoded(feed, final), final])  # fmt: skip

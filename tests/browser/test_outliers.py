@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lanes import fill, tell, view_page
+from lanes import encoded, fill, tell, view_page
 
 import rlinf_lab as lab
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -256,4 +256,57 @@ def test_the_panel_leaves_in_sight_what_it_tells_of(browser: Any, rank: int) -> 
     top, bottom = box["y"] - canvas["y"], box["y"] + box["height"] - canvas["y"]
     assert bottom <= above or top >= below, "beside its lane"
     assert top >= 30 and bottom <= canvas["height"], "the ruler is seen, and the panel is not cut"
+    page.close()
+
+
+def slow_call_of_two(slow: int, iteration: int = 20) -> tuple[Recorder, Timeline]:
+    """Two ranks with a call of 10 ms every 100 ms; one of the first rank takes longer."""
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    step = recorder.name("step")
+    for rank in range(2):
+        track = recorder.track("simulator", rank, ("cpu:0",))
+        for k in range(40):
+            recorder.add(track, SpanKind.RUN, step, 100 * k * MS, (100 * k + (slow if (rank, k) == (0, iteration) else 10)) * MS, k)
+    timeline.extend(recorder.drain())
+    return recorder, timeline
+
+
+def test_what_comes_while_they_are_looked_for_moves_them(page: Any) -> None:
+    """A span that encloses the slow one comes late: that lies on the second line then. After a reset there is nothing that could be shown."""
+    recorder, timeline = slow_call_of_two(90)
+    feed = TimelineFeed(timeline)
+    fill(page, timeline, feed)
+    recorder.add(0, SpanKind.RUN, 0, 1950 * MS, 2500 * MS, 20)
+    timeline.extend(recorder.drain())
+    found = page.evaluate("([c, p]) => checks.outlierWhile(() => checks.more(c, p))", encoded(feed))
+    assert found == [1, 2000 * MS, 90 * MS]
+    assert page.evaluate("() => checks.outlierWhile((store) => store.reset())") is None
+
+
+def test_the_page_goes_on_while_millions_are_looked_at(browser: Any) -> None:
+    """Each look may take a millisecond here instead of 24, so that some thousand spans take long: progress is told, frames come, and closing ends it."""
+    page = view_page(browser)
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    step = recorder.name("step")
+    for rank in range(64):
+        track = recorder.track("simulator", rank, ("cpu:0",))
+        for k in range(800):
+            recorder.add(track, SpanKind.RUN, step, 100 * k * MS, (100 * k + (90 if (rank, k) == (63, 700) else 10)) * MS, k)
+    timeline.extend(recorder.drain())
+    tell(page, TimelineFeed(timeline), final=True)
+    page.wait_for_function("() => document.querySelector('.rl-timeline').dataset.spans > 0", timeout=10_000)
+    page.evaluate("""() => {
+        window.seen = []; window.frames = 0;
+        new MutationObserver(() => seen.push(document.querySelector('.rl-detailsbody').innerText)).observe(document.querySelector('.rl-detailsbody'), { childList: true });
+        const now = performance.now.bind(performance); performance.now = () => 24 * now();
+        const count = () => { frames++; requestAnimationFrame(count); }; count();
+    }""")
+    page.get_by_role("button", name="Outliers").click()
+    page.wait_for_function("() => document.querySelector('.rl-detailsbody').innerText.includes('simulator 63 step: 90')", timeout=30_000)
+    seen, frames = page.evaluate("() => [seen, frames]")
+    told = [int(text.split(" %")[0]) for text in seen if "of the spans looked at" in text]
+    assert len(told) > 2 and told == sorted(told) and frames > 1, (told, frames)
+    page.evaluate("() => { seen.length = 0; view.details.showOutliers(); view.details.close(); }")
+    page.wait_for_timeout(500)
+    assert not page.locator(".rl-details").is_visible(), "who closes it does not want it any more"
     page.close()

@@ -248,15 +248,36 @@ export function likeIt(store, track, lane, i) {
   });
 }
 
+const SLICE = 24; // ms at a time: a page that is held up for longer does not feel alive
+const never = { pause: () => null };
+
+/** Who looks through millions of spans lets the page go on now and then: `pause(part of it that is done)` is a promise when it is time, which gives false to end it. */
+export class Breath {
+  /** `told(part)`: at each pause; whether to go on. */
+  constructor(told) { this.told = told; this.until = performance.now() + SLICE; }
+
+  pause(part) {
+    if (performance.now() < this.until) return null;
+    return new Promise((go) => setTimeout(() => { this.until = performance.now() + SLICE; go(this.told(part)); }));
+  }
+}
+
 /**
  * The `most` pieces that lost most time against the median of what is alike, by that time:
  * [{track, lane, i, start, end, ns, median, lost, count, name, kind, items, channel, whole, more, moreLost}]; `more` of its group are left out, that lost `moreLost`.
- * What is rare counts: beyond nine tenths of its group as far as those are from the median, and half as long again as it.
+ * What is rare counts: beyond nine tenths of its group as far as those are from the median, and half as long again as it. A promise; null when `breath` has
+ * ended it. What comes meanwhile counts or does not.
  */
-export function outliers(store, most = 8) {
-  const groups = new Groups(), found = [], slow = [];
-  for (const track of store.tracks) walk(groups, track);
+export async function outliers(store, most = 8, breath = never) {
+  const groups = new Groups(), found = [], slow = [], { tracks } = store, part = (done) => (0.8 * done) / tracks.length;
+  for (const [k, track] of tracks.entries()) {
+    walk(groups, track);
+    const pause = breath.pause(part(k + 1));
+    if (pause && (!(await pause) || store.tracks !== tracks)) return null;
+  }
   for (const group of groups.list()) {
+    const pause = breath.pause(0.9);
+    if (pause && (!(await pause) || store.tracks !== tracks)) return null;
     const { sorted, count } = (group.among || group).usual(), { kind, depth, how } = group;
     if (sorted.length < FEW) continue;
     const median = sorted[sorted.length >> 1], high = sorted[Math.floor(0.9 * (sorted.length - 1))], bound = Math.max(1.5 * median, 2 * high - median);
@@ -274,7 +295,7 @@ export function outliers(store, most = 8) {
     const listed = left.slice(0, OF_ONE_GROUP), moreLost = left.slice(OF_ONE_GROUP).reduce((sum, f) => sum + f.lost, 0);
     for (const [k, f] of listed.entries()) {
       const whole = how === "whole" && f.parts > 1, more = k === listed.length - 1 ? { more: left.length - listed.length, moreLost } : { more: 0, moreLost: 0 };
-      found.push({ ...f, i: f.row, median, count, name, kind, items, channel, whole, ...more });
+      found.push({ ...f, median, count, name, kind, items, channel, whole, ...more });
     }
   }
   found.sort((a, b) => b.lost - a.lost);
@@ -283,7 +304,18 @@ export function outliers(store, most = 8) {
     if (f.lost < least || shown.length === most) break;
     if (!shown.some((b) => f.lost < PARTLY * b.lost && f.track === b.track && lies(f, b))) shown.push(f);
   }
-  return shown;
+  return shown.map((f) => ({ ...f, ...longest(f) }));
+}
+
+/** {lane, i} of the longest span of a piece: where it was, or where what came meanwhile has moved it to. */
+function longest({ track, lane, row, start, end }) {
+  const within = ({ count, columns: c }, i) => i < count && c.start[i] >= start - 1 && c.start[i] + c.dur[i] <= end + 1;
+  if (within(lane, row)) return { lane, i: row };
+  let best = { lane, i: Math.min(row, lane.count - 1), ns: -1 };
+  for (const other of [...track.spans.lanes, ...track.labels.lanes]) {
+    for (let i = other.at(start - 1.5) + 1; within(other, i); i++) if (other.columns.dur[i] > best.ns) best = { lane: other, i, ns: other.columns.dur[i] };
+  }
+  return best;
 }
 
 /** Whether a lies within b, both of one track. */

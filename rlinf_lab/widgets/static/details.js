@@ -1,6 +1,6 @@
 // What a timeline says in words: the tooltip, and the panel on a span, a bubble, a range, or the outliers.
 import { CAUSES, CAUSE_TEXT, KINDS, KIND_CAUSE, LABEL, RUN, duration, make } from "./base.js";
-import { likeIt, outliers, pieceName } from "./calls.js";
+import { Breath, likeIt, outliers, pieceName } from "./calls.js";
 import { arrowsOf, explain, waitText } from "./links.js";
 import { RULER } from "./rows.js";
 import { alike, rangeStatistics } from "./statistics.js";
@@ -32,6 +32,7 @@ export class Details {
     this.node.dataset.edge = "bottom";
     this.node.style.maxHeight = "";
     this.isNew = true;
+    this.asked = null;
     this.view.tip.style.display = "none";
   }
 
@@ -51,6 +52,7 @@ export class Details {
     const { root, stage } = this.view, below = stage.clientWidth < NARROW, home = below ? root : stage;
     if (this.node.parentNode === home) return;
     this.node.dataset.place = below ? "below" : "over";
+    this.node.style.maxHeight = "";
     home.append(this.node);
   }
 
@@ -58,6 +60,7 @@ export class Details {
 
   /** The keys of what was focused in it go on to the lanes: what is hidden has none. */
   hide() {
+    this.asked = null;
     const focused = this.node.contains(document.activeElement);
     this.node.dataset.open = "false";
     if (focused) this.view.canvas.focus({ preventScroll: true });
@@ -162,9 +165,24 @@ export class Details {
 
   // ---- outliers
 
-  showOutliers() {
+  /** Of millions of spans it tells how far it is, and ends when it is closed or something else is shown. */
+  async showOutliers() {
+    const { stores } = this.view, found = [], asked = (this.asked = {});
+    let layer = 0;
+    const breath = new Breath((part) => {
+      if (this.asked !== asked) return false;
+      this.at = null;
+      this.show("Outliers", make("div.muted", {}, `${percent(layer + part, stores.length)} of the spans looked at`));
+      this.asked = asked;
+      return true;
+    });
+    for (; layer < stores.length; layer++) {
+      const some = await outliers(stores[layer], 8, breath);
+      if (!some) return this.asked === asked ? this.showOutliers() : undefined; // all spans have come anew
+      found.push(...some.map((f) => ({ ...f, layer })));
+    }
+    found.sort((a, b) => b.lost - a.lost).splice(10);
     this.at = null;
-    const found = this.view.stores.flatMap((store, layer) => outliers(store).map((f) => ({ ...f, layer }))).sort((a, b) => b.lost - a.lost).slice(0, 10);
     if (!found.length) { this.show("No outliers", make("div", {}, "Nothing took half as long again as is usual for what is like it.")); return; }
     const what = "By time lost against the median of what is alike: of one worker and method, from a get of as many items to the next get, or a whole call. Click to go there.";
     this.show("Outliers", make("div.muted", {}, what), ...found.flatMap((f) => {
