@@ -296,8 +296,9 @@ def test_the_page_goes_on_while_millions_are_looked_at(browser: Any) -> None:
     tell(page, TimelineFeed(timeline), final=True)
     page.wait_for_function("() => document.querySelector('.rl-timeline').dataset.spans > 0", timeout=10_000)
     page.evaluate("""() => {
+        const body = document.querySelector('.rl-detailsbody');
         window.seen = []; window.frames = 0;
-        new MutationObserver(() => seen.push(document.querySelector('.rl-detailsbody').innerText)).observe(document.querySelector('.rl-detailsbody'), { childList: true });
+        new MutationObserver(() => seen.push(body.innerText)).observe(body, { childList: true });
         const now = performance.now.bind(performance); performance.now = () => 24 * now();
         const count = () => { frames++; requestAnimationFrame(count); }; count();
     }""")
