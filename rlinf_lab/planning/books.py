@@ -107,6 +107,14 @@ class Channel:
         """Whether who wants some of it must wait for the end: of a whole batch nobody gets a part before all is there."""
         return self.stream.whole and not self.stream.ended
 
+    def leave(self, p: Process) -> bool:
+        """It does not wait here any more; whether it did: what was not enough for it may be so for who was behind it."""
+        if not any(waiting is p for waiting, _ in (*self.getters, *self.putters)):
+            return False
+        self.getters = deque(w for w in self.getters if w[0] is not p)
+        self.putters = deque(w for w in self.putters if w[0] is not p)
+        return True
+
     def weigh(self, n: int, weights: Sequence[int] | None, ranks: Sequence[float] | None = None) -> None:
         """``n`` items are about to enter."""
         if self.weights is None:

@@ -248,32 +248,30 @@ class Engine(AtOnce, Meeting):
     def cancel(self, process: int) -> list[tuple[int, int, int, int]]:
         """Take a waiting process out of every queue and let it go on, without items and without devices."""
         p = self.processes[process]
-        if p.state == "get":
-            for queue in self.channels.values():
-                queue.getters = deque(g for g in queue.getters if g[0] is not p)
-        elif p.state == "put":
-            for queue in self.channels.values():
-                queue.putters = deque(g for g in queue.putters if g[0] is not p)
-        elif p.state == "lock":
+        left = [c for c, q in self.channels.items() if q.leave(p)]
+        if p.state == "lock":
             for device in p.devices:
                 if p in self._queue[device]:
                     self._queue[device].remove(p)
                     self._touched.add(device)
-        elif p.state != "aside":
+        elif p.state not in ("get", "put", "aside"):
             return []
         if p.granted:
             self._release(p)
         p.state, p.lo, p.hi = "run", 0, 0
         self._out.append((_RESUME, p.index, 0, 0))
+        for channel in left:
+            self._serve(channel)
         return self._flush()
 
     def dismiss(self, process: int) -> list[tuple[int, int, int, int]]:
         """A process that waits for items of a queue that lives here gets none, as at the end of the stream: others take them."""
         p = self.processes[process]
         self._expect_running(p, "get")
-        for queue in self.channels.values():
-            queue.getters = deque(g for g in queue.getters if g[0] is not p)
+        left = [c for c, q in self.channels.items() if q.leave(p)]
         self._give_nothing(p)
+        for channel in left:
+            self._serve(channel)
         return self._flush()
 
     def vacate(self, process: int) -> None:

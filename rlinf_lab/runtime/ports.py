@@ -69,7 +69,7 @@ class InboxPort:
         return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
 
     def _queue(self, key: int | None) -> Any:
-        queue = self._queues.get(key)
+        queue = self._queues.get(key if self._spec.keyed or key is None else self._key(key))
         if queue is None:
             queue = self._queues[key] = self._host.reading_queue(self._process, self._channel, self._iteration, self._key(key))
         return queue
@@ -127,7 +127,7 @@ class OutboxPort:
         self.moved.items += len(items)
 
     def _queue(self, key: int | None) -> Any:
-        queue = self._queues.get(key)
+        queue = self._queues.get(key) if self._spec.keyed or key is None else None
         if queue is None:
             if self._spec.keyed != (key is not None):
                 need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"

@@ -17,7 +17,8 @@ from rlinf_lab.timeline.perfetto import ANNOTATIONS, OURS, PACKET_TAIL
 from rlinf_lab.timeline.span import Track
 
 MOST_KEPT = 1 << 16
-_TIME, _EVENT, _NOTE = 8 << 3, 11 << 3 | 2, 4 << 3 | 2  # keys of fields: a packet's time and event, an event's note
+_TIME, _EVENT = bytes([8 << 3]), bytes([11 << 3 | 2])  # keys of fields: a packet's time and event
+_NOTE = 4 << 3 | 2  # of an event
 LANE = re.compile(r"(.*)\[(\d+)\](?: \(\d+\))?", re.DOTALL)
 
 
@@ -89,12 +90,13 @@ class _Reader:
         self._notes: dict[bytes, tuple[Any, ...]] = {}
 
     def packet(self, data: bytes) -> None:
-        if data[0] == _TIME:  # as we write events
+        if data.startswith(_TIME):  # as we write events
             time, at = _number(data, 1)
-            size, body = _number(data, at + 1)
-            if data[at] == _EVENT and data[body + size :] == PACKET_TAIL:
-                self._event(self._time(time), data[body : body + size])
-                return
+            if data.startswith(_EVENT, at):
+                size, body = _number(data, at + 1)
+                if data[body + size :] == PACKET_TAIL:
+                    self._event(self._time(time), data[body : body + size])
+                    return
         found = dict(fields(memoryview(data)))  # none of these comes twice
         if 12 in found:
             self._about([str(dict(fields(entry))[2], "utf-8") for number, entry in fields(found[12]) if number == 2][-1])

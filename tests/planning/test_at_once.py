@@ -167,7 +167,7 @@ def cell(rng: random.Random) -> tuple[Engine, list[int]]:
 
 
 def changed_hands(rng: random.Random) -> Counter[str]:
-    """Two engines hear the same random puts, gets, switches and closings, one of them those at once that it takes; how many of each kind those were."""
+    """Two engines hear the same random puts, gets, switches, closings and withdrawals, one of them those at once that it takes; how many of each kind those were."""
     seed = rng.random()
     (one, channels), (other, _) = (cell(random.Random(seed)) for _ in range(2))
     begin = [(p.index, Event.START, 0, int(bool(p.devices) and rng.random() < 0.8)) for p in one.processes]
@@ -191,6 +191,11 @@ def changed_hands(rng: random.Random) -> Counter[str]:
             stream = rng.choice([s for s in one.streams if not one.streams[s].ended] or [0])
             if stream:
                 follow(one, other, one.close(stream), other.close(stream))
+            continue
+        if rng.random() < 0.05 and (waiting := [p.index for p in one.processes if p.state in ("get", "put", "lock")]):
+            process = rng.choice(waiting)
+            ask = "dismiss" if one.processes[process].state == "get" and rng.random() < 0.5 else "cancel"
+            follow(one, other, *(getattr(engine, ask)(process) for engine in (one, other)))
             continue
         process, channel = rng.choice(running), rng.choice(channels)
         if rng.random() < 0.5:
@@ -236,6 +241,15 @@ def books(engine: Engine) -> list[Any]:
 
 def all_queues(engine: Engine) -> list[Any]:
     return [queue for q in engine.channels.values() for queue in (q, *q.shares)]
+
+
+@pytest.mark.parametrize("ask", ["dismiss", "cancel"])
+def test_who_was_behind_one_that_waits_no_more_gets_what_is_there(ask: str) -> None:
+    engine, channel = made(None, 1, 2)
+    engine.settle([(0, Event.PUT, channel, 2)])
+    engine.settle([(1, Event.GET, channel, 4)])
+    assert engine.settle([(2, Event.GET, channel, 1)]) == []
+    assert (Do.RESUME, 2, 0, 1) in getattr(engine, ask)(1)
 
 
 def test_where_a_filler_is_under_way_nothing_changes_hands_at_once() -> None:

@@ -392,3 +392,28 @@ class Never(Seeded):
 
     def setup(self) -> None:
         Never.begun = True
+
+
+class Keys(Worker):
+    def put(self, key: object, out: Outbox) -> None:
+        out.put(0, key=key)  # type: ignore[arg-type]
+
+    def get(self, key: object, inbox: Inbox) -> list[object]:
+        return [inbox.get(1, key=key)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", [0, np.array(0), [1]])
+@pytest.mark.parametrize("side", ["put", "get"])
+def test_any_key_on_a_channel_without_keys_is_refused_in_words(side: str, key: object) -> None:
+    """Also one that cannot be looked up."""
+    flow = Workflow("keys")
+    numbers = flow.channel("numbers")
+    source, sink = flow.worker(Keys, name="source"), flow.worker(Keys, name="sink")
+
+    @flow.iteration
+    def iteration() -> object:
+        source.put(key if side == "put" else None, numbers)
+        return sink.get(key if side == "get" else None, numbers)
+
+    with session(flow, ExecutionPlan.spatial(flow, DEVICES, {"source": [0], "sink": [1]})) as s, pytest.raises(WorkerError, match="'numbers' has no keys"):
+        s.step()

@@ -30,7 +30,7 @@ export class Details {
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
     this.node.dataset.edge = "bottom";
-    this.node.style.maxHeight = "";
+    this.node.style.removeProperty("--rl-room");
     this.isNew = true;
     this.asked = null;
     this.view.tip.style.display = "none";
@@ -41,10 +41,10 @@ export class Details {
     if (!this.isNew || !this.open) return;
     this.isNew = false;
     const { offsetLeft: left, offsetWidth: wide, offsetTop: top, offsetHeight: high } = this.node, end = top + high;
-    if (!told || this.node.dataset.place === "below" || told[0] > left + wide || told[2] < left || told[3] < top) return;
+    if (!told || this.node.dataset.place === "below" || told[0] > left + wide || told[2] < left || told[3] < top || told[1] > end) return;
     const over = told[1] - RULER - 8, under = end - told[3] - 4;
     this.node.dataset.edge = over > under ? "top" : "bottom";
-    this.node.style.maxHeight = `${Math.max(LOWEST, over, under)}px`;
+    this.node.style.setProperty("--rl-room", `${Math.max(LOWEST, over, under)}px`);
   }
 
   /** Over the lanes where they are wide, else below them. */
@@ -52,7 +52,6 @@ export class Details {
     const { root, stage } = this.view, below = stage.clientWidth < NARROW, home = below ? root : stage;
     if (this.node.parentNode === home) return;
     this.node.dataset.place = below ? "below" : "over";
-    this.node.style.maxHeight = "";
     home.append(this.node);
   }
 
