@@ -167,7 +167,7 @@ def cell(rng: random.Random) -> tuple[Engine, list[int]]:
 
 
 def changed_hands(rng: random.Random) -> Counter[str]:
-    """Two engines hear the same random puts, gets, switches, closings and withdrawals, one of them those at once that it takes; how many of each kind those were."""
+    """Two engines hear the same random puts, gets, switches, closings and withdrawals, one of them some at once; how many of each kind those were."""
     seed = rng.random()
     (one, channels), (other, _) = (cell(random.Random(seed)) for _ in range(2))
     begin = [(p.index, Event.START, 0, int(bool(p.devices) and rng.random() < 0.8)) for p in one.processes]
