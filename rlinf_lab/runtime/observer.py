@@ -171,10 +171,16 @@ class Observer:
         # Longer than the own thread is away: who glances until then sees what begins meanwhile.
         if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + RELIEVED_SECONDS + LOOK_SECONDS):
             return False
-        # Else they are being taken, the disk is to be waited for, or they are many: the own thread does that.
-        if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE and self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):  # else they are being taken
             try:
-                self._take_spans(self._executor.rounds())
+                rows = self._executor.rows(AT_A_GLANCE)
+                if rows is None:
+                    # Else the disk is to be waited for, or they are many: the own thread does that.
+                    if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE:
+                        self._take_spans(self._executor.rounds())
+                elif rows[2]:
+                    self.moved_at = time.monotonic()
+                    self.timeline.extend_by_rows(*rows)
             except Exception as error:  # the own thread tells it
                 self.problem = error
             finally:

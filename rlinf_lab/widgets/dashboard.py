@@ -127,10 +127,12 @@ class Dashboard(PushedWidget):
         if not self._push_lock.acquire(blocking=wait):
             return
         try:
-            if not wait and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() > AT_A_GLANCE:
-                return
-            waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
-            update = self._news(timeline, False) if waiting is None else waiting
+            known = self._feed if self._feed is not None and self._feed.timeline is timeline else None
+            update = None if known is None else known.take_waiting(AT_A_GLANCE)
+            if update is None:
+                if not wait and known is not None and known.behind() > AT_A_GLANCE:
+                    return
+                update = self._news(timeline, False)
             content, parts = update.content()
             if state is not None and state != self._state.get("state") and not self._is_over:
                 self._state["state"] = state
@@ -161,8 +163,9 @@ class Dashboard(PushedWidget):
             self._publish({}, {})
 
     def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        content, parts = self._with_what_was_left(content, parts)
-        self._left = ({}, {})
+        if any(self._left):
+            content, parts = self._with_what_was_left(content, parts)
+            self._left = ({}, {})
         super()._publish(content, parts)
 
     def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:

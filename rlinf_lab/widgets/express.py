@@ -58,6 +58,7 @@ class Express:
         self._piped = self._through = 0  # messages that went through its pipe, and those of them that have left it
         self._handed = self._sent = 0  # messages that its loop was given, and those of them that it has sent
         self._loop: Any = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
+        self._ident: int | None = getattr(getattr(self._thread, "thread", None), "ident", None)
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
@@ -87,7 +88,7 @@ class Express:
         later than of what it says never hears that.
         """
         if self._is_open():
-            if self._handed == self._sent and threading.get_ident() == self._thread.thread.ident:
+            if self._handed == self._sent and threading.get_ident() == self._ident:
                 self._send(frames, copy)
                 return
             self._handed += 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray, stacked
+from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE, SpanArray, stacked
 from rlinf_lab.timeline.packed import pack_delta, pack_rows, pack_waiting
 from rlinf_lab.timeline.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
@@ -56,15 +56,18 @@ class Update:
     def content(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """(JSON-able part, binary parts) of the message that carries it."""
         content: dict[str, Any] = {}
+        parts: dict[str, bytes] = {}
         if self.tables is not None:
             content["tables"] = self.tables
         if self.spans:
-            content["layout"] = self.layout
+            content["layout"], parts["spans"] = self.layout, self.spans
         if self.idle:
-            content["idle_from"] = self.idle_from
+            content["idle_from"], parts["idle"] = self.idle_from, self.idle
+        if self.samples:
+            parts["samples"] = self.samples
         if self.bubbles:
             content["bubbles"] = self.bubbles
-        return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle), ("samples", self.samples)) if data}
+        return content, parts
 
 
 def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -159,10 +162,13 @@ class TimelineFeed:
             self._add_spans(now, update)
         return update
 
-    def take_waiting(self) -> Update | None:
-        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked. The least that a look can cost."""
+    def take_waiting(self, most: int | None = None) -> Update | None:
+        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked, or they are more than ``most``.
+
+        The least that a look can cost.
+        """
         rows = self.timeline.waiting(self._seen) if self._origin is not None else None
-        if rows is None or self._shape_of(self.timeline) != self._shape:
+        if rows is None or (most is not None and len(rows) > most * NARROW_DTYPE.itemsize) or self._shape_of(self.timeline) != self._shape:
             return None
         update = Update()
         if rows:

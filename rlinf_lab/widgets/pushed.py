@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import anywidget
+import traitlets
 
 from rlinf_lab.widgets import apart, express
 from rlinf_lab.widgets.fallback import WIDGET, Still
@@ -24,6 +25,8 @@ class PushedWidget(anywidget.AnyWidget):
     carries the number of the last delta in it, so a delta that crosses it is neither lost nor shown twice.
     """
 
+    is_closed = False  # whether `close` has removed it from all pages; ``comm`` says so, too, but this is asked at each glance, and that is a trait
+
     def __init__(self, **traits: Any) -> None:
         self._push_lock = threading.RLock()
         self._seq = 0
@@ -33,6 +36,10 @@ class PushedWidget(anywidget.AnyWidget):
         self._has_pictures = False  # some are there
         super().__init__(**traits)
         self.on_msg(self._receive)
+
+    @traitlets.observe("comm")
+    def _see_end(self, change: Any) -> None:
+        self.is_closed = change.new is None
 
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise NotImplementedError(f"{type(self).__name__} keeps no history")
@@ -56,11 +63,6 @@ class PushedWidget(anywidget.AnyWidget):
     def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
         """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
         return self._express.every(seconds, work) if self._express is not None and self._express.carries(self.comm) else None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has removed it from all pages."""
-        return self.comm is None
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):
