@@ -64,6 +64,7 @@ class Observer:
         self._depths_due = 0.0
         self._counters: dict[str, float] = {}
         self._samples = 0  # counter samples that are in it
+        self._counted: dict[int, tuple[str, str]] = {}  # by the number of its name: each counter's name, and that of the device whose load it is, or ""
         self._counting = threading.Lock()
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._arriving: deque[tuple[int, int]] = deque()  # the same, of those whose mark is in the timeline
@@ -234,11 +235,23 @@ class Observer:
             fresh = self.timeline.counter_samples[self._samples :]
             if len(fresh):
                 self._samples += len(fresh)
-                names = self.timeline.names
-                latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
-                latest = {**self._counters, **latest}
-                self._counters = {**latest, **device_loads(latest)}
+                numbers = fresh["name"].tolist()
+                if not self._counted.keys() >= set(numbers):
+                    self._name_counters(numbers)
+                for number, value in zip(numbers, fresh["value"].tolist(), strict=True):
+                    name, device = self._counted[number]
+                    self._counters[name] = value
+                    if device:
+                        self._counters[device] = value / 100
             return dict(self._counters)
+
+    def _name_counters(self, numbers: Iterable[int]) -> None:
+        """Counters with these numbers are told from now on, too: a core that comes may change which one is a device."""
+        names = self.timeline.names
+        known = {number: names[number] for number in (*self._counted, *numbers)}
+        devices = loaded_devices(known.values())
+        self._counted = {number: (name, devices.get(name, "")) for number, name in known.items()}
+        self._counters |= {device: self._counters[name] / 100 for name, device in devices.items() if name in self._counters}
 
 
 class Observed:
@@ -429,17 +442,17 @@ def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def device_loads(sampled: dict[str, float]) -> dict[str, float]:
-    """Load of each device, 0 to 1, from percentages as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
-    loads: dict[str, float] = {}
-    cores: dict[str, list[tuple[int, float]]] = {}
-    for name, value in sampled.items():
+def loaded_devices(counters: Iterable[str]) -> dict[str, str]:
+    """By the name of a counter the device of which it is the load in %, as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
+    devices: dict[str, str] = {}
+    cores: dict[str, list[tuple[int, str]]] = {}
+    for name in counters:
         if match := re.fullmatch(r"(node\d+/)?(?:core (\d+)|(cuda:\d+)) %", name):
             node, core, gpu = match[1] or "", match[2], match[3]
             if gpu:
-                loads[node + gpu] = value / 100
+                devices[name] = node + gpu
             else:
-                cores.setdefault(node, []).append((int(core), value))
+                cores.setdefault(node, []).append((int(core), name))
     for node, found in cores.items():
-        loads |= {f"{node}cpu:{i}": value / 100 for i, (_, value) in enumerate(sorted(found))}
-    return loads
+        devices |= {name: f"{node}cpu:{i}" for i, (_, name) in enumerate(sorted(found))}
+    return devices

@@ -185,7 +185,7 @@ class SpanStore:
                 source.seq += 1
                 self._waiting += batch.spans.tobytes()
                 if len(batch.counters):
-                    self._add_counters(batch.counters, source, 0)
+                    self._counters.append(batch.counters)
                 if len(self._waiting) > _WAITING_BYTES:
                     self._fill_in()
                 return

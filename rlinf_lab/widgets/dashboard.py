@@ -13,6 +13,7 @@ import traitlets
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.batch import AT_A_GLANCE
+from rlinf_lab.timeline.packed import json_of_waiting
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
@@ -138,7 +139,8 @@ class Dashboard(PushedWidget):
                 self._state["state"] = state
                 content["state"] = dict(self._state)
             if content or parts or any(self._left):
-                self._publish(content, parts)
+                plain = parts.keys() == {"spans"} and content.keys() == {"layout"} and "narrow" in content["layout"]
+                self._publish(content, parts, f'"layout": {json_of_waiting(content["layout"])}' if plain else "")
         finally:
             self._push_lock.release()
 
@@ -162,11 +164,11 @@ class Dashboard(PushedWidget):
         if any(self._left):
             self._publish({}, {})
 
-    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
         if any(self._left):
             content, parts = self._with_what_was_left(content, parts)
-            self._left = ({}, {})
-        super()._publish(content, parts)
+            self._left, said = ({}, {}), ""
+        super()._publish(content, parts, said)
 
     def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Both; where they speak of the same, what was left has gone before."""
@@ -250,19 +252,19 @@ class Dashboard(PushedWidget):
 
 def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of metrics as JSON can hold it: numbers of any library as Python's, what diverged as text."""
-    return {key: _number(value) if isinstance(value, Real) else value for key, value in row.items()}
+    return {key: _number(value) if isinstance(value, (float, int, Real)) else value for key, value in row.items()}
 
 
 def _plain(value: Any) -> Any:
     """A number of any library as JSON can hold it, None for one that is not finite; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) in (str, bool, int, list, dict) or not isinstance(value, Real):
         return value
     number = _number(value)
     return None if isinstance(number, str) else number
 
 
 def _number(value: Real) -> int | float | str:
-    if isinstance(value, Integral):
+    if not isinstance(value, float) and isinstance(value, Integral):
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else fallback.no_number(number)

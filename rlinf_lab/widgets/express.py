@@ -75,8 +75,8 @@ class Express:
         """Whether this is still the comm, and the process, that it was made for."""
         return comm is self._comm and os.getpid() == self._pid
 
-    def send(self, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        """As `ipywidgets.Widget.send`. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
+    def send(self, content: Mapping[str, Any] | str, buffers: Sequence[bytes]) -> None:
+        """As `ipywidgets.Widget.send`; a text is JSON already. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
         self._hand_over([*self.frames(content), *buffers], sum(map(len, buffers)) < _COPIED)
         # The cell that created the widget has left its own (main) shell as the place to answer from: see `pushed`.
         vars(self._comm).pop("_reply_subshell_id", None)
@@ -140,10 +140,11 @@ class Express:
             if at_once(handle, bytes(frame), len(frame), _DONTWAIT | (_SNDMORE if i < last else 0)) < 0:
                 raise OSError(f"ZeroMQ did not take part {i + 1} of {last + 1} of a widget's message")
 
-    def frames(self, content: Mapping[str, Any]) -> list[bytes]:
+    def frames(self, content: Mapping[str, Any] | str) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""
         header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._now()}", {self._header}'.encode()
-        body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {_encode(content)}}}}}'.encode()
+        text = content if isinstance(content, str) else _encode(content)
+        body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {text}}}}}'.encode()
         return [self._topic, b"<IDS|MSG>", self._sign(b"".join((header, b"{}{}", body))), header, b"{}", b"{}", body]
 
     def _now(self) -> str:

@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
 LATE_SECONDS = 5.0  # that device time is told later than this
 _REST_ALONE = 500  # a five-hundredth where this process computes less than a quarter of the time and a core is idle: it disturbs nobody then
-_REST_EARLY = 200  # and a two-hundredth of all accounting so far: looks follow each other soon at first, for 25 ms of a core at most in all
+_REST_EARLY = 300  # and a three-hundredth of all accounting so far: looks follow each other soon at first, for 17 ms of a core at most in all
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.

@@ -44,21 +44,26 @@ class PushedWidget(anywidget.AnyWidget):
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise NotImplementedError(f"{type(self).__name__} keeps no history")
 
-    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        """Number and send one delta; the caller holds `_push_lock` since before it changed the history."""
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
+        """Number and send one delta; the caller holds `_push_lock` since before it changed the history. ``said``: see `_transmit`."""
         self._seq += 1
-        self._transmit("delta", content, parts)
+        self._transmit("delta", content, parts, said)
 
-    def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        message, buffers = {"type": kind, "seq": self._seq, "parts": list(parts), **content}, list(parts.values())
+    def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
+        """``said``: the content as JSON without its braces, where that is known already."""
+        buffers = list(parts.values())
         comm = self.comm
         if self._express is None or not self._express.carries(comm):
             self._express = express.Express.of(comm)
         if self._express is not None:
-            self._express.send(message, buffers)
+            names = '", "'.join(parts)
+            self._express.send(f'{{"type": "{kind}", "seq": {self._seq}, "parts": ["{names}"], {said}}}' if said else self._whole(kind, content, parts), buffers)
             return
         with _without_shell_parent(comm):
-            self.send(message, buffers=buffers)
+            self.send(self._whole(kind, content, parts), buffers=buffers)
+
+    def _whole(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> dict[str, Any]:
+        return {"type": kind, "seq": self._seq, "parts": list(parts), **content}
 
     def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
         """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
