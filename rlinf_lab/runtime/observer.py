@@ -142,7 +142,8 @@ class Observer:
             if self._over:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
-            between = RELIEVED_SECONDS if self.is_relieved() and not self._is_idle() else LOOK_SECONDS
+            is_relieved = self.is_relieved()
+            between = RELIEVED_SECONDS if is_relieved and not self._is_idle() else LOOK_SECONDS
             due = max(due, time.monotonic() - between) + between
             with quick_turns():
                 try:
@@ -155,13 +156,16 @@ class Observer:
                 self._update()
                 if time.monotonic() >= after_due:
                     after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2  # every fourth look, or every relieved one
-                    time.sleep(SENT_SECONDS)
+                    if not is_relieved:  # else another thread sends it, with the next spans
+                        time.sleep(SENT_SECONDS)
                     self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
         """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
+        if time.monotonic() - self.moved_at <= seconds:
+            return False
         loop = self._executor.driver_host.loop
-        return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > seconds
+        return loop is not None and not loop.is_open()
 
     def glance(self) -> bool:
         """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
@@ -416,9 +420,11 @@ class Observed:
 
     def standstill(self) -> Standstill | None:
         """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a deadlock."""
-        still = self.still_seconds
         if isinstance(self.error, DeadlockError):
             return Standstill("Nothing can move any more", self.wait_graph())
+        if time.monotonic() - self._observer.moved_at < STILL_SECONDS:  # asked twice a second: nothing else is looked at
+            return None
+        still = self.still_seconds
         return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
 
     def wait_graph(self) -> WaitGraph:

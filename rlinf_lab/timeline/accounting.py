@@ -162,7 +162,7 @@ class Ledger:
             tables, placement = self._tables, self._placement
             self._clear()
             self._tables, self._placement, fresh = tables, placement, store.spans
-        numbers = np.append(self._open, np.arange(self._rows, len(store)))
+        numbers = np.concatenate([self._open, np.arange(self._rows, len(store))])
         self._rows = len(store)
         self._tracker.add(fresh, store.names.index(ITERATION) if ITERATION in store.names else -2)
         start_ns, end_ns = store.start_ns, store.end_ns
@@ -197,9 +197,10 @@ class Ledger:
 
         For the mark of an open one will begin a little before its first span, so what ends there is not over yet.
         """
-        ends = store.spans["end"][numbers]
+        rows = store.spans
+        ends = rows["end"][numbers]
         here = numbers[ends > cut]
-        spans = Spans.of(store.spans, here[np.argsort(store.spans["start"][here], kind="stable")])
+        spans = Spans.of(rows, here[rows["start"][here].argsort(kind="stable")])
         apart = min(_OPEN, 1 + self._tracker.open_iterations)
         edges, seams = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
         begun, overhang = 0, spans[:0]
@@ -281,7 +282,7 @@ def _joined(stretches: Sequence[_Settled]) -> SpanArray:
     if len(stretches) == 1:
         return stretches[0].bubbles
     pieces, seams, size = [np.empty(0, BUBBLE_DTYPE)], [], 0
-    cuts = [np.searchsorted(s.bubbles["device"], np.arange(s.busy.size + 1)).tolist() for s in stretches]
+    cuts = [s.bubbles["device"].searchsorted(np.arange(s.busy.size + 1)).tolist() for s in stretches]
     for device in range(stretches[0].busy.size if stretches else 0):
         for stretch, cut in zip(stretches, cuts, strict=True):
             if cut[device] < cut[device + 1]:

@@ -129,18 +129,19 @@ class Dashboard(PushedWidget):
             return
         try:
             known = self._feed if self._feed is not None and self._feed.timeline is timeline else None
-            update = None if known is None else known.take_waiting(AT_A_GLANCE)
-            if update is None:
+            waiting = None if known is None else known.take_waiting(AT_A_GLANCE)
+            if waiting is None:
                 if not wait and known is not None and known.behind() > AT_A_GLANCE:
                     return
-                update = self._news(timeline, False)
-            content, parts = update.content()
+                content, parts = self._news(timeline, False).content()
+            else:
+                content, parts = ({"layout": waiting.layout}, {"spans": waiting.spans}) if waiting.spans else ({}, {})
             if state is not None and state != self._state.get("state") and not self._is_over:
                 self._state["state"] = state
                 content["state"] = dict(self._state)
             if content or parts or any(self._left):
-                plain = parts.keys() == {"spans"} and content.keys() == {"layout"} and "narrow" in content["layout"]
-                self._publish(content, parts, f'"layout": {json_of_waiting(content["layout"])}' if plain else "")
+                is_plain = waiting is not None and waiting.layout is not None and len(content) == 1
+                self._publish(content, parts, f'"layout": {json_of_waiting(content["layout"])}' if is_plain else "")
         finally:
             self._push_lock.release()
 
@@ -168,7 +169,8 @@ class Dashboard(PushedWidget):
         if any(self._left):
             content, parts = self._with_what_was_left(content, parts)
             self._left, said = ({}, {}), ""
-        super()._publish(content, parts, said)
+        self._seq += 1
+        self._transmit("delta", content, parts, said)
 
     def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Both; where they speak of the same, what was left has gone before."""

@@ -87,7 +87,7 @@ class Express:
         The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
         later than of what it says never hears that.
         """
-        if self._is_open():
+        if self._piped > 0 and self._piped == self._through:  # as `_is_open`
             if self._handed == self._sent and threading.get_ident() == self._ident:
                 self._send(frames, copy)
                 return
@@ -142,17 +142,13 @@ class Express:
 
     def frames(self, content: Mapping[str, Any] | str) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""
-        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._now()}", {self._header}'.encode()
+        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+        if second != self._second:  # writing a date takes 40 us with cold caches: but for the microseconds, once a second
+            self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._date}.{nanoseconds // 1000:06d}Z", {self._header}'.encode()
         text = content if isinstance(content, str) else _encode(content)
         body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {text}}}}}'.encode()
         return [self._topic, b"<IDS|MSG>", self._sign(b"".join((header, b"{}{}", body))), header, b"{}", b"{}", body]
-
-    def _now(self) -> str:
-        """Writing a date takes 40 us with cold caches: but for the microseconds, once a second."""
-        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-        if second != self._second:
-            self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._date}.{nanoseconds // 1000:06d}Z"
 
 
 class Beat:

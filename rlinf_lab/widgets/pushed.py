@@ -44,10 +44,10 @@ class PushedWidget(anywidget.AnyWidget):
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise NotImplementedError(f"{type(self).__name__} keeps no history")
 
-    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
-        """Number and send one delta; the caller holds `_push_lock` since before it changed the history. ``said``: see `_transmit`."""
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
+        """Number and send one delta; the caller holds `_push_lock` since before it changed the history."""
         self._seq += 1
-        self._transmit("delta", content, parts, said)
+        self._transmit("delta", content, parts)
 
     def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
         """``said``: the content as JSON without its braces, where that is known already."""
@@ -57,7 +57,8 @@ class PushedWidget(anywidget.AnyWidget):
             self._express = express.Express.of(comm)
         if self._express is not None:
             names = '", "'.join(parts)
-            self._express.send(f'{{"type": "{kind}", "seq": {self._seq}, "parts": ["{names}"], {said}}}' if said else self._whole(kind, content, parts), buffers)
+            known = f'{{"type": "{kind}", "seq": {self._seq}, "parts": ["{names}"], {said}}}' if said else ""
+            self._express.send(known or self._whole(kind, content, parts), buffers)
             return
         with _without_shell_parent(comm):
             self.send(self._whole(kind, content, parts), buffers=buffers)
