@@ -151,10 +151,10 @@ class Dashboard(PushedWidget):
             self.account()
             self._tell_left()
 
-    def account(self) -> None:
-        """Look at device time and bubbles, where it is time; what is new goes with the next message. From any thread."""
+    def account(self, at_once: bool = False) -> None:
+        """Look at device time and bubbles, where it is time or ``at_once``; what is new goes with the next message. From any thread."""
         with self._push_lock:
-            if self._feed is not None and (update := self._feed.take_bubbles()):
+            if self._feed is not None and (update := self._feed.take_bubbles(at_once)):
                 self._leave(*update.content())
 
     def _leave(self, content: dict[str, Any], parts: dict[str, bytes]) -> None:
@@ -222,8 +222,11 @@ class Dashboard(PushedWidget):
 
         Where the run has not ended it says of when it is.
         """
+        return self._still(self._feed.timeline if self._feed else None)
+
+    def _still(self, timeline: Timeline | None) -> fallback.Still:
         with self._push_lock:
-            timeline, state, rows = self._feed.timeline if self._feed else None, dict(self._state), self._rows()
+            state, rows = dict(self._state), self._rows()
             as_of = "" if self._is_over or state.get("state") in OVER else time.strftime("as of %Y-%m-%d %H:%M:%S %Z")
             text = repr(self) + f", {as_of}" * bool(as_of)
         return fallback.dashboard_still(self.config, state, rows, timeline, text, as_of)
@@ -232,13 +235,15 @@ class Dashboard(PushedWidget):
         """Make the stored picture that of now, where it lies above the view in an output of its own, and something has happened since; says whether.
 
         For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved meanwhile, have nothing else. Without
-        the PNG, which takes most of the time: that comes with the end.
+        the PNG, which takes most of the time: that comes with the end. What is accounted for it is told to the page, too: half of its time is that.
         """
         with self._push_lock:
             now = (self._state.get("state"), self._state.get("iteration"), self._feed.told_spans if self._feed else 0)
-        if not self._has_pictures or now == self._kept:
-            return False
-        self.renew_pictures(self.still().without_png())
+            if not self._has_pictures or now == self._kept:
+                return False
+            self.account(at_once=True)
+            shown = self._feed.accounted if self._feed else None
+        self.renew_pictures(self._still(shown).without_png())
         self._kept = now
         return True
 
@@ -254,7 +259,7 @@ class Dashboard(PushedWidget):
 
 def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of metrics as JSON can hold it: numbers of any library as Python's, what diverged as text."""
-    return {key: _number(value) if isinstance(value, (float, int, Real)) else value for key, value in row.items()}
+    return {key: _number(value) if isinstance(value, Real) else value for key, value in row.items()}
 
 
 def _plain(value: Any) -> Any:

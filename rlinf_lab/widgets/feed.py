@@ -114,7 +114,7 @@ class TimelineFeed:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self._now = timeline.snapshot()
+        self._now = self.accounted = timeline.snapshot()  # what was looked at last; and for device time
         self._seen = self._sampled = 0
         self._idle = Growing(IDLE_WIRE, _MEMORY_BYTES)  # device time up to _idle_until, and once more what is known of the rest
         self._rest = b""
@@ -183,15 +183,15 @@ class TimelineFeed:
         self._add_known_samples(update)
         return update
 
-    def take_bubbles(self) -> Update:
-        """Device time and bubbles, where it is time to look at them: of the spans that were taken, and those that came since."""
+    def take_bubbles(self, at_once: bool = False) -> Update:
+        """Device time and bubbles, where it is time to look at them, or ``at_once``: of the spans that were taken, and those that came since."""
         update = Update()
-        self._account(update, False)
+        self._account(update, False, at_once)
         return update
 
-    def _account(self, update: Update, final: bool) -> None:
-        if self._seen and (final or time.monotonic() >= self._not_before):
-            now = self.timeline.snapshot()
+    def _account(self, update: Update, final: bool, at_once: bool = False) -> None:
+        if self._seen and (final or at_once or time.monotonic() >= self._not_before):
+            now = self.accounted = self.timeline.snapshot()
             # Of what the page knows the tables of: the others' come with the next spans.
             self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
 
