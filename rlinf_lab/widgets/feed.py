@@ -190,10 +190,11 @@ class TimelineFeed:
         return update
 
     def _account(self, update: Update, final: bool, at_once: bool = False) -> None:
-        if self._seen and (final or at_once or time.monotonic() >= self._not_before):
+        if final or at_once or time.monotonic() >= self._not_before:
             now = self.accounted = self.timeline.snapshot()
-            # Of what the page knows the tables of: the others' come with the next spans.
-            self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
+            if self._seen:
+                # Of what the page knows the tables of: the others' come with the next spans.
+                self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
 
     @staticmethod
     def _shape_of(store: Timeline) -> tuple[Any, ...]:
