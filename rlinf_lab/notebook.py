@@ -182,9 +182,9 @@ class _Feeder:
     def account(self, _run: Run | ObservedSession) -> None:
         """Device time and bubbles, and the stored picture: when the spans have left, for it takes longer and is looked at later."""
         if not self._closed and not self._board.is_closed:
-            self._board.account()
             if self._handle is not None and (time.monotonic() >= self._keep_due or self._state == PAUSED != self._kept_state):
                 self._keep()
+            self._board.account()
 
     def _keep(self) -> None:
         """The stored picture as it is now: soon after the start, and then as often as the time that it takes allows; at once when it is paused."""

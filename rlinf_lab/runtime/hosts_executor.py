@@ -340,6 +340,9 @@ class HostsExecutor:
             news, self._news = self._news, []
         return [*self.recorder.batches(), *news]
 
+    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
+        return None
+
     def undrained(self) -> int:
         with self._lock:
             return len(self.recorder) + sum(map(len, self._news))

@@ -59,6 +59,10 @@ class LocalExecutor:
     def drain(self) -> list[SpanBatch]:
         return list(self.recorder.batches(as_it_is=True))
 
+    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
+        found = self.recorder.take_rows(most)
+        return None if found is None else (self.recorder.source, *found)
+
     def undrained(self) -> int:
         return len(self.recorder)
 

@@ -107,6 +107,8 @@ class MetricTable:
         """Rows of finished iterations that are new or have changed since ``version`` (0: all), and the version now."""
         with self._lock:
             self._told = len(self._journal)
+            if version == self._told:
+                return [], version
             changed = sorted(set(self._journal[version:]))
             return [row for i in changed if (row := self._row(i)) is not None], self._told
 

@@ -64,6 +64,7 @@ class Observer:
         self._depths_due = 0.0
         self._counters: dict[str, float] = {}
         self._samples = 0  # counter samples that are in it
+        self._counted: dict[int, tuple[str, str]] = {}  # by the number of its name: each counter's name, and that of the device whose load it is, or ""
         self._counting = threading.Lock()
         self._unsettled: deque[tuple[int, int]] = deque()  # (rounds of news when it ended, iteration)
         self._arriving: deque[tuple[int, int]] = deque()  # the same, of those whose mark is in the timeline
@@ -141,7 +142,8 @@ class Observer:
             if self._over:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
-            between = RELIEVED_SECONDS if self.is_relieved() and not self._is_idle() else LOOK_SECONDS
+            is_relieved = self.is_relieved()
+            between = RELIEVED_SECONDS if is_relieved and not self._is_idle() else LOOK_SECONDS
             due = max(due, time.monotonic() - between) + between
             with quick_turns():
                 try:
@@ -154,13 +156,16 @@ class Observer:
                 self._update()
                 if time.monotonic() >= after_due:
                     after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2  # every fourth look, or every relieved one
-                    time.sleep(SENT_SECONDS)
+                    if not is_relieved:  # else another thread sends it, with the next spans
+                        time.sleep(SENT_SECONDS)
                     self._afterwards()  # quickly too: accounting lets go of the interpreter a hundred times, and the next look waits for it
 
     def _is_idle(self, seconds: float = IDLE_SECONDS) -> bool:
         """No iteration is open, and nothing came of late (what other processes recorded comes a little later, fillers work on)."""
+        if time.monotonic() - self.moved_at <= seconds:
+            return False
         loop = self._executor.driver_host.loop
-        return loop is not None and not loop.is_open() and time.monotonic() - self.moved_at > seconds
+        return loop is not None and not loop.is_open()
 
     def glance(self) -> bool:
         """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
@@ -171,10 +176,16 @@ class Observer:
         # Longer than the own thread is away: who glances until then sees what begins meanwhile.
         if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + RELIEVED_SECONDS + LOOK_SECONDS):
             return False
-        # Else they are being taken, the disk is to be waited for, or they are many: the own thread does that.
-        if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE and self._lock.acquire(blocking=False):
+        if self._lock.acquire(blocking=False):  # else they are being taken
             try:
-                self._take_spans(self._executor.rounds())
+                rows = self._executor.rows(AT_A_GLANCE)
+                if rows is None:
+                    # Else the disk is to be waited for, or they are many: the own thread does that.
+                    if not self._executor.driver_host.recorder.at_disk() and self._executor.undrained() <= AT_A_GLANCE:
+                        self._take_spans(self._executor.rounds())
+                elif rows[2]:
+                    self.moved_at = time.monotonic()
+                    self.timeline.extend_by_rows(*rows)
             except Exception as error:  # the own thread tells it
                 self.problem = error
             finally:
@@ -228,11 +239,23 @@ class Observer:
             fresh = self.timeline.counter_samples[self._samples :]
             if len(fresh):
                 self._samples += len(fresh)
-                names = self.timeline.names
-                latest = {names[name]: value for name, value in zip(fresh["name"].tolist(), fresh["value"].tolist(), strict=True)}
-                latest = {**self._counters, **latest}
-                self._counters = {**latest, **device_loads(latest)}
+                numbers = fresh["name"].tolist()
+                if not self._counted.keys() >= set(numbers):
+                    self._name_counters(numbers)
+                for number, value in zip(numbers, fresh["value"].tolist(), strict=True):
+                    name, device = self._counted[number]
+                    self._counters[name] = value
+                    if device:
+                        self._counters[device] = value / 100
             return dict(self._counters)
+
+    def _name_counters(self, numbers: Iterable[int]) -> None:
+        """Counters with these numbers are told from now on, too: a core that comes may change which one is a device."""
+        names = self.timeline.names
+        known = {number: names[number] for number in (*self._counted, *numbers)}
+        devices = loaded_devices(known.values())
+        self._counted = {number: (name, devices.get(name, "")) for number, name in known.items()}
+        self._counters |= {device: self._counters[name] / 100 for name, device in devices.items() if name in self._counters}
 
 
 class Observed:
@@ -397,9 +420,11 @@ class Observed:
 
     def standstill(self) -> Standstill | None:
         """Why nothing moves; None while something has moved within the last `STILL_SECONDS`, and after any end but a deadlock."""
-        still = self.still_seconds
         if isinstance(self.error, DeadlockError):
             return Standstill("Nothing can move any more", self.wait_graph())
+        if time.monotonic() - self._observer.moved_at < STILL_SECONDS:  # asked twice a second: nothing else is looked at
+            return None
+        still = self.still_seconds
         return Standstill(f"Nothing has moved for {still:.0f} s", self.wait_graph()) if still >= STILL_SECONDS else None
 
     def wait_graph(self) -> WaitGraph:
@@ -423,17 +448,17 @@ def depths(queues: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def device_loads(sampled: dict[str, float]) -> dict[str, float]:
-    """Load of each device, 0 to 1, from percentages as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
-    loads: dict[str, float] = {}
-    cores: dict[str, list[tuple[int, float]]] = {}
-    for name, value in sampled.items():
+def loaded_devices(counters: Iterable[str]) -> dict[str, str]:
+    """By the name of a counter the device of which it is the load in %, as `UtilisationSampler` names them: ``cpu:i`` of a node is its i-th core there."""
+    devices: dict[str, str] = {}
+    cores: dict[str, list[tuple[int, str]]] = {}
+    for name in counters:
         if match := re.fullmatch(r"(node\d+/)?(?:core (\d+)|(cuda:\d+)) %", name):
             node, core, gpu = match[1] or "", match[2], match[3]
             if gpu:
-                loads[node + gpu] = value / 100
+                devices[name] = node + gpu
             else:
-                cores.setdefault(node, []).append((int(core), value))
+                cores.setdefault(node, []).append((int(core), name))
     for node, found in cores.items():
-        loads |= {f"{node}cpu:{i}": value / 100 for i, (_, value) in enumerate(sorted(found))}
-    return loads
+        devices |= {name: f"{node}cpu:{i}" for i, (_, name) in enumerate(sorted(found))}
+    return devices

@@ -52,6 +52,13 @@ class Executor(Protocol):
 
     def start(self) -> None: ...
     def drain(self) -> list[SpanBatch]: ...
+    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
+        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but samples, and no more than ``most``.
+
+        None elsewhere, and where there are several hosts: ask `drain`.
+        """
+        ...
+
     def undrained(self) -> int:
         """How many spans `drain` would bring now."""
         ...

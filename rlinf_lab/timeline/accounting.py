@@ -162,7 +162,7 @@ class Ledger:
             tables, placement = self._tables, self._placement
             self._clear()
             self._tables, self._placement, fresh = tables, placement, store.spans
-        numbers = np.append(self._open, np.arange(self._rows, len(store)))
+        numbers = np.concatenate([self._open, np.arange(self._rows, len(store))])
         self._rows = len(store)
         self._tracker.add(fresh, store.names.index(ITERATION) if ITERATION in store.names else -2)
         start_ns, end_ns = store.start_ns, store.end_ns
@@ -197,17 +197,18 @@ class Ledger:
 
         For the mark of an open one will begin a little before its first span, so what ends there is not over yet.
         """
-        ends = store.spans["end"][numbers]
+        rows = store.spans
+        ends = rows["end"][numbers]
         here = numbers[ends > cut]
-        spans = Spans.of(store.spans, here[np.argsort(store.spans["start"][here], kind="stable")])
+        spans = Spans.of(rows, here[rows["start"][here].argsort(kind="stable")])
         apart = min(_OPEN, 1 + self._tracker.open_iterations)
-        edges = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
+        edges, seams = _edges(spans.start, windows.starts[windows.starts > cut], cut, store.end_ns, apart)
         begun, overhang = 0, spans[:0]
         for start, end in itertools.pairwise(edges):
-            inside = overhang + spans[begun : (begun := int(np.searchsorted(spans.start, end)))]
+            inside = overhang + spans[begun : (begun := int(spans.start.searchsorted(end)))]
             part = windows.between(start, end)
             stretch = Stretch(inside, self._placement, part, start, end)
-            self._stretches.append(_Settled(start, end, stretch.busy, stretch.bubbles, part))
+            self._stretches += _cut(_Settled(start, end, stretch.busy, stretch.bubbles, part), [s for s in seams if start < s < end])
             overhang = inside[inside.end > end]
         fresh = _FRESH + apart
         self._tidy(fresh)
@@ -238,14 +239,37 @@ def shares(accounting: Accounting) -> tuple[float, list[tuple[str, float]]]:
     return int(accounting.busy_ns.sum()) / total, [(cause, n / total) for cause, n in sorted(ns.items(), key=lambda c: -c[1]) if n]
 
 
-def _edges(starts: Ints, cuts: Ints, begin: int, end: int, apart: int) -> list[int]:
-    """Where stretches begin and end: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in each, and the last ``apart`` of them."""
-    edges, after = [begin], np.searchsorted(starts, begin)
-    at = np.searchsorted(starts, cuts)
-    while (n := np.searchsorted(at, after + _ENOUGH)) < cuts.size:
+def _edges(starts: Ints, cuts: Ints, begin: int, end: int, apart: int) -> tuple[list[int], list[int]]:
+    """Where what is computed at a time begins and ends: some of ``cuts``, so that ``_ENOUGH`` of ``starts`` are in each; and where it is cut: the last
+    ``apart``.
+
+    Computing a stretch is a hundred calls of numpy, however few spans it has; cutting one is ten.
+    """
+    edges, after = [begin], starts.searchsorted(begin)
+    at = starts.searchsorted(cuts)
+    while (n := at.searchsorted(after + _ENOUGH)) < cuts.size:
         edges.append(int(cuts[n]))
         after = at[n]
-    return sorted({*edges, *cuts[-apart:].tolist(), end})
+    return [*edges, end], cuts[-apart:].tolist()
+
+
+def _cut(whole: _Settled, seams: Sequence[int]) -> list[_Settled]:
+    """The same in parts. ``seams``: where some of its iterations begin, in order."""
+    parts, rows, windows = list[_Settled](), whole.bubbles, whole.windows
+    busy = whole.busy  # of what is left
+    for start, end in itertools.pairwise([whole.start_ns, *seams]):
+        own = rows[rows["start"] < end]
+        rows = rows[rows["end"] > end]
+        np.minimum(own["end"], end, out=own["end"])
+        np.maximum(rows["start"], end, out=rows["start"])
+        worked = np.full(busy.size, end - start)
+        np.subtract.at(worked, own["device"], own["end"] - own["start"])
+        parts.append(_Settled(start, end, worked, own, windows.between(start, end)))
+        busy = busy - worked
+    if not parts:
+        return [whole]
+    start = parts[-1].end_ns
+    return [*parts, _Settled(start, whole.end_ns, busy, rows, windows.between(start, whole.end_ns))]
 
 
 def account(store: SpanStore) -> Accounting:
@@ -258,7 +282,7 @@ def _joined(stretches: Sequence[_Settled]) -> SpanArray:
     if len(stretches) == 1:
         return stretches[0].bubbles
     pieces, seams, size = [np.empty(0, BUBBLE_DTYPE)], [], 0
-    cuts = [np.searchsorted(s.bubbles["device"], np.arange(s.busy.size + 1)).tolist() for s in stretches]
+    cuts = [s.bubbles["device"].searchsorted(np.arange(s.busy.size + 1)).tolist() for s in stretches]
     for device in range(stretches[0].busy.size if stretches else 0):
         for stretch, cut in zip(stretches, cuts, strict=True):
             if cut[device] < cut[device + 1]:

@@ -7,10 +7,9 @@ the lane where that is all the rank did, else at its top, where the ticks are to
 
 from __future__ import annotations
 
-import itertools
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -33,8 +32,7 @@ _WAITS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """``fill``: the name of a worker, or a `Cause`."""
 
     x: float
@@ -44,8 +42,7 @@ class Bar:
     fill: str | Cause
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
+class Word(NamedTuple):
     """``y``: of the base line; ``anchor``: start, middle or end."""
 
     x: float
@@ -54,8 +51,7 @@ class Word:
     anchor: str = "start"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(NamedTuple):
     x0: float
     y0: float
     x1: float
@@ -127,9 +123,9 @@ def stacked(scenes: Sequence[Scene], title: str) -> Scene:
     placed = list(dict.fromkeys(worker for each in scenes for worker in each.placed))
     made = Scene(max((each.width for each in scenes), default=1), 0, title, workers, placed=placed)
     for each in scenes:
-        made.bars += [replace(bar, y=bar.y + made.height) for bar in each.bars]
-        made.words += [replace(word, y=word.y + made.height) for word in each.words]
-        made.lines += [replace(line, y0=line.y0 + made.height, y1=line.y1 + made.height) for line in each.lines]
+        made.bars += [bar._replace(y=bar.y + made.height) for bar in each.bars]
+        made.words += [word._replace(y=word.y + made.height) for word in each.words]
+        made.lines += [line._replace(y0=line.y0 + made.height, y1=line.y1 + made.height) for line in each.lines]
         made.height += each.height
     return made
 
@@ -188,16 +184,10 @@ def _bars(parts: Parts, zero: int, edges: NDArray, left: int, y: float) -> list[
     """Rectangles of one lane: equal neighbours joined; off is left empty."""
     labels = list(parts)
     shares = np.array([_cover(*rows, zero, edges) for rows in parts.values()])
-    winner = shares.argmax(axis=0)
-    cuts = [0, *(np.flatnonzero(np.diff(winner)) + 1).tolist(), winner.size]
-    found = []
-    for at, until in itertools.pairwise(cuts):
-        label = labels[winner[at]]
-        filled = np.flatnonzero(shares[winner[at], at:until] > 0)
-        if label is not Cause.OFF and filled.size:
-            for part in np.split(filled, np.flatnonzero(np.diff(filled) > 1) + 1):
-                found.append(Bar(left + at + int(part[0]), y, int(part[-1] - part[0]) + 1, _LANE, label))
-    return found
+    seen = np.where(shares.max(axis=0) > 0, shares.argmax(axis=0), -1)
+    cuts = [0, *((seen[1:] != seen[:-1]).nonzero()[0] + 1).tolist(), seen.size]
+    of = [None if number < 0 else labels[number] for number in seen[cuts[:-1]].tolist()]
+    return [Bar(left + at, y, until - at, _LANE, label) for label, at, until in zip(of, cuts, cuts[1:], strict=False) if label not in (None, Cause.OFF)]
 
 
 def _add_ticks(made: Scene, row: Row, accounting: Accounting, left: int, columns: int, y: float) -> None:

@@ -185,7 +185,7 @@ class SpanStore:
                 source.seq += 1
                 self._waiting += batch.spans.tobytes()
                 if len(batch.counters):
-                    self._add_counters(batch.counters, source, 0)
+                    self._counters.append(batch.counters)
                 if len(self._waiting) > _WAITING_BYTES:
                     self._fill_in()
                 return
@@ -205,6 +205,19 @@ class SpanStore:
                 self._add_counters(batch.counters, source, offset_ns)
             if len(batch.spans):
                 self._add_spans(batch.spans, source, offset_ns)
+
+    def extend_by_rows(self, source: str, seq: int, rows: bytes | bytearray) -> None:
+        """As `extend` by a ``checked`` batch that has nothing but these rows of `NARROW_DTYPE`, without making one: see `Recorder.take_rows`."""
+        with self._lock:
+            known = self._sources.get(source)
+            if known is not None and known.same and known.seq == seq and not self._is_snapshot:
+                known.seq += 1
+                self._now = None
+                self._waiting += rows
+                if len(self._waiting) > _WAITING_BYTES:
+                    self._fill_in()
+                return
+        self.extend(SpanBatch(source.split("/")[0], source, seq, np.frombuffer(rows, NARROW_DTYPE)), checked=True)
 
     def expect(self, iterations: Iterable[int]) -> None:
         """Their marks come next, and other hosts may have more to tell of them: see ``arriving``."""

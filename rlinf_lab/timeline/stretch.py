@@ -121,7 +121,7 @@ class Placement:
 class Stretch:
     """Busy time and bubbles of all devices between two instants: ``busy`` (ns per device), ``bubbles`` by device and start.
 
-    ``spans`` may hold others than those that reach into the stretch; ``windows`` are those that begin in it, and none of
+    ``spans``, by start, may hold others than those that reach into the stretch; ``windows`` are those that begin in it, and none of
     them may reach over its end.
     """
 
@@ -129,8 +129,10 @@ class Stretch:
         self.start_ns, self.end_ns = start_ns, end_ns
         self._place, self._windows = place, windows
         self._length = end_ns - start_ns
-        inside = (spans.end > np.maximum(spans.start, start_ns)) & (spans.start < end_ns) & (_CLASS_OF[spans.kind] != _UNCOUNTED)
-        spans = spans[inside]
+        of_class = _CLASS_OF[spans.kind]
+        inside = (spans.end > np.maximum(spans.start, start_ns)) & (spans.start < end_ns) & (of_class != _UNCOUNTED)
+        which = inside.nonzero()[0]
+        spans, self._class = spans[which], of_class[which]
         # Ends are not cut off at the stretch's (who explains a bubble must not depend on where a stretch ends), so the axis
         # of each device has room for them; one more, so that neighbours never touch.
         self._stride = max(self._length, int(spans.end.max(initial=start_ns)) - start_ns) + 1
@@ -148,24 +150,25 @@ class Stretch:
         at_once = max(1, _LONGEST // self._stride)
         return [(low, min(low + at_once, lanes)) for low in range(0, lanes, at_once)]
 
-    def _lay(self, spans: Spans, row: NDArray[np.intp], lane: Ints) -> tuple[Ints, Ints, NDArray[np.intp]]:
-        """Starts and ends on the long axis, sorted by lane, start and arrival, and the rows in that order."""
-        narrow = lane.astype(np.int16) if lane.max(initial=0) < 1 << 15 else lane  # sorted ten times faster
-        order = np.argsort(spans.start[row], kind="stable")
-        order = order[np.argsort(narrow[order], kind="stable")]
-        row, offset = row[order], lane[order] * self._stride - self.start_ns
-        return np.maximum(spans.start[row], self.start_ns) + offset, spans.end[row] + offset, row
+    def _lay(self, spans: Spans, row: NDArray[np.intp], lane: Ints, lanes: int) -> tuple[Ints, Ints, NDArray[np.intp], Ints]:
+        """Starts and ends on the long axis, sorted by lane, start and arrival, the rows in that order, and where the lane of each begins."""
+        if lanes > 1:  # by start they are already
+            order = np.argsort(lane.astype(np.int16) if lanes < 1 << 15 else lane, kind="stable")  # narrow ones are sorted ten times faster
+            row, lane = row[order], lane[order]
+        begin = lane * self._stride
+        offset = begin - self.start_ns
+        return np.maximum(spans.start[row], self.start_ns) + offset, spans.end[row] + offset, row, begin
 
     def _group_ends(self, spans: Spans) -> Ints:
         """(devices, windows): when the last RUN of any rank of a worker placed on a device ends; the window's start without."""
         place, windows = self._place, self._windows
         ends = np.full((place.devices, len(windows)), _FIRST, np.int64)
-        run = np.flatnonzero(spans.kind == SpanKind.RUN)
+        run = (self._class == _RUNNING).nonzero()[0]
         worker = place.worker[spans.track[run]]
         last = np.empty((place.workers, len(windows)), np.int64)
         for low, high in self._portions(place.workers):
-            mine = (worker >= low) & (worker < high)
-            start, end, _ = self._lay(spans, run[mine], worker[mine] - low)
+            mine = slice(None) if high - low == place.workers else (worker >= low) & (worker < high)
+            start, end, _, _ = self._lay(spans, run[mine], worker[mine] - low, high - low)
             lane = np.arange(high - low)[:, None] * self._stride - self.start_ns
             last[low:high] = _last_end(start, end, windows.starts + lane, windows.ends + lane) - lane
         np.maximum.at(ends, place.pairs[0], last[place.pairs[1]])
@@ -175,52 +178,56 @@ class Stretch:
         """Busy time and bubbles of the devices in ``portion``. ``row``, ``lane``: the spans on them."""
         count = portion[1] - portion[0]
         begins = np.arange(count) * self._stride
-        start, end, row = self._lay(spans, row, lane)
-        stop = np.minimum(end, start // self._stride * self._stride + self._length)
-        of_class = _CLASS_OF[spans.kind[row]]
+        start, end, row, begin = self._lay(spans, row, lane, count)
+        stop = np.minimum(end, begin + self._length)
+        of_class = self._class[row]
         running = of_class == _RUNNING
-        runs = _union(start[running], stop[running])
+        run, wait = running.nonzero()[0], (~running).nonzero()[0]
+        runs = _union(start[run], stop[run])
         busy = np.zeros(count, np.int64)
         np.add.at(busy, runs[0] // self._stride, runs[1] - runs[0])
         zones = self._zones(runs, portion, group_end)
 
-        at, until = self._idle(begins, start[~running], stop[~running], runs, zones.edges)
+        at, until = self._idle(begins, start[wait], stop[wait], runs, zones.edges)
         columns = _Columns.of_zones(zones, at)
         for number in reversed(range(len(_CLASSES))):  # the higher overwrites the lower
-            mine = of_class == number
-            if mine.any():
+            mine = (of_class == number).nonzero()[0]
+            if mine.size:
                 covered, by = _covering(start[mine], end[mine], at)
-                columns.explain(_CLASSES[number][0], covered, row[mine][by], spans)
+                columns.explain(_CLASSES[number][0], covered, row[mine[by]], spans)
         return busy, self._rows(columns, at, until, portion[0])
 
     def _zones(self, runs: tuple[Ints, Ints], portion: tuple[int, int], group_end: Ints) -> _Zones:
         """Sentences 4 and 6 to 9."""
-        used = np.isin(np.arange(*portion), self._place.pairs[0])
+        used = np.zeros(self._place.devices, np.bool_)
+        used[self._place.pairs[0]] = True
+        used = used[slice(*portion)]
         lane = np.arange(portion[1] - portion[0])[:, None] * self._stride - self.start_ns
         starts, ends = self._windows.starts + lane, self._windows.ends + lane
         group = np.where(used[:, None], group_end[slice(*portion)] + lane, starts)
         begin = _first_start(*runs, starts, ends)
         last = _last_end(*runs, starts, ends)
         last = np.where(begin >= ends, ends, last)  # no RUN: fill to the end
-        edges = np.stack([starts, begin, last, np.maximum(last, group), ends], axis=2)
-        causes = np.empty(edges.shape, np.uint8)
-        causes[...] = [_FILL, _STARVED, _TAIL, _DRAIN, _OFF]
-        causes[~used] = _OFF
-        iterations = np.empty(edges.shape, np.int32)
-        iterations[...] = self._windows.iterations[:, None]
-        iterations[..., 4] = -1
+        shape = (*starts.shape, 5)
+        edges = np.empty(shape, np.int64)
+        for i, column in enumerate((starts, begin, last, np.maximum(last, group), ends)):
+            edges[..., i] = column
         # Before the first window of a device it is still off, as after the last one of the device before; the very first wraps.
-        return _Zones(edges.ravel(), np.append(causes.ravel(), _OFF).astype(np.uint8), np.append(iterations.ravel(), -1).astype(np.int32))
+        causes, iterations = np.full(edges.size + 1, _OFF, np.uint8), np.full(edges.size + 1, -1, np.int32)
+        causes[:-1].reshape(shape)[used] = [_FILL, _STARVED, _TAIL, _DRAIN, _OFF]
+        iterations[:-1].reshape(shape)[..., :4] = self._windows.iterations[:, None]
+        return _Zones(edges.ravel(), causes, iterations)
 
     def _idle(self, begins: Ints, start: Ints, end: Ints, runs: tuple[Ints, Ints], zone_edges: Ints) -> tuple[Ints, Ints]:
         """Everything that is not in ``runs``, cut where its reason may change."""
         stops = begins + self._length
-        edges = np.sort(np.concatenate([begins, stops, *runs, zone_edges, start, end]), kind="stable")  # sorted runs: a merge
-        edges = edges[np.append(True, edges[1:] != edges[:-1])]  # np.unique hashes first: ten times slower here
+        edges = np.concatenate([begins, stops, *runs, zone_edges, start, end])
+        edges.sort(kind="stable")  # sorted runs: a merge
+        edges = edges[_begins(edges[1:] != edges[:-1])]  # np.unique hashes first: ten times slower here
         at, until = edges[:-1], edges[1:]
-        run = np.searchsorted(runs[0], at, "right") - 1
-        idle = np.append(runs[1], -1)[run] <= at
-        idle[np.searchsorted(at, stops[:-1])] = False  # the steps from one device to the next
+        run = runs[0].searchsorted(at, "right") - 1
+        idle = np.concatenate([runs[1], [-1]])[run] <= at
+        idle[at.searchsorted(stops[:-1])] = False  # the steps from one device to the next
         return at[idle], until[idle]
 
     def _rows(self, columns: _Columns, at: Ints, until: Ints, first: int) -> SpanArray:
@@ -230,12 +237,12 @@ class Stretch:
         new = at[1:] != until[:-1]
         for values in columns.all():
             new |= values[1:] != values[:-1]
-        firsts = np.flatnonzero(np.append(True, new))
+        firsts = _begins(new).nonzero()[0]
         rows = np.empty(firsts.size, BUBBLE_DTYPE)
         lane = at[firsts] // self._stride
         shift = self.start_ns - lane * self._stride
         rows["device"] = lane + first
-        rows["start"], rows["end"] = at[firsts] + shift, until[np.append(firsts[1:] - 1, at.size - 1)] + shift
+        rows["start"], rows["end"] = at[firsts] + shift, until[np.concatenate([firsts[1:], [at.size]]) - 1] + shift
         for field, values in zip(("cause", "kind", "track", "channel", "iteration"), columns.all(), strict=True):
             rows[field] = values[firsts]
         return rows
@@ -262,7 +269,7 @@ class _Columns:
 
     @classmethod
     def of_zones(cls, zones: _Zones, at: Ints) -> _Columns:
-        zone = np.searchsorted(zones.edges, at, "right") - 1
+        zone = zones.edges.searchsorted(at, "right") - 1
         none = np.full(at.size, -1, np.int32)
         return cls(zones.causes[zone], none.astype(np.int8), none, none.copy(), zones.iterations[zone])
 
@@ -275,36 +282,41 @@ class _Columns:
             covered = covered & (self.cause != _OFF)
         else:
             self.cause[covered] = CAUSES.index(cause)
-        which = np.flatnonzero(covered)
+        which = covered.nonzero()[0]
         by = by[which]
         self.kind[which], self.track[which], self.channel[which] = spans.kind[by], spans.track[by], spans.channel[by]
 
 
 # --- intervals -----------------------------------------------------------------------------------------------
+def _begins(differs: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which elements begin something: the first one, and each that differs from the one before. (`np.append` takes five times as long for few.)"""
+    return np.concatenate([[True], differs])
+
+
 def _union(start: Ints, end: Ints) -> tuple[Ints, Ints]:
     """Starts and ends of the disjoint intervals that the given ones (sorted by start) cover together, in order."""
     if not start.size:
         return start, end
     reach = np.maximum.accumulate(end)
-    begins = np.append(True, start[1:] > reach[:-1])
-    return start[begins], reach[np.append(begins[1:], True)]
+    begins = _begins(start[1:] > reach[:-1]).nonzero()[0]
+    return start[begins], reach[np.concatenate([begins[1:], [reach.size]]) - 1]
 
 
 def _last_end(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
     """Where intervals (sorted by start) end for the last time inside each window; its start if none reaches into it."""
-    reach = np.maximum.accumulate(np.append(_FIRST, end))
-    return np.clip(reach[np.searchsorted(start, ends, "left")], starts, ends)
+    reach = np.maximum.accumulate(np.concatenate([[_FIRST], end]))
+    return np.minimum(np.maximum(reach[start.searchsorted(ends, "left")], starts), ends)
 
 
 def _first_start(start: Ints, end: Ints, starts: Ints, ends: Ints) -> Ints:
     """Where disjoint intervals begin first inside each window; its end if none reaches into it."""
-    first = np.searchsorted(end, starts, "right")
-    return np.clip(np.append(start, _LAST)[first], starts, ends)
+    first = end.searchsorted(starts, "right")
+    return np.minimum(np.maximum(np.concatenate([start, [_LAST]])[first], starts), ends)
 
 
 def _covering(start: Ints, end: Ints, at: Ints) -> tuple[NDArray[np.bool_], Ints]:
     """Whether an interval (sorted by start) covers each instant, and which: of those begun, the one that ends last."""
     reach = np.maximum.accumulate(end)
     holder = np.maximum.accumulate(np.where(end == reach, np.arange(end.size), 0))
-    begun = np.searchsorted(start, at, "right") - 1
+    begun = start.searchsorted(at, "right") - 1
     return (begun >= 0) & (reach[begun] > at), holder[begun]

@@ -40,14 +40,14 @@ class Windows:
 
     def between(self, start_ns: int, end_ns: int) -> Windows:
         """Those that begin in [start_ns, end_ns)."""
-        part = slice(*np.searchsorted(self.starts, [start_ns, end_ns]))
+        part = slice(*self.starts.searchsorted([start_ns, end_ns]).tolist())
         return Windows(self.starts[part], self.ends[part], self.iterations[part])
 
     def columns(self) -> tuple[Ints, Ints, Ints]:
         return self.starts, self.ends, self.iterations
 
     def equals(self, other: Windows) -> bool:
-        return all(np.array_equal(ours, theirs) for ours, theirs in zip(self.columns(), other.columns(), strict=True))
+        return len(self) == len(other) and all((ours == theirs).all() for ours, theirs in zip(self.columns(), other.columns(), strict=True))
 
 
 class WindowTracker:
@@ -61,20 +61,20 @@ class WindowTracker:
         """Take note of new spans. ``mark_name``: the number of the name that iteration marks have."""
         kind, iteration = rows["kind"], rows["iteration"]
         mark = kind == SpanKind.MARK
-        marks = np.flatnonzero(mark & (rows["name"] == mark_name))
+        marks = (mark & (rows["name"] == mark_name)).nonzero()[0]
         if marks.size:
             ours = self._marks.reserve(marks.size)
             for field in ("start", "end", "iteration"):
                 ours[field] = rows[field][marks]
             self._marks.commit(marks.size)
-        own = np.flatnonzero((iteration >= 0) & ~mark)
+        own = ((iteration >= 0) & ~mark).nonzero()[0]
         if not own.size:
             return
         # Spans of one iteration mostly come one after the other: look at stretches, not at spans.
         iteration = iteration[own]
-        begins = np.flatnonzero(np.append(True, iteration[1:] != iteration[:-1]))
-        first = np.minimum.reduceat(np.ascontiguousarray(rows["start"])[own], begins)
-        last = np.maximum.reduceat(np.ascontiguousarray(rows["end"])[own], begins)
+        begins = np.concatenate([[0], (iteration[1:] != iteration[:-1]).nonzero()[0] + 1])
+        first = np.minimum.reduceat(rows["start"][own], begins)
+        last = np.maximum.reduceat(rows["end"][own], begins)
         for number, low, high in zip(iteration[begins].tolist(), first.tolist(), last.tolist(), strict=True):
             before = self._reach.get(number)
             self._reach[number] = (min(low, before[0]), max(high, before[1])) if before else (low, high)

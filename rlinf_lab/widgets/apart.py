@@ -47,4 +47,4 @@ def show(still: Still, name: str, again: bool = False) -> None:
     """In a new output, and in all those of this ``name`` that are there; ``again``: in these only."""
     from IPython.display import display
 
-    display(Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, still.scene), display_id=name, update=again)
+    display(Still(f'{_STYLE}<div class="{_MARK}">{still.html}</div>', still.text, lambda: still.scene), display_id=name, update=again)

@@ -13,6 +13,7 @@ import traitlets
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
 from rlinf_lab.timeline.batch import AT_A_GLANCE
+from rlinf_lab.timeline.packed import json_of_waiting
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update
@@ -127,16 +128,20 @@ class Dashboard(PushedWidget):
         if not self._push_lock.acquire(blocking=wait):
             return
         try:
-            if not wait and self._feed is not None and self._feed.timeline is timeline and self._feed.behind() > AT_A_GLANCE:
-                return
-            waiting = self._feed.take_waiting() if self._feed is not None and self._feed.timeline is timeline else None
-            update = self._news(timeline, False) if waiting is None else waiting
-            content, parts = update.content()
+            known = self._feed if self._feed is not None and self._feed.timeline is timeline else None
+            waiting = None if known is None else known.take_waiting(AT_A_GLANCE)
+            if waiting is None:
+                if not wait and known is not None and known.behind() > AT_A_GLANCE:
+                    return
+                content, parts = self._news(timeline, False).content()
+            else:
+                content, parts = ({"layout": waiting.layout}, {"spans": waiting.spans}) if waiting.spans else ({}, {})
             if state is not None and state != self._state.get("state") and not self._is_over:
                 self._state["state"] = state
                 content["state"] = dict(self._state)
             if content or parts or any(self._left):
-                self._publish(content, parts)
+                is_plain = waiting is not None and waiting.layout is not None and len(content) == 1
+                self._publish(content, parts, f'"layout": {json_of_waiting(content["layout"])}' if is_plain else "")
         finally:
             self._push_lock.release()
 
@@ -146,10 +151,10 @@ class Dashboard(PushedWidget):
             self.account()
             self._tell_left()
 
-    def account(self) -> None:
-        """Look at device time and bubbles, where it is time; what is new goes with the next message. From any thread."""
+    def account(self, at_once: bool = False) -> None:
+        """Look at device time and bubbles, where it is time or ``at_once``; what is new goes with the next message. From any thread."""
         with self._push_lock:
-            if self._feed is not None and (update := self._feed.take_bubbles()):
+            if self._feed is not None and (update := self._feed.take_bubbles(at_once)):
                 self._leave(*update.content())
 
     def _leave(self, content: dict[str, Any], parts: dict[str, bytes]) -> None:
@@ -160,10 +165,12 @@ class Dashboard(PushedWidget):
         if any(self._left):
             self._publish({}, {})
 
-    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        content, parts = self._with_what_was_left(content, parts)
-        self._left = ({}, {})
-        super()._publish(content, parts)
+    def _publish(self, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
+        if any(self._left):
+            content, parts = self._with_what_was_left(content, parts)
+            self._left, said = ({}, {}), ""
+        self._seq += 1
+        self._transmit("delta", content, parts, said)
 
     def _with_what_was_left(self, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Both; where they speak of the same, what was left has gone before."""
@@ -215,8 +222,11 @@ class Dashboard(PushedWidget):
 
         Where the run has not ended it says of when it is.
         """
+        return self._still(self._feed.timeline if self._feed else None)
+
+    def _still(self, timeline: Timeline | None) -> fallback.Still:
         with self._push_lock:
-            timeline, state, rows = self._feed.timeline if self._feed else None, dict(self._state), self._rows()
+            state, rows = dict(self._state), self._rows()
             as_of = "" if self._is_over or state.get("state") in OVER else time.strftime("as of %Y-%m-%d %H:%M:%S %Z")
             text = repr(self) + f", {as_of}" * bool(as_of)
         return fallback.dashboard_still(self.config, state, rows, timeline, text, as_of)
@@ -225,13 +235,15 @@ class Dashboard(PushedWidget):
         """Make the stored picture that of now, where it lies above the view in an output of its own, and something has happened since; says whether.
 
         For a run that goes on, from any thread: a page that is loaded while a cell is busy, and a notebook saved meanwhile, have nothing else. Without
-        the PNG, which takes most of the time: that comes with the end.
+        the PNG, which takes most of the time: that comes with the end. What is accounted for it is told to the page, too: half of its time is that.
         """
         with self._push_lock:
             now = (self._state.get("state"), self._state.get("iteration"), self._feed.told_spans if self._feed else 0)
-        if not self._has_pictures or now == self._kept:
-            return False
-        self.renew_pictures(self.still().without_png())
+            if not self._has_pictures or now == self._kept:
+                return False
+            self.account(at_once=True)
+            shown = self._feed.accounted if self._feed else None
+        self.renew_pictures(self._still(shown).without_png())
         self._kept = now
         return True
 
@@ -252,14 +264,14 @@ def _sayable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     """A number of any library as JSON can hold it, None for one that is not finite; anything else as it is."""
-    if isinstance(value, bool) or not isinstance(value, Real):
+    if type(value) in (str, bool, int, list, dict) or not isinstance(value, Real):
         return value
     number = _number(value)
     return None if isinstance(number, str) else number
 
 
 def _number(value: Real) -> int | float | str:
-    if isinstance(value, Integral):
+    if not isinstance(value, float) and isinstance(value, Integral):
         return int(value)
     number = float(value)
     return number if math.isfinite(number) else fallback.no_number(number)

@@ -244,7 +244,7 @@ class PlanExplorer(PushedWidget):
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
         picture = schedules(self.plans)
-        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{shown_html(picture)}", repr(self), picture), **kwargs)
+        return self._bundle_with(fallback.Still(f"{self.plans._repr_html_()}{shown_html(picture)}", repr(self), lambda: picture), **kwargs)
 
     def __repr__(self) -> str:
         best = self.plans.best

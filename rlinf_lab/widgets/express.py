@@ -24,6 +24,7 @@ _COPIED = 1 << 16  # bytes: larger messages are not copied on their way
 _GONE_SECONDS = 1.0  # a beat that has not come for so long has stopped
 _LEAST_REST = 0.02  # s between two beats
 _NUMBERS = itertools.count()
+_TWO_DIGITS = tuple(f"{number:02d}" for number in range(60))
 _DONTWAIT, _SNDMORE = 1, 2  # of ZeroMQ
 
 
@@ -53,11 +54,12 @@ class Express:
         self._id = f"{session.session}_{self._pid}_{os.urandom(4).hex()}_"
         self._header = _encode({"msg_type": "comm_msg", "username": session.username, "session": session.session, "version": "5.4"})[1:]
         self._comm_id = _encode(comm.comm_id)
-        self._second, self._date = -1, ""
+        self._minute, self._date = -1, ""
         self._thread: Any = getattr(socket, "io_thread", None)  # of ipykernel, which owns the socket
         self._piped = self._through = 0  # messages that went through its pipe, and those of them that have left it
         self._handed = self._sent = 0  # messages that its loop was given, and those of them that it has sent
         self._loop: Any = getattr(getattr(self._thread, "io_loop", None), "asyncio_loop", None)
+        self._ident: int | None = getattr(getattr(self._thread, "thread", None), "ident", None)
 
     @classmethod
     def of(cls, comm: Any) -> Self | None:
@@ -74,8 +76,8 @@ class Express:
         """Whether this is still the comm, and the process, that it was made for."""
         return comm is self._comm and os.getpid() == self._pid
 
-    def send(self, content: Mapping[str, Any], buffers: Sequence[bytes]) -> None:
-        """As `ipywidgets.Widget.send`. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
+    def send(self, content: Mapping[str, Any] | str, buffers: Sequence[bytes]) -> None:
+        """As `ipywidgets.Widget.send`; a text is JSON already. Raises ``ValueError`` for what JSON cannot hold (infinity)."""
         self._hand_over([*self.frames(content), *buffers], sum(map(len, buffers)) < _COPIED)
         # The cell that created the widget has left its own (main) shell as the place to answer from: see `pushed`.
         vars(self._comm).pop("_reply_subshell_id", None)
@@ -86,8 +88,8 @@ class Express:
         The first ones go through the pipe all the same, for the message that opens the comm may still be in there: a page that hears of a comm
         later than of what it says never hears that.
         """
-        if self._is_open():
-            if self._handed == self._sent and threading.get_ident() == self._thread.thread.ident:
+        if self._piped > 0 and self._piped == self._through:  # as `_is_open`
+            if self._handed == self._sent and threading.get_ident() == self._ident:
                 self._send(frames, copy)
                 return
             self._handed += 1
@@ -139,18 +141,16 @@ class Express:
             if at_once(handle, bytes(frame), len(frame), _DONTWAIT | (_SNDMORE if i < last else 0)) < 0:
                 raise OSError(f"ZeroMQ did not take part {i + 1} of {last + 1} of a widget's message")
 
-    def frames(self, content: Mapping[str, Any]) -> list[bytes]:
+    def frames(self, content: Mapping[str, Any] | str) -> list[bytes]:
         """Topic, delimiter, signature, header, parent, metadata, content."""
-        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._now()}", {self._header}'.encode()
-        body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {_encode(content)}}}}}'.encode()
+        now = str(time.time_ns())
+        minute, second = divmod(int(now[:-9]), 60)
+        if minute != self._minute:  # writing a date takes 40 us and more with cold caches: but for the seconds, once a minute
+            self._minute, self._date = minute, datetime.fromtimestamp(60 * minute, UTC).strftime("%Y-%m-%dT%H:%M:")
+        header = f'{{"msg_id": "{self._id}{next(_NUMBERS)}", "date": "{self._date}{_TWO_DIGITS[second]}.{now[-9:-3]}Z", {self._header}'.encode()
+        text = content if isinstance(content, str) else _encode(content)
+        body = f'{{"comm_id": {self._comm_id}, "data": {{"method": "custom", "content": {text}}}}}'.encode()
         return [self._topic, b"<IDS|MSG>", self._sign(b"".join((header, b"{}{}", body))), header, b"{}", b"{}", body]
-
-    def _now(self) -> str:
-        """Writing a date takes 40 us with cold caches: but for the microseconds, once a second."""
-        second, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
-        if second != self._second:
-            self._second, self._date = second, datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")
-        return f"{self._date}.{nanoseconds // 1000:06d}Z"
 
 
 class Beat:

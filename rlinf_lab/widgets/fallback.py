@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from html import escape
 from typing import Any
 
@@ -25,10 +26,15 @@ DIVERGED = ("NaN", "∞", "−∞")
 
 
 class Still:
-    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``scene``: what the PNG shows; None: no PNG."""
+    """HTML that needs no script, and the same as a PNG: for `display_handle.update` when a run has ended. ``drawn`` gives what the PNG shows; None: no PNG."""
 
-    def __init__(self, html: str, text: str, scene: Scene | None = None) -> None:
-        self.html, self.text, self.scene = html, text, scene
+    def __init__(self, html: str, text: str, drawn: Callable[[], Scene | None] = lambda: None) -> None:
+        self.html, self.text, self._drawn = html, text, drawn
+
+    @cached_property
+    def scene(self) -> Scene | None:
+        """What the PNG shows; put together when it is asked for: most pictures of a run that goes on are `without_png`."""
+        return self._drawn()
 
     def _repr_html_(self) -> str:
         return self.html
@@ -40,7 +46,7 @@ class Still:
         return self.text
 
     def without_png(self) -> Still:
-        """The same as HTML alone, in a fifth of the time."""
+        """The same as HTML alone, in a tenth of the time."""
         return Still(self.html, self.text)
 
     def beside(self, bundle: Any, live: bool = True) -> Any:
@@ -64,7 +70,7 @@ def timelines_still(timelines: Sequence[Timeline], labels: Sequence[str], text: 
         if len(now):
             parts.append(scene(now, now.accounting()))
             html.append(f"<div>{shown_html(parts[-1])}<div><small>{escape(repr(now))}</small></div></div>")
-    return Still("".join(html), text, stacked(parts, " over ".join(labels)) if parts else None)
+    return Still("".join(html), text, lambda: stacked(parts, " over ".join(labels)) if parts else None)
 
 
 def dashboard_still(
@@ -81,8 +87,12 @@ def dashboard_still(
         f'<div style="font:12px system-ui,sans-serif;overflow-wrap:anywhere"><p style="margin:0 0 6px"><b>{escape(head)}</b></p>{reasons}'
         f'<div style="display:flex;gap:16px;flex-wrap:wrap">{"".join(_curve(*each) for each in curves)}</div>{below.html}</div>'
     )
-    rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]
-    return Still(html, text, stacked([heading(head), *map(heading, why), *rows, *([below.scene] if below.scene else [])], head))
+
+    def drawn() -> Scene:
+        rows = [_curve_row(curves[i : i + _IN_A_ROW]) for i in range(0, len(curves), _IN_A_ROW)]
+        return stacked([heading(head), *map(heading, why), *rows, *([below.scene] if below.scene else [])], head)
+
+    return Still(html, text, drawn)
 
 
 def _head(config: Mapping[str, Any], state: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.batch import SPAN_DTYPE, SpanArray, stacked
+from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE, SpanArray, stacked
 from rlinf_lab.timeline.packed import pack_delta, pack_rows, pack_waiting
 from rlinf_lab.timeline.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
@@ -23,7 +23,7 @@ LOOK_SECONDS = 0.25  # between looks for iterations that have settled
 _REST = 2000  # accounting takes a two-thousandth of a core, unless that would mean
 LATE_SECONDS = 5.0  # that device time is told later than this
 _REST_ALONE = 500  # a five-hundredth where this process computes less than a quarter of the time and a core is idle: it disturbs nobody then
-_REST_EARLY = 200  # and a two-hundredth of all accounting so far: looks follow each other soon at first, for 25 ms of a core at most in all
+_REST_EARLY = 300  # and a three-hundredth of all accounting so far: looks follow each other soon at first, for 17 ms of a core at most in all
 _FEW = 10_000  # spans of a delta that a browser brings into order by itself
 _MEMORY_BYTES = 8 << 20  # of device time, and of sums by iteration: more of them go to files
 #: The sums of an iteration: seconds by cause.
@@ -56,15 +56,18 @@ class Update:
     def content(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         """(JSON-able part, binary parts) of the message that carries it."""
         content: dict[str, Any] = {}
+        parts: dict[str, bytes] = {}
         if self.tables is not None:
             content["tables"] = self.tables
         if self.spans:
-            content["layout"] = self.layout
+            content["layout"], parts["spans"] = self.layout, self.spans
         if self.idle:
-            content["idle_from"] = self.idle_from
+            content["idle_from"], parts["idle"] = self.idle_from, self.idle
+        if self.samples:
+            parts["samples"] = self.samples
         if self.bubbles:
             content["bubbles"] = self.bubbles
-        return content, {name: data for name, data in (("spans", self.spans), ("idle", self.idle), ("samples", self.samples)) if data}
+        return content, parts
 
 
 def message(updates: Sequence[Update]) -> tuple[dict[str, Any], dict[str, bytes]]:
@@ -111,7 +114,7 @@ class TimelineFeed:
 
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
-        self._now = timeline.snapshot()
+        self._now = self.accounted = timeline.snapshot()  # what was looked at last; and for device time
         self._seen = self._sampled = 0
         self._idle = Growing(IDLE_WIRE, _MEMORY_BYTES)  # device time up to _idle_until, and once more what is known of the rest
         self._rest = b""
@@ -159,10 +162,13 @@ class TimelineFeed:
             self._add_spans(now, update)
         return update
 
-    def take_waiting(self) -> Update | None:
-        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked. The least that a look can cost."""
+    def take_waiting(self, most: int | None = None) -> Update | None:
+        """New spans as they wait in the timeline, and nothing else; None where `take_spans` has to be asked, or they are more than ``most``.
+
+        The least that a look can cost.
+        """
         rows = self.timeline.waiting(self._seen) if self._origin is not None else None
-        if rows is None or self._shape_of(self.timeline) != self._shape:
+        if rows is None or (most is not None and len(rows) > most * NARROW_DTYPE.itemsize) or self._shape_of(self.timeline) != self._shape:
             return None
         update = Update()
         if rows:
@@ -177,17 +183,18 @@ class TimelineFeed:
         self._add_known_samples(update)
         return update
 
-    def take_bubbles(self) -> Update:
-        """Device time and bubbles, where it is time to look at them: of the spans that were taken, and those that came since."""
+    def take_bubbles(self, at_once: bool = False) -> Update:
+        """Device time and bubbles, where it is time to look at them, or ``at_once``: of the spans that were taken, and those that came since."""
         update = Update()
-        self._account(update, False)
+        self._account(update, False, at_once)
         return update
 
-    def _account(self, update: Update, final: bool) -> None:
-        if self._seen and (final or time.monotonic() >= self._not_before):
-            now = self.timeline.snapshot()
-            # Of what the page knows the tables of: the others' come with the next spans.
-            self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
+    def _account(self, update: Update, final: bool, at_once: bool = False) -> None:
+        if final or at_once or time.monotonic() >= self._not_before:
+            now = self.accounted = self.timeline.snapshot()
+            if self._seen:
+                # Of what the page knows the tables of: the others' come with the next spans.
+                self._add_bubbles(now if self._shape_of(now) == self._shape else self._now, update, final)
 
     @staticmethod
     def _shape_of(store: Timeline) -> tuple[Any, ...]:

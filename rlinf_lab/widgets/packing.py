@@ -31,30 +31,30 @@ BUSY = len(CAUSES)
 
 
 def pack_idle(bubbles: np.ndarray, origin_ns: int, devices: int, from_ns: int, until_ns: int) -> bytes:
-    """Bubbles of an `Accounting` within [from_ns, until_ns), and the busy time between them, as wire rows.
+    """Bubbles of an `Accounting` (by device and start) within [from_ns, until_ns), and the busy time between them, as wire rows.
 
     Busy plus bubbles fill the interval exactly on each of the ``devices``, so busy is what the bubbles leave.
     """
-    rows = []
-    within = bubbles[(bubbles["end"] > from_ns) & (bubbles["start"] < until_ns)]
-    within = within[np.lexsort((within["start"], within["device"]))]
-    cuts = np.searchsorted(within["device"], np.arange(devices + 1))
-    for device in range(devices):
-        own = within[cuts[device] : cuts[device + 1]]
-        start, end = np.maximum(own["start"], from_ns), np.minimum(own["end"], until_ns)
-        busy_start, busy_end = np.append(from_ns, end), np.append(start, until_ns)
-        busy = busy_end > busy_start
-        wire = np.zeros(len(own) + int(busy.sum()), IDLE_WIRE)
-        wire["track"] = wire["channel"] = -1
-        wire["kind"] = 255
-        wire["start"] = np.concatenate([start, busy_start[busy]]) - origin_ns
-        wire["dur"] = np.concatenate([end - start, (busy_end - busy_start)[busy]])
-        wire["cause"] = np.concatenate([own["cause"], np.full(int(busy.sum()), BUSY, np.uint8)])
-        wire["device"] = device
-        for field in ("track", "channel", "kind"):
-            wire[field][: len(own)] = own[field]  # a kind of -1 wraps to 255
-        rows.append(wire[np.argsort(wire["start"], kind="stable")])
-    return b"".join(wire.tobytes() for wire in rows)
+    if until_ns <= from_ns:
+        return b""
+    own = bubbles[(bubbles["end"] > from_ns) & (bubbles["start"] < until_ns)]
+    count, device = len(own), own["device"]
+    start, end = np.maximum(own["start"], from_ns), np.minimum(own["end"], until_ns)
+    # Of a device a busy time, a bubble, a busy time and so on, to a busy time at the end; those of no length are left out.
+    bubble = 2 * np.arange(count) + device + 1
+    last = 2 * device.searchsorted(np.arange(1, devices + 1)) + np.arange(devices)
+    wire = np.zeros(2 * count + devices, IDLE_WIRE)
+    begin, until = np.full(len(wire), from_ns), np.full(len(wire), until_ns)
+    begin[bubble], until[bubble], until[bubble - 1] = start, end, start
+    after = bubble + 1
+    begin[after] = end
+    wire["start"], wire["dur"] = begin - origin_ns, until - begin
+    wire["track"] = wire["channel"] = -1
+    wire["kind"], wire["cause"] = 255, BUSY
+    wire["device"] = np.arange(devices).repeat(np.diff(last, prepend=-1))
+    for field in ("cause", "track", "channel", "kind"):
+        wire[field][bubble] = own[field]  # a kind of -1 wraps to 255
+    return wire[until > begin].tobytes()
 
 
 def pack_samples(samples: np.ndarray, origin_ns: int) -> bytes:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import anywidget
+import traitlets
 
 from rlinf_lab.widgets import apart, express
 from rlinf_lab.widgets.fallback import WIDGET, Still
@@ -24,6 +25,8 @@ class PushedWidget(anywidget.AnyWidget):
     carries the number of the last delta in it, so a delta that crosses it is neither lost nor shown twice.
     """
 
+    is_closed = False  # whether `close` has removed it from all pages; ``comm`` says so, too, but this is asked at each glance, and that is a trait
+
     def __init__(self, **traits: Any) -> None:
         self._push_lock = threading.RLock()
         self._seq = 0
@@ -34,6 +37,10 @@ class PushedWidget(anywidget.AnyWidget):
         super().__init__(**traits)
         self.on_msg(self._receive)
 
+    @traitlets.observe("comm")
+    def _see_end(self, change: Any) -> None:
+        self.is_closed = change.new is None
+
     def _history(self) -> tuple[dict[str, Any], dict[str, bytes]]:
         raise NotImplementedError(f"{type(self).__name__} keeps no history")
 
@@ -42,25 +49,26 @@ class PushedWidget(anywidget.AnyWidget):
         self._seq += 1
         self._transmit("delta", content, parts)
 
-    def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> None:
-        message, buffers = {"type": kind, "seq": self._seq, "parts": list(parts), **content}, list(parts.values())
+    def _transmit(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes], said: str = "") -> None:
+        """``said``: the content as JSON without its braces, where that is known already."""
+        buffers = list(parts.values())
         comm = self.comm
         if self._express is None or not self._express.carries(comm):
             self._express = express.Express.of(comm)
         if self._express is not None:
-            self._express.send(message, buffers)
+            names = '", "'.join(parts)
+            known = f'{{"type": "{kind}", "seq": {self._seq}, "parts": ["{names}"], {said}}}' if said else ""
+            self._express.send(known or self._whole(kind, content, parts), buffers)
             return
         with _without_shell_parent(comm):
-            self.send(message, buffers=buffers)
+            self.send(self._whole(kind, content, parts), buffers=buffers)
+
+    def _whole(self, kind: str, content: Mapping[str, Any], parts: Mapping[str, bytes]) -> dict[str, Any]:
+        return {"type": kind, "seq": self._seq, "parts": list(parts), **content}
 
     def every(self, seconds: float, work: Callable[[], bool]) -> express.Beat | None:
         """Have the thread that sends do ``work`` every so often, until it returns False; None where there is no such thread, or not yet."""
         return self._express.every(seconds, work) if self._express is not None and self._express.carries(self.comm) else None
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether `close` has removed it from all pages."""
-        return self.comm is None
 
     def _receive(self, _widget: Any, content: Any, _buffers: Any) -> None:
         if not isinstance(content, dict):

@@ -88,6 +88,9 @@ class MeshExecutor:
     def drain(self) -> list[Any]:
         return [r.drain() for r in self.recorders.values()]
 
+    def rows(self, most: int) -> None:
+        return None  # of several hosts
+
     def undrained(self) -> int:
         return sum(map(len, self.recorders.values()))
 

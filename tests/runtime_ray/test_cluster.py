@@ -21,7 +21,7 @@ from rlinf_lab.runtime import cluster
 from rlinf_lab.runtime.cluster import Node
 from rlinf_lab.runtime.links import Link
 from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.observer import device_loads
+from rlinf_lab.runtime.observer import loaded_devices
 from rlinf_lab.runtime.reservation import SOMETHING, Reservation
 from rlinf_lab.runtime.run import run
 
@@ -247,7 +247,8 @@ def test_threads_do_not_run_on_other_nodes() -> None:
 
 def test_loads_are_told_by_device_and_node() -> None:
     sampled = {"core 3 %": 50.0, "core 1 %": 10.0, "node1/core 0 %": 100.0, "cuda:0 %": 70.0, "node2/cuda:1 %": 30.0, "host MiB": 5.0}
-    assert device_loads(sampled) == {"cpu:0": 0.1, "cpu:1": 0.5, "node1/cpu:0": 1.0, "cuda:0": 0.7, "node2/cuda:1": 0.3}
+    loads = {device: sampled[name] / 100 for name, device in loaded_devices(sampled).items()}
+    assert loads == {"cpu:0": 0.1, "cpu:1": 0.5, "node1/cpu:0": 1.0, "cuda:0": 0.7, "node2/cuda:1": 0.3}
 
 
 def test_another_node_is_reached_over_tcp() -> None:

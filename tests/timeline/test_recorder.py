@@ -540,3 +540,61 @@ def test_what_is_no_kind_of_span_is_refused_where_it_is_added(kind: int):
         recorder.add(track, kind, name, 1, 2)
     recorder.add(track, SpanKind.RUN, name, 1, 2)
     assert len(recorder.drain()) == 1
+
+
+def test_rows_are_taken_where_nothing_else_is_to_be_told():
+    recorder, timeline = Recorder(), Timeline()
+    track, name, now = recorder.track("w", 0), recorder.name("step"), iter(range(10_000))
+
+    def add(count: int = 3, **more: Any) -> None:
+        for _ in range(count):
+            recorder.add(track, SpanKind.RUN, name, at := 10 * next(now), at + 5, **more)
+
+    def take(most: int = 100) -> bool:
+        found = recorder.take_rows(most)
+        if found is not None:
+            timeline.extend_by_rows(recorder.source, *found) if found[1] else None
+        return found is not None
+
+    def drain() -> int:
+        batches = list(recorder.batches(as_it_is=True))
+        for batch in batches:
+            timeline.extend(batch, checked=True)
+        return sum(map(len, batches))
+
+    add()
+    assert not take() and drain() == 3, "a track and a name are new"
+    add()
+    recorder.counter("load", 5, 0.5)
+    assert not take() and drain() == 3, "the counter's name is new"
+    add()
+    recorder.counter("load", 7, 0.7)
+    assert take() and take() and len(timeline) == 9 and len(timeline.counter_samples) == 1, "samples wait on"
+    add(4)
+    assert not take(3) and take(4) and drain() == 0 and len(timeline.counter_samples) == 2
+    add()
+    recorder.add(track, SpanKind.RUN, name, 0, 1 << 40)
+    assert not take() and drain() == 4, "a span of 18 minutes is no narrow row"
+    add()
+    with recorder._draining:
+        assert not take(), "somebody drains"
+    assert take() and len(timeline) == 20 and len(recorder) == 0
+    narrow = sorted(timeline.spans["start"].tolist())
+    assert narrow == sorted([0, *(10 * i for i in range(19))])
+
+
+def test_rows_of_one_source_among_several_have_its_numbers_translated():
+    first, second, timeline = Recorder("a"), Recorder("b"), Timeline()
+    for recorder, worker in ((first, "one"), (second, "two")):
+        recorder.add(recorder.track(worker, 0), SpanKind.RUN, recorder.name(worker), 0, 1)
+        timeline.extend(recorder.drain(as_it_is=True), checked=True)
+        recorder.add(0, SpanKind.GET, 0, 5, 6)
+        found = recorder.take_rows(10)
+        assert found is not None
+        timeline.extend_by_rows(recorder.source, *found)
+        timeline.extend_by_rows(recorder.source, *found)  # comes again
+    assert sorted((span.track.worker, span.name, span.kind) for span in timeline.rows()) == sorted(
+        (worker, worker, kind) for worker in ("one", "two") for kind in (SpanKind.RUN, SpanKind.GET)
+    )
+    with pytest.raises(TimelineError, match="Batch 7 of"):
+        timeline.extend_by_rows(first.source, 7, bytes(32))

@@ -14,7 +14,7 @@ import zmq
 from ipykernel.iostream import IOPubThread
 from jupyter_client.session import Session
 
-from rlinf_lab.widgets import TimelineView, express
+from rlinf_lab.widgets import Dashboard, TimelineView, express
 from rlinf_lab.widgets.pushed import PushedWidget
 
 
@@ -253,3 +253,22 @@ def test_a_widget_takes_it_where_there_is_one(kernel: Any, monkeypatch: pytest.M
     sample.step()
     view.update()
     assert [content["seq"] for content in usual] == [said["seq"] + 1]
+
+
+def test_spans_alone_are_written_as_all_else_is(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from widget_samples import LiveRun
+
+    sample, board = LiveRun(steps=2), Dashboard()
+    monkeypatch.setattr(PushedWidget, "comm", comm_of())
+    sample.step()
+    board.push({"state": "running"}, timeline=sample.timeline)
+    for number, state in ((2, "running"), (3, "paused"), (4, "paused")):
+        sample.step()
+        new = sample.timeline.so_far() - board._feed.told_spans
+        board.push_spans(sample.timeline, wait=False, state=state)
+        found = read(kernel.session, kernel.iopub_socket.sent[-1][0])[1]
+        said = found["content"]["data"]["content"]
+        assert said.pop("state", {}).get("state") == ("paused" if number == 3 else None)
+        layout = {"count": new, "origin": str(board._feed.origin_ns), "narrow": True}
+        assert new > 0 and said == {"type": "delta", "seq": number, "parts": ["spans"], "layout": layout}
+        assert [len(bytes(buffer)) for buffer in found["buffers"]] == [32 * new]

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from widget_samples import SampleRun, picture
+from widget_samples import LiveRun, SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
@@ -83,13 +83,6 @@ def test_large_deltas_come_in_columns(few: int, monkeypatch: pytest.MonkeyPatch)
     expected = sorted(zip((spans["start"] - sample.timeline.start_ns).tolist(), spans["track"].tolist(), spans["kind"].tolist(), strict=True))
     assert triples(updates) == triples([feed.everything()]) == expected
     assert all(("columns" in u.layout) == (u.layout["count"] > few) for u in updates if u.layout)
-
-
-class LiveRun(SampleRun):
-    """Its spans come as those of a run in this process: as they wait in the recorder, and checked."""
-
-    def tell(self) -> None:
-        self.timeline.extend(self.recorder.drain(as_it_is=True), checked=True)
 
 
 @given(st.lists(st.sampled_from("ssswabhn"), max_size=25))
