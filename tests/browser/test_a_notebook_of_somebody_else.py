@@ -60,7 +60,7 @@ def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
     other = path.with_name(f"theirs-{theme}.ipynb")
     other.write_text(json.dumps(book))
     jupyterlab.close_pages()
-    lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000))  # all of it: cells out of sight are not drawn
+    lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000), fresh=True)  # all of it: cells out of sight are not drawn
     lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 12, "the pictures", 20)  # 4 timelines, 3 curves, a graph twice, 3 ranges
     assert all(lab.page.evaluate(PICTURES))
     words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()
