@@ -40,6 +40,19 @@ NOTEBOOK_IS_SHOWN = """(name) => {
     const shown = window.jupyterapp?.shell?.currentWidget;
     return shown?.context?.path === name && shown.content?.widgets?.length;
 }"""
+REST = """(frames) => new Promise((done, fail) => {
+    const until = performance.now() + 15_000, now = () => JSON.stringify(VALUE);
+    let seen = now(), same = 0;
+    const look = () => {
+        const next = now();
+        same = next === seen ? same + 1 : 0;
+        seen = next;
+        if (same >= frames) done();
+        else if (performance.now() > until) fail(new Error(`no rest: ${seen}`));
+        else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+})"""
 # Closes all notebooks; what of them is still in the page.
 LEAVE = """() => {
     for (const widget of [...window.jupyterapp.shell.widgets('main')]) widget.dispose();
@@ -75,6 +88,10 @@ class LabPage:
         while not holds():
             assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
             self.page.wait_for_timeout(50)
+
+    def wait_rest(self, value: str, frames: int = 5) -> None:
+        """Until a JavaScript expression has been the same for so many frames on end: what moved has come to rest."""
+        self.page.evaluate(REST.replace("VALUE", value), frames)
 
     def set_theme(self, theme: str) -> None:
         self.execute("apputils:change-theme", theme=THEMES[theme])
