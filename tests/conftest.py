@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in ("ray", "browser"):
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test, which may still use it
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The private Ray that one test has started, which takes seconds, serves the next ones, and ends with the last of them."""
+    started = sys.modules.get("rlinf_lab.runtime.ray_start")
+    if started and item.get_closest_marker("ray") and not (nextitem and nextitem.get_closest_marker("ray")):
+        started.shutdown()
 
 
 @pytest.hookimpl(hookwrapper=True)

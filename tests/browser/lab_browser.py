@@ -82,12 +82,12 @@ class LabPage:
     def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
         self.wait_until(lambda: self.kernel_status() == status, f"kernel {status}", timeout)
 
-    def wait_until(self, holds: Any, what: str, timeout: float = 60) -> None:
-        """Poll ``holds()`` until it is true; `AssertionError` says what did not come."""
+    def wait_until(self, holds: Any, what: str, timeout: float = 60, every: float = 0.05) -> None:
+        """Poll ``holds()`` until it is true; `AssertionError` says what did not come. To ask the page takes a kernel's core away: of what lasts, ask seldom."""
         end = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(1000 * every)
 
     def wait_rest(self, value: str, frames: int = 5) -> None:
         """Until a JavaScript expression has been the same for so many frames on end: what moved has come to rest."""
