@@ -112,11 +112,10 @@ class LabPage:
         self.page.wait_for_function(NOTEBOOK_IS_SHOWN, arg=name, timeout=60_000)
         self.wait_until(lambda: self.kernel_status() in ("idle", "busy"), "a kernel")
 
-    def leave(self) -> None:
-        """Close the notebook, saved or not, so that another one can be opened in this page; `AssertionError` where something of it stays."""
-        left = self.page.evaluate(LEAVE)
-        assert not left, f"left in the page: {left}"
+    def leave(self) -> list[str]:
+        """Close the notebook, saved or not, so that another one can be opened in this page; classes of what of it stays there."""
         self.page.mouse.move(0, 0)
+        return self.page.evaluate(LEAVE)
 
     def errors(self) -> list[str]:
         """Texts of the tracebacks that the notebook shows."""
@@ -175,7 +174,7 @@ class JupyterLab:
         self._set_theme_file(theme)
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)
         lab = LabPage(context.new_page(), url)
-        if self.keeps_page and not self._opened:
+        if self.keeps_page and not self._opened and self._free is None:
             self._opened.append(lab)
         else:
             self._contexts.append(context)
@@ -196,22 +195,26 @@ class JupyterLab:
         (folder / "themes.jupyterlab-settings").write_text(json.dumps({"theme": THEMES[theme]}))
 
     def close_pages(self, keep: bool = True) -> None:
-        """Close what a test opened, and end its kernels. ``keep`` False: the next notebook has a new page, whatever has become of this one."""
+        """Close what a test opened, and end its kernels; `AssertionError` where something of a notebook stays in the page. ``keep`` False: the next
+        notebook has a new page, whatever has become of this one.
+        """
         for context in self._contexts:
             context.close()
         self._contexts.clear()
-        while self._opened:
-            lab = self._opened.pop()
-            if keep:
-                lab.leave()
+        left: list[str] = []
+        for lab in self._opened:
+            left += lab.leave() if keep else []
+            if keep and not left:
                 self._free = lab.page
             else:
                 lab.page.context.close()
+        self._opened.clear()
         request = urllib.request.Request(f"{self.url}/api/kernels?token={self.token}")
         with urllib.request.urlopen(request, timeout=10) as answer:
             kernels = json.load(answer)
         for kernel in kernels:
             urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"), timeout=20).close()
+        assert not left, f"left in the page: {left}"
 
 
 def _free_port() -> int:
