@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in ("ray", "browser"):
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
+
+
+@pytest.hookimpl(trylast=True)  # after the fixtures of the test, which may still use it
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """The private Ray that one test has started, which takes seconds, serves the next ones, and ends with the last of them."""
+    started = sys.modules.get("rlinf_lab.runtime.ray_start")
+    if started and item.get_closest_marker("ray") and not _another_needs_ray(item, nextitem):
+        started.shutdown()
+
+
+def _another_needs_ray(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
+    """In this process: where several share the tests, those that need it come one after another."""
+    items = item.session.items
+    later = [nextitem] if "PYTEST_XDIST_WORKER" in os.environ else items[items.index(item) + 1 :]
+    return any(other is not None and other.get_closest_marker("ray") for other in later)
 
 
 @pytest.hookimpl(hookwrapper=True)

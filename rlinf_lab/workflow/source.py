@@ -8,6 +8,7 @@ import builtins
 import dis
 import functools
 import inspect
+import linecache
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,6 +22,7 @@ GETS = ("get", "get_all", "get_weight", "take")
 # Blocks that cost nothing but to be entered, and let every error pass.
 QUIET_BLOCKS = {"contextlib": {"nullcontext"}, "torch.autograd.grad_mode": {"enable_grad", "inference_mode", "no_grad", "set_grad_enabled"}}
 _NOTHING = object()
+_READ: dict[tuple[str, types.CodeType], tuple[list[str], _Text | None]] = {}
 
 
 @dataclass(frozen=True)
@@ -128,13 +130,13 @@ def method_of(function: Callable[..., Any], cls: type | None) -> Method | None:
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return None
-    definition = _definition(code)
-    if definition is None:
+    text = _as_it_stands(code)
+    if text is None:
         return None
+    definition = text.definition
     if cls is not None and _is_shadowed(cls, definition.name):
         return None
-    rebound = set(_rebound(definition.body))
-    stands = {p.arg for p in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)} - rebound
+    stands = {p.arg for p in (*definition.args.posonlyargs, *definition.args.args, *definition.args.kwonlyargs)} - text.rebound
     ends = channel_ends(function)
     own = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
     scope = {name: value for name, value in {**vars(builtins), **getattr(function, "__globals__", {})}.items() if name not in own}
@@ -146,7 +148,7 @@ def method_of(function: Callable[..., Any], cls: type | None) -> Method | None:
         first.arg if first is not None and first.arg in stands else "",
         cls if cls is not None else _owner(function),
         scope,
-        _is_what_runs(definition, code),
+        text.exact,
         {name: kind for name, kind in _hinted(function).items() if name in stands},
     )
 
@@ -156,6 +158,33 @@ def _assigned(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.exp
     if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         return list(zip(target.elts, value.elts, strict=True))
     return [(target, value)]
+
+
+@dataclass(frozen=True)
+class _Text:
+    """A function as it stands in a file, whether that is what runs, and the names that it gives another meaning to."""
+
+    definition: ast.FunctionDef
+    exact: bool
+    rebound: frozenset[str]
+
+
+def _as_it_stands(code: types.CodeType) -> _Text | None:
+    """None where nothing can be read. Remembered as long as the lines of the file are the same: to find, compile and compare them takes
+    milliseconds, and every worker that is declared asks for each of its methods.
+    """
+    key = code.co_filename, code
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename)  # the very same list, unless the file has changed
+    known = _READ.get(key)
+    if known is None or known[0] is not lines:
+        definition = _definition(code)
+        text = None if definition is None else _Text(definition, _is_what_runs(definition, code), frozenset(_rebound(definition.body)))
+        known = lines, text
+        if len(_READ) >= 1024:
+            _READ.clear()
+        _READ[key] = known
+    return known[1]
 
 
 def _definition(code: types.CodeType) -> ast.FunctionDef | None:

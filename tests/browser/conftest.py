@@ -38,12 +38,13 @@ def page(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def jupyterlab_session(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab_browser.JupyterLab]:
-    with lab_browser.jupyterlab(browser, tmp_path_factory.mktemp("lab")) as lab:
+    with lab_browser.jupyterlab(browser, tmp_path_factory.mktemp("lab"), keeps_page=True) as lab:
         yield lab
 
 
 @pytest.fixture
-def jupyterlab(jupyterlab_session: lab_browser.JupyterLab) -> Iterator[lab_browser.JupyterLab]:
-    """The session's server; the pages and kernels of the test are closed after it."""
+def jupyterlab(jupyterlab_session: lab_browser.JupyterLab, request: pytest.FixtureRequest) -> Iterator[lab_browser.JupyterLab]:
+    """The session's server; the notebooks and kernels of the test are closed after it, and the page too if it has failed."""
+    failed = request.session.testsfailed
     yield jupyterlab_session
-    jupyterlab_session.close_pages()
+    jupyterlab_session.close_pages(keep=request.session.testsfailed == failed)

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import nbformat
 
@@ -35,6 +36,28 @@ FLAGS = [
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 ]  # fmt: skip
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
+NOTEBOOK_IS_SHOWN = """(name) => {
+    const shown = window.jupyterapp?.shell?.currentWidget;
+    return shown?.context?.path === name && shown.content?.widgets?.length;
+}"""
+REST = """(frames) => new Promise((done, fail) => {
+    const until = performance.now() + 15_000, now = () => JSON.stringify(VALUE);
+    let seen = now(), same = 0;
+    const look = () => {
+        const next = now();
+        same = next === seen ? same + 1 : 0;
+        seen = next;
+        if (same >= frames) done();
+        else if (performance.now() > until) fail(new Error(`no rest: ${seen}`));
+        else requestAnimationFrame(look);
+    };
+    requestAnimationFrame(look);
+})"""
+# Closes all notebooks; what of them is still in the page.
+LEAVE = """() => {
+    for (const widget of [...window.jupyterapp.shell.widgets('main')]) widget.dispose();
+    return [...document.querySelectorAll('.jp-Notebook, .jp-Dialog, [class*="rl-"], [class*="rlinf-lab"]')].map((e) => e.className);
+}"""
 
 
 class LabPage:
@@ -59,12 +82,16 @@ class LabPage:
     def wait_kernel(self, status: str = "idle", timeout: float = 60) -> None:
         self.wait_until(lambda: self.kernel_status() == status, f"kernel {status}", timeout)
 
-    def wait_until(self, holds: Any, what: str, timeout: float = 60) -> None:
-        """Poll ``holds()`` until it is true; `AssertionError` says what did not come."""
+    def wait_until(self, holds: Any, what: str, timeout: float = 60, every: float = 0.05) -> None:
+        """Poll ``holds()`` until it is true; `AssertionError` says what did not come. To ask the page takes a kernel's core away: of what lasts, ask seldom."""
         end = time.monotonic() + timeout
         while not holds():
             assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(1000 * every)
+
+    def wait_rest(self, value: str, frames: int = 5) -> None:
+        """Until a JavaScript expression has been the same for so many frames on end: what moved has come to rest."""
+        self.page.evaluate(REST.replace("VALUE", value), frames)
 
     def set_theme(self, theme: str) -> None:
         self.execute("apputils:change-theme", theme=THEMES[theme])
@@ -77,11 +104,18 @@ class LabPage:
     def reload(self) -> None:
         """Load the page anew and wait for the notebook."""
         self.page.goto(self.url)
-        self._ready()
+        self.ready()
 
-    def _ready(self) -> None:
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length", timeout=60_000)
+    def ready(self) -> None:
+        """Wait for this notebook's cells and a kernel."""
+        name = unquote(urlsplit(self.url).path.rsplit("/", 1)[1])
+        self.page.wait_for_function(NOTEBOOK_IS_SHOWN, arg=name, timeout=60_000)
         self.wait_until(lambda: self.kernel_status() in ("idle", "busy"), "a kernel")
+
+    def leave(self) -> list[str]:
+        """Close the notebook, saved or not, so that another one can be opened in this page; classes of what of it stays there."""
+        self.page.mouse.move(0, 0)
+        return self.page.evaluate(LEAVE)
 
     def errors(self) -> list[str]:
         """Texts of the tracebacks that the notebook shows."""
@@ -98,11 +132,17 @@ class LabPage:
 
 
 class JupyterLab:
-    """A running server with a browser. ``root`` is the folder it shows."""
+    """A running server with a browser. ``root`` is the folder it shows.
 
-    def __init__(self, url: str, token: str, root: Path, settings: Path, browser: Any, pages: str = "doc/tree") -> None:
+    ``keeps_page``: JupyterLab is loaded once, which takes several seconds; each notebook after the first one is opened in the page that the last one has left.
+    """
+
+    def __init__(self, url: str, token: str, root: Path, settings: Path, browser: Any, pages: str = "doc/tree", keeps_page: bool = False) -> None:
         self.url, self.token, self.root, self.settings, self.browser, self.pages = url, token, root, settings, browser, pages
+        self.keeps_page = keeps_page
         self._contexts: list[Any] = []
+        self._opened: list[LabPage] = []  # the notebooks whose pages can be kept
+        self._free: Any = None  # a page of JupyterLab with no notebook in it
 
     def write_notebook(self, name: str, cells: Sequence[str]) -> Path:
         """A notebook of code cells in the server's folder, with the kernelspec that keeps a dialog away."""
@@ -112,19 +152,33 @@ class JupyterLab:
         nbformat.write(book, path)
         return path
 
-    def open_notebook(self, path: Path, theme: str = "light", size: tuple[int, int] = (1366, 768)) -> LabPage:
-        """Open a notebook (copied into the served folder when it is elsewhere) in a fresh browser context."""
+    def open_notebook(self, path: Path, theme: str = "light", size: tuple[int, int] = (1366, 768), fresh: bool = False) -> LabPage:
+        """Open a notebook, copied into the served folder when it is elsewhere. ``fresh``: in a browser context that has seen nothing yet."""
         if path.parent != self.root:
             path = Path(shutil.copy(path, self.root))
+        url = f"{self.url}/{self.pages}/{path.name}?token={self.token}"
+        if fresh or self._free is None:
+            lab = self._load(url, theme, size)
+        else:
+            lab, self._free = LabPage(self._free, url), None
+            self._opened.append(lab)
+            lab.page.set_viewport_size({"width": size[0], "height": size[1]})
+            lab.page.emulate_media(color_scheme=theme)
+            lab.set_theme(theme)
+            lab.execute("docmanager:open", path=path.name, factory="Notebook")
+        lab.ready()
+        lab.wait_kernel("idle")
+        return lab
+
+    def _load(self, url: str, theme: str, size: tuple[int, int]) -> LabPage:
         self._set_theme_file(theme)
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)
-        self._contexts.append(context)
-        page = context.new_page()
-        url = f"{self.url}/{self.pages}/{path.name}?token={self.token}"
-        page.goto(url)
-        lab = LabPage(page, url)
-        lab._ready()
-        lab.wait_kernel("idle")
+        lab = LabPage(context.new_page(), url)
+        if self.keeps_page and not self._opened and self._free is None:
+            self._opened.append(lab)
+        else:
+            self._contexts.append(context)
+        lab.page.goto(url)
         return lab
 
     def open_file(self, path: Path, size: tuple[int, int] = (1366, 768), theme: str = "light") -> Any:
@@ -140,16 +194,27 @@ class JupyterLab:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "themes.jupyterlab-settings").write_text(json.dumps({"theme": THEMES[theme]}))
 
-    def close_pages(self) -> None:
-        """Close what a test opened, and end its kernels."""
+    def close_pages(self, keep: bool = True) -> None:
+        """Close what a test opened, and end its kernels; `AssertionError` where something of a notebook stays in the page. ``keep`` False: the next
+        notebook has a new page, whatever has become of this one.
+        """
         for context in self._contexts:
             context.close()
         self._contexts.clear()
+        left: list[str] = []
+        for lab in self._opened:
+            left += lab.leave() if keep else []
+            if keep and not left:
+                self._free = lab.page
+            else:
+                lab.page.context.close()
+        self._opened.clear()
         request = urllib.request.Request(f"{self.url}/api/kernels?token={self.token}")
         with urllib.request.urlopen(request, timeout=10) as answer:
             kernels = json.load(answer)
         for kernel in kernels:
             urllib.request.urlopen(urllib.request.Request(f"{self.url}/api/kernels/{kernel['id']}?token={self.token}", method="DELETE"), timeout=20).close()
+        assert not left, f"left in the page: {left}"
 
 
 def _free_port() -> int:
@@ -216,8 +281,10 @@ def chromium() -> Iterator[Any]:
 
 
 @contextmanager
-def jupyterlab(browser: Any, folder: Path, application: str = "jupyterlab") -> Iterator[JupyterLab]:
-    """A server of its own in ``folder``, which need not be empty; ended at the end of the block. ``application``: "notebook" for Notebook 7."""
+def jupyterlab(browser: Any, folder: Path, application: str = "jupyterlab", keeps_page: bool = False) -> Iterator[JupyterLab]:
+    """A server of its own in ``folder``, which need not be empty; ended at the end of the block. ``application``: "notebook" for Notebook 7, which keeps no
+    page: it opens each notebook in one of its own.
+    """
     home, root = folder / "jupyter", folder / "notebooks"
     root.mkdir(parents=True, exist_ok=True)
     port, token = _free_port(), secrets.token_hex(16)
@@ -225,7 +292,7 @@ def jupyterlab(browser: Any, folder: Path, application: str = "jupyterlab") -> I
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_answer(f"{url}/api?token={token}", server, home / "server.log")
-        yield JupyterLab(url, token, root, home / "settings", browser, "doc/tree" if application == "jupyterlab" else "notebooks")
+        yield JupyterLab(url, token, root, home / "settings", browser, "doc/tree" if application == "jupyterlab" else "notebooks", keeps_page)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         try:

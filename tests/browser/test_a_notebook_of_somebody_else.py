@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,30 @@ CELLS = [
 PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:image/svg\"]')].filter((e) => e.offsetWidth).map((e) => e.naturalWidth > 100)"
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_shows_the_pictures(jupyterlab: Any, theme: str) -> None:
-    path = jupyterlab.write_notebook(f"mine-{theme}", CELLS)
-    lab = jupyterlab.open_notebook(path, theme=theme)
+@pytest.fixture(scope="module")
+def saved(jupyterlab_session: Any) -> dict[str, Any]:
+    """The notebook as who has run it has saved it; no picture stands beside what is drawn."""
+    path = jupyterlab_session.write_notebook("mine", CELLS)
+    lab = jupyterlab_session.open_notebook(path)
     lab.run_all()
     lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and lab.page.locator(".rl-timeline").count() == 2, "the widgets")
-    assert lab.page.evaluate(PICTURES) == [], "who has run it sees what is drawn"
-    assert lab.page.locator("svg[role=img]:visible").count() >= 1
+    for theme in ("light", "dark"):
+        lab.set_theme(theme)
+        assert lab.page.evaluate(PICTURES) == [], "who has run it sees what is drawn"
+        assert lab.page.locator("svg[role=img]:visible").count() >= 1
     lab.save()
     lab.wait_until(lambda: path.read_text().count("data:image/svg") >= 4, "the file")
-    book = json.loads(path.read_text())
+    jupyterlab_session.close_pages()
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_shows_the_pictures(jupyterlab: Any, saved: dict[str, Any], theme: str) -> None:
+    book = copy.deepcopy(saved)
     book["cells"][0]["source"] = "# of somebody else"  # so its signature is not of this machine
-    other = path.with_name(f"theirs-{theme}.ipynb")
+    other = jupyterlab.root / f"theirs-{theme}.ipynb"
     other.write_text(json.dumps(book))
-    jupyterlab.close_pages()
-    lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000))  # all of it: cells out of sight are not drawn
+    lab = jupyterlab.open_notebook(other, theme=theme, size=(1366, 3000), fresh=True)  # all of it: cells out of sight are not drawn
     lab.wait_until(lambda: len(lab.page.evaluate(PICTURES)) == 12, "the pictures", 20)  # 4 timelines, 3 curves, a graph twice, 3 ranges
     assert all(lab.page.evaluate(PICTURES))
     words = lab.page.locator(".jp-OutputArea-output").all_inner_texts()

@@ -21,11 +21,12 @@ CELLS = ["1 + 1", DASHBOARD, TIMELINE, EXPLORER.format(path=str(PROFILES / "grpo
 STANDALONE, BOARD, EXPLORER_ROOT = ".rl-standalone", ".rl-dashboard", ".rl-explorer"
 #: In command mode: cut, insert above and below, paste, delete, undo, markdown, raw, headings, merge and select up and down, run.
 LETTERS = ["x", "a", "b", "v", "d", "d", "z", "c", "m", "y", "r", "1", "j", "k", "Shift+M", "Shift+K", "Shift+J", "Enter", "Shift+Enter", "0", "0", "Space"]
-#: What tells that a key did something to the notebook.
-NOTEBOOK = """() => {
+#: What tells that a key did something to the notebook, two frames after it: its commands answer a key at once, or with a dialog.
+NOTEBOOK = """async () => {
+    for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame);
     const { content } = window.jupyterapp.shell.currentWidget;
     const cells = content.widgets.map((c) => [c.model.type, c.model.sharedModel.source, c.model.executionCount]);
-    return JSON.stringify([content.mode, content.activeCellIndex, cells]);
+    return JSON.stringify([content.mode, content.activeCellIndex, document.querySelectorAll(".jp-Dialog").length, cells]);
 }"""
 
 
@@ -54,7 +55,7 @@ def selected(lab: Any, root: str) -> None:
         }""",
         root,
     )
-    lab.page.wait_for_timeout(300)
+    lab.wait_rest(f"document.querySelector({root!r}).getBoundingClientRect()")
 
 
 def button(lab: Any, root: str, name: str) -> Any:
@@ -94,9 +95,9 @@ def test_no_key_touches_the_cells(lab: Any, root: str, where: str) -> None:
     assert lab.page.evaluate(inside, root)
     for key in LETTERS:
         lab.page.keyboard.press(key)
-        lab.page.wait_for_timeout(60)
         assert lab.page.evaluate(NOTEBOOK) == before, f"{key} in {root}, {where}"
-        assert lab.page.locator(".jp-Dialog").count() == 0, key
+    lab.page.wait_for_timeout(200)  # what might come late
+    assert lab.page.evaluate(NOTEBOOK) == before and lab.page.locator(".jp-Dialog").count() == 0
     assert lab.page.evaluate(inside, root) and not errors
 
 
@@ -112,7 +113,7 @@ def test_wasd_pans_and_zooms_wherever_the_focus_is(lab: Any, root: str, where: s
         return (start + end) / 2, end - start
 
     for key, which, sign in [("w", 1, -1), ("w", 1, -1), ("a", 0, -1), ("d", 0, 1), ("s", 1, 1)]:
-        lab.page.wait_for_timeout(200)
+        lab.wait_rest(f"document.querySelector({timeline!r}).dataset.range")
         before = seen()
         lab.page.keyboard.press(key)
         lab.wait_until(lambda which=which, sign=sign, before=before: sign * (seen()[which] - before[which]) > 0, f"{key} from {where}", 5)

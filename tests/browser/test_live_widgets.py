@@ -221,7 +221,7 @@ def test_a_notebook_that_is_opened_again_shows_the_pictures(jupyterlab: Any, the
     lab.save()
     lab.wait_until(lambda: path.read_text().count('class=\\"rlinf-lab-still') == 3, "the file")
     jupyterlab.close_pages()
-    lab = jupyterlab.open_notebook(path, theme=theme)
+    lab = jupyterlab.open_notebook(path, theme=theme, fresh=True)
     no_model = lab.page.get_by_text("Error displaying widget")
     lab.wait_until(lambda: no_model.count() == 3, "widgets without a model")
     assert not any(message.is_visible() for message in no_model.all())

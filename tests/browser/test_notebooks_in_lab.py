@@ -68,7 +68,7 @@ def test_a_notebook_runs_in_jupyterlab(jupyterlab: Any, path: Path) -> None:
     failures: list[str] = []
     lab.page.on("pageerror", lambda error: failures.append(str(error)))
     lab.run_all(wait=False)
-    lab.wait_until(lambda: lab.page.evaluate(EVERY_CELL_HAS_RUN) or any(lab.errors()), "the last cell", 200)
+    lab.wait_until(lambda: lab.page.evaluate(EVERY_CELL_HAS_RUN) or any(lab.errors()), "the last cell", 200, every=0.5)
     assert not any(lab.errors())
     boards, spans, explorers = [], [], []
     for theme in ("dark", "light"):

@@ -29,7 +29,6 @@ from rlinf_lab.policies import Weights
 from rlinf_lab.runtime import devices as devices_module
 from rlinf_lab.runtime import local
 from rlinf_lab.runtime.devices import Gpus
-from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.terminal import TerminalView
 from rlinf_lab.vecenv import make_vec
 
@@ -64,8 +63,7 @@ def play(out: Path, env: str, executor: str, terminal: bool = False, **fields: A
     pytest.param(("numpy/ReachArm-v0", "local"), id="numpy-local", marks=pytest.mark.xdist_group("demo")),
 ])  # fmt: skip
 def done(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
-    yield play(tmp_path_factory.mktemp("runs"), *request.param)
-    shutdown()
+    return play(tmp_path_factory.mktemp("runs"), *request.param)
 
 
 def test_the_summary_says_what_was_promised(done: Done) -> None:

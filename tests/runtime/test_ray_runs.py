@@ -9,10 +9,8 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -21,7 +19,6 @@ from flows import DEVICES, NOTEBOOK_RESULT, Fails, cell_flow, cell_plans, failin
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.runtime.session import Session
 from rlinf_lab.workflow.filler import Filler
@@ -29,12 +26,6 @@ from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 pytestmark = pytest.mark.ray
-
-
-@pytest.fixture(scope="module", autouse=True)
-def private_ray() -> Iterator[None]:
-    yield
-    shutdown()
 
 
 @pytest.mark.parametrize("index", range(3))
@@ -123,20 +114,6 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "{'total': 12.0}" in done.stdout
-
-
-def test_shutdown_ends_the_private_ray() -> None:
-    flow = failing_flow()
-    with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
-        assert s.step(1) == 2
-    import ray
-
-    session_name = ray._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
-    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server") and session_name in " ".join(p.cmdline())]
-    assert {p.name() for p in children} == {"gcs_server", "raylet"}
-    shutdown()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 class Counts(Worker):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,19 +11,12 @@ import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, WorkerError, WorkflowError
 from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_start import shutdown
 from rlinf_lab.runtime.run import run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
 DEVICES = ["cpu:0", "cpu:1"]
 Pair = collections.namedtuple("Pair", "left right")
-
-
-@pytest.fixture(scope="module")
-def private_ray() -> Iterator[None]:
-    yield
-    shutdown()
 
 
 @dataclass(frozen=True)
@@ -71,9 +63,7 @@ def expected(n: int) -> str:
 
 
 @pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_values_deep_inside_arguments_and_results_arrive(executor: str, request: pytest.FixtureRequest) -> None:
-    if executor == "ray":
-        request.getfixturevalue("private_ray")
+def test_values_deep_inside_arguments_and_results_arrive(executor: str) -> None:
     flow = nested_flow()
     assert [(v.consumer, v.label) for v in flow.graph.value_edges][:2] == [("taker", "n"), ("taker", "['inner'][1]")]
     assert flow.graph.program[1].after == (0,)
@@ -84,9 +74,7 @@ def test_values_deep_inside_arguments_and_results_arrive(executor: str, request:
 
 
 @pytest.mark.parametrize("executor", ["local", pytest.param("ray", marks=pytest.mark.ray)])
-def test_a_failed_value_inside_a_structure_is_the_makers_failure(executor: str, request: pytest.FixtureRequest) -> None:
-    if executor == "ray":
-        request.getfixturevalue("private_ray")
+def test_a_failed_value_inside_a_structure_is_the_makers_failure(executor: str) -> None:
     flow = Workflow("failing")
     maker, taker = flow.worker(Maker, name="maker"), flow.worker(Taker, name="taker")
 

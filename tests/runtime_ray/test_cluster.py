@@ -171,7 +171,8 @@ def test_a_node_that_dies_during_setup_is_told_as_such(tmp_path: Path) -> None:
 def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
     script = tmp_path / "three_nodes.py"
     script.write_text(THREE_NODES)
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    # A node whose connection is refused five times is dead: asked for each 3 s that takes a quarter of a minute.
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"RAY_health_check_period_ms": "500"}
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert "spread over three nodes" in done.stdout

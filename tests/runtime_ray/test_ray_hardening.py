@@ -74,12 +74,6 @@ def fragile_flow() -> Workflow:
     return flow
 
 
-@pytest.fixture(scope="module", autouse=True)
-def private_ray() -> Iterator[None]:
-    yield
-    shutdown()
-
-
 @pytest.fixture(scope="module")
 def fragile() -> Iterator[Session]:
     flow = fragile_flow()
@@ -445,6 +439,19 @@ def test_a_question_without_an_answer_is_asked_again() -> None:
         assert len(cluster.nodes()) == 1 and deaf.asked == 2
     finally:
         worker.gcs_client = client
+
+
+def test_shutdown_ends_the_private_ray() -> None:
+    """The last test here that uses the Ray of this process, lest another one is started after it."""
+    flow = fragile_flow()
+    with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
+        assert s.step() == (5, 1)
+    session_name = load_ray()._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
+    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server") and session_name in " ".join(p.cmdline())]
+    assert {p.name() for p in children} == {"gcs_server", "raylet"}
+    shutdown()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
 @pytest.mark.slow
