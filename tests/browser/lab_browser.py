@@ -75,6 +75,10 @@ class LabPage:
         """Run every cell; with ``wait``, until all have ended."""
         self.execute("notebook:run-all-cells", wait)
 
+    def is_computing(self) -> bool:
+        """Whether a cell has not ended: by its prompt, for a widget's messages make the kernel's status flicker."""
+        return self.page.locator(".jp-InputPrompt", has_text="[*]").count() > 0
+
     def kernel_status(self) -> str:
         """ "idle", "busy", ... as the page knows it."""
         return self.page.evaluate("() => window.jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status ?? 'none'")

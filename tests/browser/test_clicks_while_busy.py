@@ -101,7 +101,7 @@ def test_everything_answers_while_the_cell_computes(jupyterlab: Any, through: Pa
     lab.run_all(wait=False)
     try:
         lab.wait_until(lambda: lab.page.locator(ROOT).count() and int(data(lab, ROOT, "spans") or 0) > 60, "the spans")
-        lab.wait_until(lambda: lab.page.locator(".jp-InputPrompt", has_text="[*]").count(), "a cell that is busy")  # by its number: the status flickers
+        lab.wait_until(lab.is_computing, "a cell that is busy")
         hand = Hand(lab)
         hand.canvas.scroll_into_view_if_needed()
         hand.show_everything()
