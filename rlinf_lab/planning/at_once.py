@@ -45,25 +45,30 @@ class AtOnce:
         wanted, there = abs(asked), queue.tail - queue.head + n
         if not wanted <= there <= queue.capacity or wanted >= ALL or queue.stub or queue.remote_stalled or queue.stream.whole or self._fillers.running:
             return -1
-        goes_on = q.alone and q.resident
-        if not goes_on and not all(self._holder[d] for d in q.devices):
+        if not (q.alone and q.resident) and not all(self._holder[d] for d in q.devices):
             return -1
         queue.getters.popleft()
         queue.tail += n
         q.lo = queue.head
         queue.head = q.hi = queue.head + wanted
-        if goes_on:
-            for device in q.devices:
-                self._holder[device] = q
-            q.granted = q.holding = True
-            q.state = "run"
-        else:
-            q.state = "lock"
-            self._arrivals += 1
-            q.lock_key = (q.iteration, q.priority, self._arrivals, q.index)
-            for device in q.devices:
-                self._queue[device].append(q)
+        self._line_up(q)
         return q.index
+
+    def _line_up(self, p: Process) -> bool:
+        """It wants its devices: it has them where nobody else may hold them, which is the usual case of a spatial plan, also where it needs none (True); else
+        it waits for them."""
+        if p.alone and p.resident:
+            for device in p.devices:
+                self._holder[device] = p
+            p.granted = p.holding = True
+            p.state = "run"
+            return True
+        p.state = "lock"
+        self._arrivals += 1
+        p.lock_key = (p.iteration, p.priority, self._arrivals, p.index)
+        for device in p.devices:
+            self._queue[device].append(p)
+        return False
 
     def puts_at_once(self, processes: Sequence[int], channels: Mapping[int, int], rounds: int) -> int:
         """Puts of one item each by all these processes, so many into each of these channels, each of ``rounds`` settled by itself: as many of the first rounds
@@ -152,8 +157,5 @@ class AtOnce:
         queue.getters.popleft()
         queue.tail, queue.head = end, first + wanted
         p.lo, p.hi = first, first + wanted
-        for device in p.devices:
-            self._holder[device] = p
-        p.granted = p.holding = True
-        p.state = "run"
+        self._line_up(p)
         return p.index

@@ -109,9 +109,10 @@ class _Trials:
                 start = min(starts, key=lambda s: s[:2])[2]
                 begun.add(start.placement.shape)
                 left = self._climb(start, found, most + left)
-        best = min(seconds for _, seconds in self._seen.values())
-        if (promising := min((c for c, _ in self._seen.values()), key=lambda c: c.seconds)).seconds * WORTH < best and promising.placement.shape not in begun:
-            self._climb(promising, found, NEIGHBOURS[1] + left)  # what follows it knows nothing of held it up; a neighbour may keep the promise
+        # What is followed knows nothing of some waits: where a plan took much longer than that, a neighbour may keep the promise.
+        promising, best = min((c for c, _ in self._seen.values()), key=lambda c: c.seconds), min(seconds for _, seconds in self._seen.values())
+        if promising.seconds * WORTH < best and promising.placement.shape not in begun:
+            self._climb(promising, found, NEIGHBOURS[1] + left)
 
     def ranked(self, found: Sequence[Candidate]) -> list[Shown]:
         """The best of each shape. As many as are worth it, and on until the first is one of them, are simulated in full detail."""

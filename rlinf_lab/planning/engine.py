@@ -562,19 +562,10 @@ class Engine(AtOnce, Meeting):
 
     # --- devices ---------------------------------------------------------------------------------------
     def _want(self, p: Process) -> None:
-        if p.alone and p.resident:  # the usual case of a spatial plan: nobody else may hold its devices
-            for device in p.devices:
-                self._holder[device] = p
-            p.granted = p.holding = True  # also of no devices: a worker that needs none
-            p.state = "run"
+        if self._line_up(p):
             self._out.append((_RESUME, p.index, p.lo, p.hi))
-            return
-        p.state = "lock"
-        self._arrivals += 1
-        p.lock_key = (p.iteration, p.priority, self._arrivals, p.index)
-        for device in p.devices:
-            self._queue[device].append(p)
-            self._touched.add(device)
+        else:
+            self._touched.update(p.devices)
 
     def _release(self, p: Process) -> None:
         if p.granted:

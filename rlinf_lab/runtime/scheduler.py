@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.at_once import NOT_AT_ONCE
+from rlinf_lab.planning.at_once import NOBODY, NOT_AT_ONCE
 from rlinf_lab.planning.engine import ALL, Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
 from rlinf_lab.runtime.gate import Gate
@@ -174,7 +174,7 @@ class Scheduler:
                     process.bound_ns, process.bound_batch, process.lock_waited, process.first = 0, -1, kind == _START, -1
                     if process.leaving and kind == _GET and n != ALL and self._takes_nothing_more(process):
                         n = 0
-                    if not self._at_once(process, kind, channel, n, what):
+                    if not self._at_once(process, kind, channel, n):
                         self._block(process, "engine", what, (process.index, kind, channel, n))
                     if process.queue is not None and process.queue.stub:
                         if kind == _GET and n:
@@ -189,38 +189,33 @@ class Scheduler:
             if held:
                 self._open(held)
 
-    def _at_once(self, process: Process, kind: int, channel: int, n: int, what: str) -> bool:
-        """Under the mutex: do what follows from an event if the engine answers it at once; whether it has. See `planning.at_once`."""
+    def _at_once(self, process: Process, kind: int, channel: int, n: int) -> bool:
+        """Under the mutex: do what follows from a put or a get that need not wait, if the engine answers it at once; whether it has."""
         if self._mock is not None:
             return False
-        engine, index = self._engine, process.index
+        engine, index, reader = self._engine, process.index, NOBODY
         if kind == _PUT:
             if (first := engine.put_at_once(index, channel, n)) < 0:
                 if self._has_fillers or (reader := engine.put_to_waiting(index, channel, n)) < 0:
                     return False
-                process.lock_waited, process.woken = False, True
-                self._store(process, engine.channels[channel].tail - n)
-                self._bind(self._processes[reader])
-                return True
-            process.lock_waited, process.woken = False, True
+                first = engine.channels[channel].tail - n
             self._store(process, first)
-            return True
-        if kind != _GET:
-            return False
-        if (first := engine.get_at_once(index, channel, n)) >= 0:
-            process.lock_waited, process.woken = False, True
+        elif kind == _GET and (first := engine.get_at_once(index, channel, n)) >= 0:
             self._hand_over(process, first, first + abs(n))
-            return True
-        if self._has_fillers or (holder := engine.wait_at_once(index, channel, n)) == NOT_AT_ONCE:
+        else:
             return False
-        process.woken, process.waits_for, process.blocked_at, process.event = False, "engine", what, _GET
-        self._running -= process.counts
+        process.lock_waited, process.woken = False, True
+        if reader >= 0:
+            self._bind(self._processes[reader])
+        return True
+
+    def _waits_at_once(self, index: int, kind: int, channel: int, n: int) -> bool:
+        """Under the mutex: the same for a get that waits, and who goes on instead."""
+        if kind != _GET or self._has_fillers or (holder := self._engine.wait_at_once(index, channel, n)) == NOT_AT_ONCE:
+            return False
         if holder >= 0:
             self._batch += 1
             self._resume(self._processes[holder])
-        if self._running == 0:
-            self._quiescent()
-        process.parked = not process.woken
         return True
 
     def _raise_if_interrupted(self, process: Process) -> None:
@@ -261,7 +256,7 @@ class Scheduler:
             return
         if self._mock is not None:
             self._pending.append(event)
-        else:
+        elif not self._waits_at_once(*event):
             self._apply(self._engine.settle([event]))
             self._fill()
 

@@ -30,35 +30,7 @@ def track_of(lane: str, process: str) -> Track:
     return Track(found[1], int(found[2]), () if devices == "no device" else tuple(devices.split(", ")), host)
 
 
-def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
-    """(number, value) of each field of a message in protobuf's wire format."""
-    at, size = 0, len(data)
-
-    def varint() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
-
-    while at < size:
-        key = varint()
-        wire = key & 7
-        if wire == 0:
-            yield key >> 3, varint()
-            continue
-        length = 8 if wire == 1 else 4 if wire == 5 else varint() if wire == 2 else -1
-        if length < 0 or at + length > size:
-            raise ValueError("a message of the trace is not whole")
-        yield key >> 3, data[at : at + length]
-        at += length
-
-
-def _number(data: bytes, at: int) -> tuple[int, int]:
+def _number(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """A varint that begins there, and where the next field does."""
     value = shift = 0
     while True:
@@ -68,6 +40,23 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         shift += 7
+
+
+def fields(data: memoryview) -> Iterator[tuple[int, Any]]:
+    """(number, value) of each field of a message in protobuf's wire format."""
+    at, size = 0, len(data)
+    while at < size:
+        key, at = _number(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = _number(data, at)
+            yield key >> 3, value
+            continue
+        length, at = _number(data, at) if wire == 2 else (8 if wire == 1 else 4 if wire == 5 else -1, at)
+        if length < 0 or at + length > size:
+            raise ValueError("a message of the trace is not whole")
+        yield key >> 3, data[at : at + length]
+        at += length
 
 
 class _Reader:
