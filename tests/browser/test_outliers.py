@@ -232,9 +232,9 @@ def test_what_is_at_its_level_once_is_compared_with_all_levels(page: Any) -> Non
     assert page.evaluate("(at) => checks.like('thread 0', at)", 330 * MS) == [[2 * MS, 31, 60 * MS, 1, "whole"]]
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank", range(4))
 def test_the_panel_leaves_in_sight_what_it_tells_of(browser: Any, rank: int) -> None:
-    """Four lanes in a low dashboard; the slow call is on the first or the last of them, and as wide on the screen as a link makes it."""
+    """Four lanes in a low dashboard, and a slow call on one of them, as wide on the screen as a link makes it: over or under its lane, or beside the call."""
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     step = recorder.name("step")
     for r in range(4):
@@ -253,9 +253,12 @@ def test_the_panel_leaves_in_sight_what_it_tells_of(browser: Any, rank: int) -> 
     page.screenshot(path=str(ARTIFACTS / f"panel-beside-{rank}.png"))
     box, canvas = panel.bounding_box(), page.locator(".rl-stage canvas").bounding_box()
     above, below = page.evaluate("(rank) => { const r = view.rows.find((r) => r.track?.rank === rank); return [r.y, r.y + r.h]; }", rank)
-    top, bottom = box["y"] - canvas["y"], box["y"] + box["height"] - canvas["y"]
-    assert bottom <= above or top >= below, "beside its lane"
+    start, end = page.evaluate("() => { const { lane: { columns: c }, i } = view.picked; return [view.x(c.start[i]), view.x(c.start[i] + c.dur[i])]; }")
+    left, top = box["x"] - canvas["x"], box["y"] - canvas["y"]
+    right, bottom = left + box["width"], top + box["height"]
+    assert bottom <= above or top >= below or right <= start or left >= end, "beside the call"
     assert top >= 30 and bottom <= canvas["height"], "the ruler is seen, and the panel is not cut"
+    assert page.evaluate("() => { const b = document.querySelector('.rl-detailsbody'); return b.scrollHeight <= b.clientHeight; }"), "all of it can be read"
     page.close()
 
 

@@ -10,6 +10,7 @@ const cell = (text, tag = "td") => make(tag, {}, text);
 const table = (head, rows, words = "") => make(`table${words}`, {}, make("tr", {}, ...head.map((t) => cell(t, "th"))), ...rows.map((row) => (row instanceof Node ? row : make("tr", {}, ...row.map((t) => cell(t))))));
 const percent = (part, whole) => `${Math.round((100 * part) / whole)} %`;
 
+const NARROWEST = 260; // px: a line of some words
 const LOWEST = 72; // px: a title and three lines, of which more can be scrolled to
 const NARROW = 640; // px: a picture less wide would be covered by what lies over it
 
@@ -30,21 +31,29 @@ export class Details {
     this.node.dataset.open = "true";
     this.node.dataset.side = this.at && this.view.x(this.at[0]) - this.view.gutter > this.view.width - this.view.x(this.at[1]) ? "left" : "right";
     this.node.dataset.edge = "bottom";
-    this.node.style.removeProperty("--rl-room");
+    for (const room of ["--rl-room", "--rl-wide"]) this.node.style.removeProperty(room);
     this.isNew = true;
     this.asked = null;
     this.view.tip.style.display = "none";
   }
 
-  /** Where a new one would lie over what it tells of, [left, top, right, bottom] px, it goes where more room is, over or under that, and is no higher. */
+  /**
+   * Where a new one would lie over what it tells of, [left, top, right, bottom] px, it goes over or under that if it has room there, else beside it; where
+   * there is little room on all sides, over or under it and no higher than that.
+   */
   keepClearOf(told) {
     if (!this.isNew || !this.open) return;
     this.isNew = false;
-    const { offsetLeft: left, offsetWidth: wide, offsetTop: top, offsetHeight: high } = this.node, end = top + high;
-    if (!told || this.node.dataset.place === "below" || told[0] > left + wide || told[2] < left || told[3] < top || told[1] > end) return;
-    const over = told[1] - RULER - 8, under = end - told[3] - 4;
-    this.node.dataset.edge = over > under ? "top" : "bottom";
-    this.node.style.setProperty("--rl-room", `${Math.max(LOWEST, over, under)}px`);
+    const { offsetLeft: left, offsetWidth: wide, offsetTop: top, offsetHeight: high, style, dataset } = this.node, end = top + high;
+    if (!told || dataset.place === "below" || told[0] > left + wide || told[2] < left || told[3] < top || told[1] > end) return;
+    const over = told[1] - RULER - 8, under = end - told[3] - 4, before = told[0] - this.view.gutter - 8, after = this.view.width - told[2] - 18;
+    if (Math.max(over, under) < high && Math.max(before, after) >= NARROWEST) {
+      dataset.side = before > after ? "left" : "right";
+      style.setProperty("--rl-wide", `${Math.max(before, after)}px`);
+      return;
+    }
+    dataset.edge = over > under ? "top" : "bottom";
+    style.setProperty("--rl-room", `${Math.max(LOWEST, over, under)}px`);
   }
 
   /** Over the lanes where they are wide, else below them. */
