@@ -447,10 +447,11 @@ def test_shutdown_ends_the_private_ray() -> None:
     with session(flow, ExecutionPlan.temporal(flow, DEVICES), executor="ray") as s:
         assert s.step() == (5, 1)
     session_name = load_ray()._private.worker._global_node.session_name  # others may have a Ray of their own in this process' children
-    children = [p for p in psutil.Process().children(recursive=True) if p.name() in ("raylet", "gcs_server") and session_name in " ".join(p.cmdline())]
-    assert {p.name() for p in children} == {"gcs_server", "raylet"}
+    running = psutil.process_iter(["name", "cmdline"])  # passes over what ends meanwhile
+    services = [p for p in running if p.info["name"] in ("raylet", "gcs_server") and session_name in " ".join(p.info["cmdline"] or ())]
+    assert {p.info["name"] for p in services} == {"gcs_server", "raylet"}
     shutdown()
-    _, alive = psutil.wait_procs(children, timeout=20)
+    _, alive = psutil.wait_procs(services, timeout=20)
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE]
 
 
