@@ -88,6 +88,8 @@ def _add_many(recorder: Recorder, rank: int, count: int) -> None:
 
 def test_a_waiting_span_takes_32_bytes():
     assert NARROW_STRUCT.size == NARROW_DTYPE.itemsize == 32
+    row = (-(1 << 62) + 3, (1 << 32) - 5, -7, -9, (1 << 32) - 11, 65_533, -15, -32_767, 65_519)
+    assert np.frombuffer(NARROW_STRUCT.pack(*row), NARROW_DTYPE)[0].tolist() == row, "each field where the rows are read, as wide as it is read"
     recorder = Recorder()
     _add_many(recorder, 0, 1000)
     assert len(recorder._buffer) == 32_000 and not recorder._wide
