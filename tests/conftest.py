@@ -12,6 +12,8 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside tests of other processes, what Ray starts hardly has its turn
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # where that is set, each of some hundred processes compiles the library again: 0.3 s
+sys.dont_write_bytecode = False
 # No test depends on how fast this machine is.
 settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
