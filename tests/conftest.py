@@ -60,8 +60,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
 @pytest.fixture(autouse=True)
 def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hosts of the processes executor begin with torch imported, except where a test is about how they begin."""
-    wanted = sys.platform == "linux" and not request.node.get_closest_marker("fresh") and not os.environ.get("RLINF_LAB_FRESH_PROCESSES")
-    if wanted and "rlinf_lab.runtime" in sys.modules:
+    anew = any(map(request.node.get_closest_marker, ("fresh", "gpu"))) or os.environ.get("RLINF_LAB_FRESH_PROCESSES")  # CUDA survives no fork
+    if sys.platform == "linux" and not anew and "rlinf_lab.runtime" in sys.modules:
         from rlinf_lab.runtime import child
 
         monkeypatch.setattr(child, "subprocess", warm_processes.instead_of(child, NURSERY))

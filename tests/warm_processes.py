@@ -1,8 +1,8 @@
 """Processes for tests of the processes executor: forked from one that has imported torch, where Python started anew takes 2 to 4 s of a processor for that.
 
 What a host's process is given is what `subprocess.Popen` would give it: the code of ``python -c``, its environment, its files, this process as its
-parent. Of the library nothing is imported before, and no thread has been started, so nothing of ours is ever forked. Tests marked ``fresh`` have Python
-started anew, as the product does; so have those in which a script of its own starts a session.
+parent. Of the library nothing is imported before, and no thread has been started, so nothing of ours is ever forked. Tests marked ``fresh`` or ``gpu`` have
+Python started anew, as the product does; so have those in which a script of its own starts a session, and all where RLINF_LAB_FRESH_PROCESSES is set.
 
     test process ── code, environment, files (SCM_RIGHTS) ──> nursery ── fork ──> in between ── fork ──> host
                  <──────────── the host's pid ───────────────                     ends at once: the host's parent is then the test process (`_reaping`)
@@ -51,7 +51,9 @@ class Nursery:
             connection = self._connection()
             socket.send_fds(connection, [_HEAD.pack(len(told))], [1, 2, *pass_fds])
             connection.sendall(told)
-            (pid,) = _HEAD.unpack(connection.recv(_HEAD.size, socket.MSG_WAITALL))
+            answer = connection.recv(_HEAD.size, socket.MSG_WAITALL)
+        assert len(answer) == _HEAD.size, "the process that forks has ended: see its standard error. Next: RLINF_LAB_FRESH_PROCESSES=1"
+        (pid,) = _HEAD.unpack(answer)
         return _handle(command, pid)
 
     def _connection(self) -> socket.socket:
