@@ -29,7 +29,6 @@ FAILED = "failed"  # what stands as channel in the mark of an iteration that fai
 #: Where track, name and channel are in a row of `SPAN_DTYPE`, in units of four bytes.
 _NUMBERS = slice(SPAN_DTYPE.fields["track"][1] // 4, SPAN_DTYPE.fields["channel"][1] // 4 + 1)  # type: ignore[index]
 _NONE_IS_LEAST = np.array([0, 1, 1], np.uint32)  # added to them as unsigned numbers: -1 is 0 then, and any other negative one is too large
-_LONGEST_NS = (1 << 63) - 2  # differences of times, and the end of the last one of all, fit into 64 bits
 #: Bytes of spans that a timeline keeps in memory; a longer one is in a file that the system maps, and pages out as it likes.
 MEMORY_BYTES = 64 << 20
 _WAITING_BYTES = 1 << 18  # of narrow rows that wait to be filled in: more of them than fit in a cache are no cheaper
@@ -298,14 +297,11 @@ class SpanStore:
     def _show(self, ours: SpanArray) -> None:
         """Make reserved rows part of the timeline."""
         start, end, old = int(np.minimum.reduce(ours["start"])), int(np.maximum.reduce(ours["end"])), self._bounds
-        bounds = (min(start, old[0]), max(end, old[1])) if old else (start, end)
-        if bounds[1] - bounds[0] > _LONGEST_NS:
-            raise TimelineError(f"Spans from {bounds[0]:,} to {bounds[1]:,} ns: no timeline is that long. Next: look at the clocks that they are of.")
         kind = ours["kind"]
         if SpanKind.MARK in kind.tobytes():
             self._marks.append(ours[(kind == SpanKind.MARK) & (ours["name"] == self._names.get(ITERATION, -2))])
         self._spans.commit(len(ours))
-        self._bounds = bounds
+        self._bounds = (min(start, old[0]), max(end, old[1])) if old else (start, end)
 
     def _add_counters(self, rows: SpanArray, source: _Source, offset_ns: int) -> None:
         ours = rows.copy()
