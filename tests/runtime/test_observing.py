@@ -326,9 +326,9 @@ def test_the_own_thread_looks_still_less_often_where_a_look_takes_long(beats: Be
     flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
     with session(flow, plan) as s:
         feeding(s, beats)
-        one = s.submit(5.0)
+        one = s.submit(6.0)
         until(lambda: len(beats.threads))
-        time.sleep(observer.RELIEVED_SECONDS)  # the first such look is yet to come
+        time.sleep(2 * observer.RELIEVED_SECONDS)  # the first such look is yet to come
         began, first, seen = time.monotonic(), len(looks), beats.spans
         time.sleep(3.2)
         took = time.monotonic() - began
