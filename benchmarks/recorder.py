@@ -178,7 +178,7 @@ def cases(smoke: bool) -> list[Case]:
         Case("span_cost", "ns a span", lambda: nanoseconds_per_span(count), {"an empty call": lambda: nanoseconds_per_loop(count)}, "<= 1000", "value"),
         Case(
             "span_cost_written", "ns a span", lambda: nanoseconds_per_write(count), target="<= 1000", target_of="value",
-            note="as a worker's thread writes it: the runtime's rule for a wait, two looks at the clock and Recorder.add",
+            note="the runtime's rule for a wait, two looks at the clock, the numbers, and packing them in another thread; warm caches (a run has cold ones)",
         ),
         Case(
             "bubble_table", "s", lambda: bubble_seconds(sizes[-1]), target="<= 1", target_of="value", runs=3,
