@@ -27,8 +27,8 @@ class SpanWriter:
         now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
             self._write((since, now - since, -1, call.iteration << 4 | _RUN, 0, process.track, process.method, -1, 0))
-            if len(self._loose) >= self._recorder.most_loose:  # looked at once a stretch, which has two waits at most
-                self._recorder.pack_up()
+        if len(self._loose) >= self._recorder.most_loose:  # looked at once a stretch, which has two waits at most, also of a driver and of stretches of no time
+            self._recorder.pack_up()
         process.since = now
         return now
 

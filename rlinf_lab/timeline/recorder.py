@@ -226,19 +226,25 @@ class Recorder:
                 self._drop(len(self.loose) // _NUMBERS, 0)
                 self.loose.clear()
                 return
-            numbers = tuple(self.loose)  # others go on writing
+            numbers = self._loose_now()
             rows, wide = _packed(numbers)
-            beyond = -(-(len(self._buffer) + len(self._wide) + len(rows) + len(wide) - self._full_bytes) // _ROW)
-            if (lost := min(beyond, len(rows) // _ROW)) > 0:
-                del rows[-lost * _ROW :]
+            beyond = len(self._buffer) + len(self._wide) + len(rows) + len(wide) - self._full_bytes
+            lost = _cut_off(rows, _ROW, beyond)
+            if lost := lost + _cut_off(wide, SPAN_STRUCT.size, beyond - lost * _ROW):
                 self._drop(lost, 0)
             self._extend(rows)
             self._wide.extend(wide)
             del self.loose[: len(numbers)]
-            if len(self._buffer) >= self._half_bytes:
+            if len(self._buffer) >= self._half_bytes or len(self._wide) >= self._half_bytes:
                 self._have_it_written()
         finally:
             self._packing.release()
+
+    def _loose_now(self) -> list[int]:
+        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it makes room for the tuple, and a collection
+        of garbage begun by that may let another thread write, which moves them. A slice makes room first.
+        """
+        return self.loose[:]
 
     def _write_out(self) -> None:
         """Move what waits in memory to disk."""
@@ -367,9 +373,13 @@ class Recorder:
     def _wait(self) -> _Waiting:
         """What waits in memory; the caller holds the locks for draining and for packing.
 
-        Loose rows are looked at last: the mark that ends an iteration was added after what ran in it, and must not be taken without that.
+        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both buffers as they were at one moment, for
+        they only grow meanwhile: a mark of more than 4.29 s is wide, and what it ends mostly not. Then the loose rows, among which there are no marks.
         """
-        size, wide_size, numbers = len(self._buffer), len(self._wide), tuple(self.loose)  # others go on writing
+        size, wide_size = -1, 0
+        while size != (size := len(self._buffer)):
+            wide_size = len(self._wide)
+        numbers = self._loose_now()
         rows, wide = self._buffer[:size], self._wide[:wide_size]
         if numbers:
             more, more_wide = _packed(numbers)
@@ -410,7 +420,14 @@ class _Waiting(NamedTuple):
         return both
 
 
-def _packed(numbers: tuple[int, ...]) -> tuple[bytearray, bytearray]:
+def _cut_off(rows: bytearray, size: int, beyond: int) -> int:
+    """Take the last rows of ``size`` bytes away, as many as make up for ``beyond`` bytes; returns how many."""
+    lost = min(max(-(-beyond // size), 0), len(rows) // size)
+    del rows[len(rows) - lost * size :]
+    return lost
+
+
+def _packed(numbers: list[int]) -> tuple[bytearray, bytearray]:
     """Rows of these numbers: narrow ones, and wide ones of what is long or large."""
     rows, wide, at = bytearray(), bytearray(), 0
     for count, pack in _PACKS:
