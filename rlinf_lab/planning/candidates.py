@@ -12,6 +12,7 @@ import numpy as np
 from rlinf_lab.planning.nearby import fitting, resized
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.effort import is_exact
+from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders
 from rlinf_lab.planning.search.solver import BOTH, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Tree, compositions, evaluate
@@ -30,6 +31,7 @@ FEW = 32  # branches of a quick search that found nothing
 PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
 NEAR = 1.12  # plans of other shapes over few device counts, which are improved then
 VARIED, MORE = 64, 8  # of these at most that are looked at, and of other shapes than those found before
+ALIKE = 3  # of those that take as long, at most
 SAME = 1.001
 
 
@@ -50,6 +52,11 @@ class Candidate:
     @property
     def seconds(self) -> float:
         return self.streamed.seconds
+
+    @cached_property
+    def outline(self) -> Outline:
+        """Its shape, whatever the order of turns where none matters to the search."""
+        return Outline.of(self.placement.tree, self.placement.setting.edges)
 
 
 @dataclass(frozen=True)
@@ -113,14 +120,19 @@ def candidates(
 
 def _more(setting: Setting, found: dict[str, list[Candidate]], modes: tuple[str, ...]) -> Iterator[Candidate]:
     """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best plan: each with its best numbers."""
-    best = min((c for some in found.values() for c in some), key=lambda c: c.searched)
-    arrangement, known = replace(best.placement.arrangement, seating=()), set(found)
-    if len(modes) < len(BOTH) or Orders.of(setting.problem(arrangement)).is_grouped:
+    those = [c for some in found.values() for c in some]
+    best, known = min(those, key=lambda c: c.searched), {c.outline for c in those}
+    arrangement, most = replace(best.placement.arrangement, seating=()), len(known) + MORE
+    problem = setting.problem(arrangement)
+    if len(modes) < len(BOTH) or Orders.of(problem).is_grouped:
         return
-    for plan in varied(setting.problem(arrangement), NEAR * best.searched)[:VARIED]:
-        if len(known) < len(found) + MORE and Placement(setting, arrangement, plan.tree).shape not in known:
+    plans = varied(problem, NEAR * best.searched)[:VARIED]
+    for i, plan in enumerate(plans):
+        # Many that take as long wait for the same part, in a simulation as well.
+        as_long = i >= ALIKE and plan.seconds <= SAME * plans[i - ALIKE].seconds
+        if len(known) < most and not as_long and Outline.of(plan.tree, setting.edges) not in known:
             for candidate in _best(setting, [arrangement], Only(modes, among=compositions(plan.tree)), guess)[:1]:
-                known.add(candidate.placement.shape)
+                known.add(candidate.outline)
                 yield candidate
 
 

@@ -6,11 +6,15 @@ by step among their neighbours (`nearby`); the best of each shape is what is ran
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rlinf_lab.planning.candidates import Candidate, alike
 from rlinf_lab.planning.nearby import fitting, neighbours
+from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, nodes
 from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.planning.streams import follow
@@ -20,8 +24,9 @@ SIMULATED = 6  # plans that are run by the scheduler in virtual time before they
 OVERLAPPING = 24  # of those whose iterations overlap: what is followed of them is up to 1.7 times as long as what is simulated, where ranks differ in number
 SEVERAL = 3  # plans of each shape that may be simulated
 LOOKED_AT = 12  # plans that are simulated in less detail
-NEIGHBOURS = (16, 8)  # of the best one of these, and of the best one of another shape, that are simulated, too
+NEIGHBOURS = (16, 8)  # of the best one of these, and of the best one of another shape, that are simulated, too; what they leave is for the next shapes
 WORTH = 1.1  # times as long by the search as the plan beside it: such a neighbour is not simulated
+CLOSE = 1.1  # times as long as the best one, simulated: of such a further shape no neighbours are
 DETAIL = 256  # bundles of an iteration, a quarter of a forecast's
 GAIN = 1e-4  # relative: a neighbour that is faster by less is no step
 TIED = 1e-6  # relative: seconds that count as the same
@@ -102,17 +107,21 @@ class _Trials:
         first = [c for i, c in enumerate(found) if not any(alike(c.placement, other.placement) for other in found[:i])]
         for candidate in [min(found, key=lambda c: c.searched), *first[: max(self.more, LOOKED_AT)]]:
             self._seconds(candidate)
-        left, begun = 0, set[str]()
-        for most in NEIGHBOURS:
-            starts = [(s, preference(c), c) for c, s in self._seen.values() if c.placement.shape not in begun]
-            if starts:
-                start = min(starts, key=lambda s: s[:2])[2]
-                begun.add(start.placement.shape)
-                left = self._climb(start, found, most + left)
-        # What is followed knows nothing of some waits: where a plan took much longer than that, a neighbour may keep the promise.
-        promising, best = min((c for c, _ in self._seen.values()), key=lambda c: c.seconds), min(seconds for _, seconds in self._seen.values())
-        if promising.seconds * WORTH < best and promising.placement.shape not in begun:
+        left, begun = 0, set[Outline]()
+        for most in (*NEIGHBOURS, *itertools.repeat(0, len(self._seen))):
+            starts = [(s, preference(c), c) for c, s in self._seen.values() if c.outline not in begun]
+            seconds, _, start = min(starts, key=lambda s: s[:2], default=(np.inf, (), None))
+            if start is None or (not most and (not left or seconds > CLOSE * self._best())):
+                break
+            begun.add(start.outline)
+            left = self._climb(start, found, most + left)
+        # What is followed knows nothing of some waits: where a plan took longer than that, a neighbour may keep the promise.
+        promising = min((c for c, _ in self._seen.values() if c.outline not in begun), key=lambda c: c.seconds, default=None)
+        if promising is not None and promising.seconds < self._best():
             self._climb(promising, found, NEIGHBOURS[1] + left)
+
+    def _best(self) -> float:
+        return min(seconds for _, seconds in self._seen.values())
 
     def ranked(self, found: Sequence[Candidate]) -> list[Shown]:
         """The best of each shape. As many as are worth it, and on until the first is one of them, are simulated in full detail."""
