@@ -24,6 +24,7 @@ from rlinf_lab.planning.tables import Forms
 
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
+COARSELY = 1.2  # of the shape that was best: it may take so much longer over few device counts, and be close over those near them
 ROUNDS = 12  # of improvement
 QUICK_NEIGHBOURS = 12  # followed for a quick answer
 RECENT = 2  # sets of units that stay that are looked at again
@@ -212,9 +213,11 @@ def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, .
     """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all: with those who
     stayed in it, or who stay in the best one now."""
     found = list[Candidate]()
-    for among, staying in known.shapes[:several] if several > 1 else ():
+    for i, (among, staying) in enumerate(known.shapes[:several] if several > 1 else ()):
         some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
-        found += sorted(_best(setting, some, Only(modes, among=among), guess, CLOSE * best.searched), key=lambda c: c.searched)[:1]
+        near = (CLOSE if i else COARSELY) * best.searched
+        good = [c for c in _best(setting, some, Only(modes, among=among), guess, near) if c.searched <= CLOSE * best.searched]
+        found += sorted(good, key=lambda c: c.searched)[:1]
     return found
 
 

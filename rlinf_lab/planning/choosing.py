@@ -6,15 +6,11 @@ by step among their neighbours (`nearby`); the best of each shape is what is ran
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from rlinf_lab.planning.candidates import Candidate, alike
 from rlinf_lab.planning.nearby import fitting, neighbours
-from rlinf_lab.planning.search.outline import Outline
 from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, nodes
 from rlinf_lab.planning.steady import settled, steady
 from rlinf_lab.planning.streams import follow
@@ -24,9 +20,9 @@ SIMULATED = 6  # plans that are run by the scheduler in virtual time before they
 OVERLAPPING = 24  # of those whose iterations overlap: what is followed of them is up to 1.7 times as long as what is simulated, where ranks differ in number
 SEVERAL = 3  # plans of each shape that may be simulated
 LOOKED_AT = 12  # plans that are simulated in less detail
-NEIGHBOURS = (16, 8)  # of the best one of these, and of the best one of another shape, that are simulated, too; what they leave is for the next shapes
+NEIGHBOURS = (16, 8, 8, 8)  # of the best one of these, and of the best ones of other shapes, that are simulated in vain; what one leaves is for the next
 WORTH = 1.1  # times as long by the search as the plan beside it: such a neighbour is not simulated
-CLOSE = 1.1  # times as long as the best one, simulated: of such a further shape no neighbours are
+CLOSE = 1.1  # times as long as the best one, simulated: of a third shape that takes longer no neighbours are
 DETAIL = 256  # bundles of an iteration, a quarter of a forecast's
 GAIN = 1e-4  # relative: a neighbour that is faster by less is no step
 TIED = 1e-6  # relative: seconds that count as the same
@@ -90,6 +86,11 @@ def preference(candidate: Candidate) -> tuple[object, ...]:
     return turns, max(counts) - min(counts), sum(leaf.grain for leaf in leaves), [leaf.worker for leaf in leaves], candidate.placement.shape, by_worker
 
 
+def _is_another(candidate: Candidate, begun: Sequence[Candidate]) -> bool:
+    """Neither of the shape of one of these, whatever the order of its turns, nor on the same seats by another name."""
+    return not any(candidate.outline == b.outline or alike(candidate.placement, b.placement) for b in begun)
+
+
 def _key(candidate: Candidate) -> tuple[object, ...]:
     return candidate.placement.tree, candidate.placement.arrangement
 
@@ -107,18 +108,27 @@ class _Trials:
         first = [c for i, c in enumerate(found) if not any(alike(c.placement, other.placement) for other in found[:i])]
         for candidate in [min(found, key=lambda c: c.searched), *first[: max(self.more, LOOKED_AT)]]:
             self._seconds(candidate)
-        left, begun = 0, set[Outline]()
-        for most in (*NEIGHBOURS, *itertools.repeat(0, len(self._seen))):
-            starts = [(s, preference(c), c) for c, s in self._seen.values() if c.outline not in begun]
-            seconds, _, start = min(starts, key=lambda s: s[:2], default=(np.inf, (), None))
-            if start is None or (not most and (not left or seconds > CLOSE * self._best())):
+        left, begun = 0, list[Candidate]()
+        for i, most in enumerate(NEIGHBOURS):
+            start = self._start(begun)
+            if start is None or (i > 1 and self._seconds(start) > CLOSE * self._best()):
                 break
-            begun.add(start.outline)
+            begun.append(start)
             left = self._climb(start, found, most + left)
         # What is followed knows nothing of some waits: where a plan took longer than that, a neighbour may keep the promise.
-        promising = min((c for c, _ in self._seen.values() if c.outline not in begun), key=lambda c: c.seconds, default=None)
+        promising = min((c for c, _ in self._seen.values() if _is_another(c, begun)), key=lambda c: c.seconds, default=None)
         if promising is not None and promising.seconds < self._best():
             self._climb(promising, found, NEIGHBOURS[1] + left)
+        best = min(self._seen.values(), key=lambda s: (s[1], preference(s[0])))[0]
+        self._climb(best, found, NEIGHBOURS[0])  # unless all of its neighbours were looked at
+
+    def _start(self, begun: Sequence[Candidate]) -> Candidate | None:
+        """The fastest one of another shape: of several names for the same seats the one that the search finds fastest."""
+        others = [(s, preference(c), c) for c, s in self._seen.values() if _is_another(c, begun)]
+        if not others:
+            return None
+        least, _, first = min(others, key=lambda o: o[:2])
+        return min((o for o in others if o[0] <= least * (1 + TIED) and alike(o[2].placement, first.placement)), key=lambda o: (o[2].searched, o[1]))[2]
 
     def _best(self) -> float:
         return min(seconds for _, seconds in self._seen.values())
@@ -151,17 +161,18 @@ class _Trials:
         return best
 
     def _climb(self, best: Candidate, found: Sequence[Candidate], most: int) -> int:
-        """From neighbour to neighbour as long as they are faster, so many simulations at most. How many of these are left."""
+        """From neighbour to neighbour as long as they are faster, so many simulations in vain at most. How many of these are left."""
         climbs = True
         while climbs:
             seconds, climbs = self._seconds(best), False
             for near in self._near(best, found):
-                most -= _key(near) not in self._seen
-                if most < 0:
+                new = _key(near) not in self._seen
+                if new and not most:
                     return 0
                 if self._seconds(near) < seconds * (1 - GAIN):
                     best, climbs = near, True
                     break
+                most -= new
         return most
 
     def _near(self, best: Candidate, found: Sequence[Candidate]) -> Iterator[Candidate]:
