@@ -6,15 +6,19 @@ import os
 import sys
 
 import pytest
+import warm_processes
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("RAY_worker_niceness", "0")  # 15 otherwise: beside tests of other processes, what Ray starts hardly has its turn
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # where that is set, each of some hundred processes compiles the library again: 0.3 s
+sys.dont_write_bytecode = False
 # No test depends on how fast this machine is.
 settings.register_profile("untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+NURSERY = warm_processes.Nursery()
 REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER"}
 
 
@@ -51,3 +55,13 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
         if report.skipped and os.environ.get(variable) and item.get_closest_marker(marker):
             report.outcome = "failed"
             report.longrepr = f"skipped, but {variable} requires it: {report.longrepr}"
+
+
+@pytest.fixture(autouse=True)
+def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts of the processes executor begin with torch imported, except where a test is about how they begin."""
+    anew = any(map(request.node.get_closest_marker, ("fresh", "gpu"))) or os.environ.get("RLINF_LAB_FRESH_PROCESSES")  # CUDA survives no fork
+    if sys.platform == "linux" and not anew and "rlinf_lab.runtime" in sys.modules:
+        from rlinf_lab.runtime import child
+
+        monkeypatch.setattr(child, "subprocess", warm_processes.instead_of(child, NURSERY))

@@ -33,6 +33,8 @@ from rlinf_lab.workflow.workflow import Workflow
 
 LOOK_SECONDS = 0.12  # from one look to the next: eight a second
 RELIEVED_SECONDS = 0.5  # the same, while somebody else glances at the spans
+SELDOM_SECONDS = 1.0  # and at most that, where each of them takes long
+_REST = 1500  # they take a 1500th of a core, unless that would mean longer ones
 SENT_SECONDS = 0.006  # after a look, until what it tells has left the process
 AFTER_SECONDS = 0.5  # between times for what is not urgent
 LEAST_REST = 0.02  # between the end of one and the next, where the others leave the interpreter's lock to nobody
@@ -134,7 +136,7 @@ class Observer:
     # --- collecting -------------------------------------------------------------------------------------
     def _pumping(self) -> None:
         due = time.monotonic() + LOOK_SECONDS
-        after_due = 0.0
+        after_due, relieved = 0.0, RELIEVED_SECONDS
         while not self._rest.acquire(timeout=max(LEAST_REST, due - time.monotonic())):
             if self._is_idle():
                 self._wake.wait(IDLE_SECONDS - LOOK_SECONDS)
@@ -143,8 +145,9 @@ class Observer:
                 return
             # Counted from when it was due: a loop of Python's own lets this thread wait five ms for the interpreter each time.
             is_relieved = self.is_relieved()
-            between = RELIEVED_SECONDS if is_relieved and not self._is_idle() else LOOK_SECONDS
+            between = relieved if is_relieved and not self._is_idle() else LOOK_SECONDS
             due = max(due, time.monotonic() - between) + between
+            began = time.thread_time()
             with quick_turns():
                 try:
                     self.collect()
@@ -154,6 +157,8 @@ class Observer:
                     self._broken()
                     return
                 self._update()
+                if is_relieved:
+                    relieved = min(max(_REST * (time.thread_time() - began), RELIEVED_SECONDS), SELDOM_SECONDS)
                 if time.monotonic() >= after_due:
                     after_due = time.monotonic() + AFTER_SECONDS - LOOK_SECONDS / 2  # every fourth look, or every relieved one
                     if not is_relieved:  # else another thread sends it, with the next spans
@@ -170,11 +175,11 @@ class Observer:
     def glance(self) -> bool:
         """Take the spans that are new, and nothing else, and wait for nobody: for a thread of somebody else's, eight times a second.
 
-        The own thread then looks twice a second, at all the rest (`is_relieved`). False when there is nothing to come for: no iteration is open, or
+        The own thread then looks once or twice a second, at all the rest (`is_relieved`). False when there is nothing to come for: no iteration is open, or
         all is over.
         """
         # Longer than the own thread is away: who glances until then sees what begins meanwhile.
-        if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + RELIEVED_SECONDS + LOOK_SECONDS):
+        if self._over or self.problem is not None or self._is_idle(IDLE_SECONDS + SELDOM_SECONDS + LOOK_SECONDS):
             return False
         if self._lock.acquire(blocking=False):  # else they are being taken
             try:
@@ -334,7 +339,7 @@ class Observed:
 
         ``afterwards(this)`` is called twice a second, a little later, when what the listeners tell has left the process: for what is not urgent.
         One that raises is logged (logger ``rlinf_lab``) and not called again; the work goes on. ``glances()`` says whether the listener comes by itself for
-        the spans (`Observer.glance`); while all do, they are called twice a second.
+        the spans (`Observer.glance`); while all do, they are called twice a second, or once where that takes long.
         """
         for given in (listener, glances, *([] if afterwards is None else [afterwards])):
             if not callable(given):

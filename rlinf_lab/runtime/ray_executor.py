@@ -26,7 +26,7 @@ from rlinf_lab.runtime.hosts_executor import HostsExecutor
 from rlinf_lab.runtime.links import Ways
 from rlinf_lab.runtime.ray_host import RayHost
 from rlinf_lab.runtime.ray_library import load_ray
-from rlinf_lab.runtime.ray_start import check_address, ensure_ray, is_private, why_private_is_gone
+from rlinf_lab.runtime.ray_start import check_address, ensure_ray, has_one_thread_each, is_private, why_private_is_gone
 from rlinf_lab.runtime.reservation import Reservation
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.workflow import Workflow
@@ -91,10 +91,9 @@ class RayExecutor(HostsExecutor):
             node = NodeAffinitySchedulingStrategy(self._nodes[number], soft=False)
         gpus = sum(Device.parse(d).kind == "cuda" for d in names)
         # A method of setting up at a time is enough; `stop` must get through while `start` still waits.
-        options = {
-            "num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "scheduling_strategy": node,
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": "1"}},
-        }  # fmt: skip
+        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_concurrency": 4, "scheduling_strategy": node}
+        if not has_one_thread_each():
+            options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": "1"}}
         self._actors[host] = load_ray().remote(RayHost).options(**options).remote(host, payload)
 
     def _ask(self, host: str, method: str, *args: Any) -> Any:

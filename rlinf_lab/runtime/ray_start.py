@@ -54,6 +54,14 @@ def is_private() -> bool:
     return _PRIVATE is not None and _PRIVATE.is_current()
 
 
+def has_one_thread_each() -> bool:
+    """Whether actors of this Ray compute in one thread unless told otherwise: then they need no environment of their own.
+
+    For such a one Ray starts a process that imports Ray and then another that imports it again, and lets those lie idle that it has started before.
+    """
+    return is_private() and _PRIVATE is not None and _PRIVATE.threads in (None, "1")  # not set, Ray sets 1 in an actor without CPUs
+
+
 def why_private_is_gone() -> str:
     """What has died of the private Ray without which it starts no processes; "" where it lives."""
     dead = {kind: process.pid for kind, process in load_ray()._private.worker._global_node.dead_processes()}
@@ -70,6 +78,7 @@ class PrivateRay:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._address = ""
+        self.threads = os.environ.get("OMP_NUM_THREADS")  # what its processes inherit
         self._thread = threading.Thread(target=self._main, name="private ray", daemon=True)
         self._thread.start()
 

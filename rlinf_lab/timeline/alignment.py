@@ -95,6 +95,9 @@ class AlignedClock:
             error += abs(wished - offset) + drifted(gap) // 2 + drifted(now_ns - latest - offset)
             self.error_ns = max(self.error_ns, error)
             self._first_error_ns = self._first_error_ns or error
+        elif self.offset.jumps:  # a clock that was set back says times that it has said before, with the offset of then
+            times = np.array([earliest, latest])
+            self.error_ns = max(self.error_ns, error + int(abs(self._ours(times) - times - wished).max()))
         self.error_ns = max(self.error_ns, self._first_error_ns + drifted(int(self._knots.view["theirs"][0]) - earliest))
 
     def _ours(self, theirs: NDArray[np.int64]) -> NDArray[np.int64]:

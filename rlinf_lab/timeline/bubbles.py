@@ -69,7 +69,7 @@ def _column(store: SpanStore, devices: list[str], rows: Rows, key: str) -> pd.Ca
     if key == "channel":
         return _category([*names, ""], rows["channel"])
     if key == "rank":
-        return np.array([*(t.rank for t in tracks), -1], np.int32)[rows["track"]]
+        return np.array([*(t.rank for t in tracks), -1], np.int64)[rows["track"]]
     if key == "waiting_for":
         return _waiting_for(rows, names)
     return rows["iteration"].copy()

@@ -45,6 +45,7 @@ _MOST_US = (1 << 62) // 1000
 _GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
 _WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
 _STEP = re.compile(r"ProfilerStep#(\d+)")
+_TASK = "task::"  # in the categories of Ray's tasks; those of their parts have one colon
 _GAP = re.compile(r"[\s,]*")
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
@@ -180,6 +181,7 @@ class _Reader:
         self._ranks: defaultdict[str, int] = defaultdict(int)
         self._names: dict[str, int] = {}
         self._texts: dict[str, str] = {}  # of names as events have them
+        self._tasks: defaultdict[tuple[Any, Any], list[tuple[int, str]]] = defaultdict(list)  # of Ray, by thread: (end, name) of those that may go on
         self._rows: list[tuple] = []
         self._samples: list[tuple[int, int, float]] = []
         self._backwards = 0  # events that end before they begin
@@ -252,7 +254,7 @@ class _Reader:
                 track = Track(*named, (_text(f"cuda:{key[1]}"),))
             else:
                 process = self._processes.get(pid) or _text(f"process {pid}")
-                thread = _text(f"{category} (async)") if joined else self._threads.get((pid, tid)) or _text(f"thread {tid}")
+                thread = _text(f"{category} (async)") if joined else self._threads.get((pid, tid)) or _thread(tid)
                 worker = thread if len(self._processes) < 2 else f"{process}: {thread}"
                 track = Track(worker, self._ranks[worker], (process,))
                 self._ranks[worker] += 1
@@ -278,10 +280,21 @@ class _Reader:
             if category != "gpu_user_annotation":
                 self._row(self._track(event), SpanKind.MARK, ITERATION, start, end, int(step[1]))
             return
-        kind = SpanKind.LABEL if category.startswith("task::") else _KINDS.get(category, SpanKind.RUN)
+        kind = _KINDS.get(category, SpanKind.RUN)
+        if category.startswith(_TASK):
+            kind = SpanKind.LABEL
+            self._tasks[event.get("pid"), event.get("tid")].append((end, _text(category.removeprefix(_TASK))))
+        elif category == "task:execute":
+            name = self._task(event, start, end) or name
         if category in ("cuda_runtime", "cuda_driver") and _WAITS_FOR_GPU.fullmatch(name):
             kind = SpanKind.WAIT
         self._row(self._track(event), kind, name, start, end)
+
+    def _task(self, event: Event, start: int, end: int) -> str:
+        """The task that this is the execution of, as Ray draws it around: of those that began before and are not over, the last one. "" without one."""
+        tasks = self._tasks[event.get("pid"), event.get("tid")]
+        tasks[:] = [task for task in tasks if task[0] > start]  # events come by their beginnings, so the others are over
+        return next((name for until, name in reversed(tasks) if until >= end), "")
 
     def _row(self, track: int, kind: int, name: str, start: int, end: int, iteration: int = -1) -> None:
         self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
@@ -406,6 +419,11 @@ def _args(event: Event) -> Event:
     """Arguments that are no table are none."""
     found = event.get("args")
     return found if isinstance(found, dict) else {}
+
+
+def _thread(tid: Any) -> str:
+    """The name of a thread that the trace does not name. Ray's has one for a number: ``worker:`` or ``driver:`` and its id."""
+    return _LONG_ID.sub(r"\1", _text(tid)) if isinstance(tid, str) and tid.startswith(("worker:", "driver:")) else _text(f"thread {tid}")
 
 
 def _category(event: Event) -> str:

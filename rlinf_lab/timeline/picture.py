@@ -8,8 +8,11 @@ the lane where that is all the rank did, else at its top, where the ticks are to
 from __future__ import annotations
 
 import unicodedata
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -112,9 +115,8 @@ def _cut(text: str, room: float) -> str:
     if _width(text) <= room:
         return text
     head, tail = text[:-_TAIL], text[-_TAIL:]
-    while len(head) > 1 and _width(head) + _TEXT + _width(tail) > room:
-        head = head[:-1]
-    return f"{head}…{tail}"
+    taken = [*accumulate(map(_width, head), initial=_TEXT + _width(tail))]  # by so many letters of the head
+    return f"{head[: max(1, bisect_right(taken, room) - 1)]}…{tail}"
 
 
 def stacked(scenes: Sequence[Scene], title: str) -> Scene:
@@ -153,11 +155,16 @@ def _device_rows(store: SpanStore, accounting: Accounting, workers: list[str]) -
     running = np.flatnonzero(store.spans["kind"] == SpanKind.RUN)
     track, start, end = (store.spans[name][running] for name in ("track", "start", "end"))
     bubbles = accounting.columns("device", "cause", "start", "end")
+    number_of, here = {label: i for i, label in enumerate(workers)}, defaultdict(list)
+    for i, each in enumerate(store.tracks):
+        for device in each.devices:
+            here[device].append((i, number_of[each.worker]))
     for number, name in enumerate(accounting.devices):
-        # The number of each track's worker, or -1 where the track is not on this device.
-        worker = np.array([workers.index(t.worker) if name in t.devices else -1 for t in store.tracks] or [-1])
+        worker = np.full(len(store.tracks) or 1, -1)  # the number of each track's worker, or -1 where the track is not on this device
+        for i, its in here[name]:
+            worker[i] = its
         owner, cause = worker[track], np.where(bubbles["device"] == number, bubbles["cause"], -1)
-        parts: Parts = {label: (start[owner == i], end[owner == i]) for i, label in enumerate(workers) if i in worker}
+        parts: Parts = {workers[i]: (start[owner == i], end[owner == i]) for i in sorted({its for _, its in here[name]})}
         for i, why in enumerate(CAUSES):
             mine = np.flatnonzero(cause == i)
             parts[why] = bubbles["start"][mine], bubbles["end"][mine]

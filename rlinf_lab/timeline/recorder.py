@@ -192,7 +192,11 @@ class Recorder:
             with self._lock:
                 start, self._spilling = not self._spilling, True
             if start:
-                threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
+                try:
+                    threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
+                except RuntimeError as error:  # no threads left: no fault of the worker that adds
+                    self._spill.refuse(f"cannot start the thread that writes spans to disk: {error}")
+                    self._spilling = False
         if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
             self._drop(1, 0)
             return True
@@ -201,14 +205,18 @@ class Recorder:
     def _write_out(self) -> None:
         """Move what waits in memory to disk."""
         with self._draining:
-            if len(self._buffer) + len(self._wide) >= self._half_bytes:  # else a drain came first
-                size, wide_size = len(self._buffer), len(self._wide)
-                spans = self._copy(size, wide_size)
-                with self._lock:
-                    tracks, names = list(self._tracks), list(self._names)
-                if self._spill.write(spans, tracks, names):
-                    del self._buffer[:size], self._wide[:wide_size]
-            self._spilling = False
+            try:
+                if len(self._buffer) + len(self._wide) >= self._half_bytes:  # else a drain came first
+                    size, wide_size = len(self._buffer), len(self._wide)
+                    spans = self._copy(size, wide_size)
+                    with self._lock:
+                        tracks, names = list(self._tracks), list(self._names)
+                    if self._spill.write(spans, tracks, names):
+                        del self._buffer[:size], self._wide[:wide_size]
+            except MemoryError as error:
+                self._spill.refuse(f"no memory to write spans to disk: {error}")
+            finally:
+                self._spilling = False
 
     # --- the other end --------------------------------------------------------------------------------
     def drain(self, as_it_is: bool = False) -> SpanBatch:

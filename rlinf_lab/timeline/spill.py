@@ -57,13 +57,17 @@ class Spill:
             path = self._folder / f"{self._source.replace('/', '-')}-{self._written:06}.arrow"
             write_arrow(path, spans, self._source, tracks, names)
         except Exception as error:  # whatever it is: what waits stays in memory, and what comes beyond the limit is counted
-            self.problem = f"cannot write spans to {str(self._folder)!r}: {error}"
-            self._again = time.monotonic() + RETRY_SECONDS
+            self.refuse(f"cannot write spans to {str(self._folder)!r}: {error}")
             return False
         self._again = 0.0
         self._files.append((path, len(spans)))
         self._written += 1
         return True
+
+    def refuse(self, problem: str) -> None:
+        """Nothing was written, for that reason: not again at once."""
+        self.problem = problem
+        self._again = time.monotonic() + RETRY_SECONDS
 
     @property
     def may_write(self) -> bool:
@@ -75,7 +79,9 @@ class Spill:
         path, count = self._files.popleft()
         try:
             spans, _ = read_arrow(path)
-        except (OSError, TimelineError) as error:
+            if len(spans) != count:
+                raise TimelineError(f"it holds {len(spans):,} spans")
+        except (TimelineError, *DAMAGE) as error:
             self.lost += count
             self.unread = f"{count:,} spans that waited in {str(path)!r} are lost: {error}"
             return np.empty(0, SPAN_DTYPE)

@@ -50,7 +50,7 @@ def to_pandas(store: SpanStore) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "worker": of_track([t.worker for t in tracks]),
-            "rank": np.array([t.rank for t in tracks] or [0], np.int32)[spans["track"]],
+            "rank": np.array([t.rank for t in tracks] or [0], np.int64)[spans["track"]],
             "devices": of_track([",".join(t.devices) for t in tracks]),
             "host": of_track([t.host for t in tracks]),
             "kind": pd.Categorical.from_codes(spans["kind"], pd.Index(KIND_LABELS)),

@@ -21,6 +21,7 @@ from rlinf_lab.runtime.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
+pytestmark = pytest.mark.fresh
 DEVICES = ["cpu:0", "cpu:1"]
 
 

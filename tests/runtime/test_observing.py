@@ -320,6 +320,23 @@ def test_the_thread_that_sends_comes_for_the_spans_and_the_own_one_looks_less_of
     assert len(breaths) == 250 and s.timeline.bubble_sum_error_ns() == 0, "nothing is lost or taken twice"
 
 
+def test_the_own_thread_looks_still_less_often_where_a_look_takes_long(beats: Beats, looks: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A 1500th of a core: here each look seems to take more than it may."""
+    monkeypatch.setattr(observer, "_REST", 1e9)
+    flow, plan = made(lambda h, seconds: h["w"].nap(seconds), w=Naps)
+    with session(flow, plan) as s:
+        feeding(s, beats)
+        one = s.submit(6.0)
+        until(lambda: len(beats.threads))
+        time.sleep(2 * observer.RELIEVED_SECONDS)  # the first such look is yet to come
+        began, first, seen = time.monotonic(), len(looks), beats.spans
+        time.sleep(3.2)
+        took = time.monotonic() - began
+        assert 2 <= len(looks) - first <= took / observer.SELDOM_SECONDS + 1
+        assert beats.spans - seen >= 8, "spans come as often as ever"
+        one.wait()
+
+
 def test_a_state_that_changes_is_told_by_the_thread_that_sends(beats: Beats) -> None:
     flow, plan = made(lambda h, _: h["w"].nap(0.3), w=Naps)
     started = run(flow, plan, inputs=range(50))

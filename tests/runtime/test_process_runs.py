@@ -37,6 +37,8 @@ from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
+pytestmark = pytest.mark.fresh
+
 
 def started_since(before: set[psutil.Process]) -> list[psutil.Process]:
     """By this process and its new children: what was there before (a browser, a Ray) starts some of its own at any time."""

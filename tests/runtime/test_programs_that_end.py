@@ -21,18 +21,7 @@ Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit
 
 PROGRAM = """
 import itertools, os, sys, time
-import torch
 import rlinf_lab as lab
-
-class Computes(lab.Worker):
-    def setup(self):
-        self.layer = torch.nn.Linear(400, 400)
-    def work(self, out: lab.Outbox) -> None:
-        for i in range(200):
-            self.layer(torch.randn(256, 400)).sum().backward()
-            out.put(i)
-    def close(self):
-        print("closed", flush=True)
 
 class Sink(lab.Worker):
     def sink(self, inbox: lab.Inbox) -> int:
@@ -66,12 +55,26 @@ def main(worker, executor):
         time.sleep(0.01)
     return run
 """
+COMPUTES = """
+import torch
+
+class Computes(lab.Worker):
+    def setup(self):
+        self.layer = torch.nn.Linear(400, 400)
+    def work(self, out: lab.Outbox) -> None:
+        for i in range(200):
+            self.layer(torch.randn(256, 400)).sum().backward()
+            out.put(i)
+    def close(self):
+        print("closed", flush=True)
+
+"""  # the others are started without torch, in half the time
 
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Ends:
     def program(lines: str) -> tuple[int, str, str]:
-        (tmp_path / "program.py").write_text(PROGRAM + lines)
+        (tmp_path / "program.py").write_text(PROGRAM + (COMPUTES if "Computes" in lines else "") + lines)
         done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=200)
         return done.returncode, done.stdout, done.stderr
 

@@ -74,9 +74,9 @@ def test_slots_of_a_message_that_is_lost_are_free(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
     ends = Ends()
     try:
-        for _ in range(5):
+        for i in range(5):
             ends.link.send(("put", [np.zeros(70_000, np.uint8), np.zeros(50_000, np.uint8)]))
-            ends.wait_for(len(ends.errors) + 1)
+            ends.wait_for(i + 1)
             time.sleep(0.05)
         assert len(ends.errors) == 5 and not ends.heard
         assert len(ends.link._slots._slots) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlinf_lab.errors import ExecutorError, PlanError
 from rlinf_lab.planning.plan import ExecutionPlan
 from rlinf_lab.runtime import ray_executor, ray_start
 from rlinf_lab.runtime.ray_executor import RayExecutor
+from rlinf_lab.runtime.run import session
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -52,3 +54,29 @@ def test_another_cluster_than_the_ray_that_is_up_is_refused(private: bool, addre
             ray_start.ensure_ray(address)
     else:
         ray_start.ensure_ray(address)
+
+
+@pytest.mark.parametrize(("private", "threads", "one"), [(True, "1", True), (True, None, True), (True, "4", False), (False, "1", False)])
+def test_a_private_ray_with_one_thread_each_needs_no_environment(private: bool, threads: str | None, one: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_start, "_PRIVATE", SimpleNamespace(threads=threads, is_current=lambda: private))
+    assert ray_start.has_one_thread_each() is one
+
+
+class Threads(Worker):
+    def work(self) -> tuple[str | None, int]:
+        return os.environ.get("OMP_NUM_THREADS"), os.getpid()
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("own_environment", [False, True])
+def test_a_host_computes_in_one_thread_and_is_in_no_process_of_an_earlier_run(own_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if own_environment:
+        monkeypatch.setattr(ray_executor, "has_one_thread_each", lambda: False)
+    flow = Workflow("threads")
+    worker = flow.worker(Threads, name="w")
+    flow.iteration(lambda: worker.work())
+    found = []
+    for _ in range(2):
+        with session(flow, ExecutionPlan.spatial(flow, ["cpu:0"], {"w": [0]}), executor="ray") as s:
+            found += [s.step()]
+    assert [threads for threads, _ in found] == ["1", "1"] and found[0][1] != found[1][1]

@@ -168,9 +168,11 @@ def run_script(tmp_path: Path, body: str) -> list[str]:
     return done.stdout.strip().split("\n")
 
 
-def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_usable(tmp_path: Path) -> None:
-    lines = run_script(
-        tmp_path,
+@pytest.fixture(scope="module")
+def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Of a program with a private Ray of its own: workers from its main module, an interrupt, then a control service that is suspended for a while."""
+    return run_script(
+        tmp_path_factory.mktemp("main"),
         """
         import os, signal, sys, threading
         from dataclasses import dataclass
@@ -218,10 +220,35 @@ def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_us
                 print("interrupted")
             print(s.step(Settings(1))[1] == [Item(0)])
         print(handlers == {s: signal.getsignal(s) for s in handlers} and hook is sys.excepthook)
+
+        import psutil
+        from rlinf_lab.errors import ExecutorError
+        from rlinf_lab.runtime import cluster
+        print(len(cluster.nodes()))
+        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
+        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
+        service.suspend()
+        for question in (cluster.nodes, cluster.free_resources):
+            try:
+                question()
+            except ExecutorError as error:
+                print(error)
+        service.resume()
+        cluster.ANSWER_SECONDS = before
+        print(len(cluster.nodes()))
         shutdown()
         """,
     )
-    assert lines == ["True True", "interrupted", "True", "True"]
+
+
+def test_classes_of_main_travel_both_ways_and_an_interrupt_leaves_the_workers_usable(said_in_main: list[str]) -> None:
+    assert said_in_main[:4] == ["True True", "interrupted", "True", "True"]
+
+
+def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(said_in_main: list[str]) -> None:
+    said = said_in_main[4:]
+    assert len(said) == 4 and said[0] == said[3] == "1"
+    assert all("did not answer 2 times within 0.3, 0.5 s" in line and "which is stopped" in line and "ray status --address=" in line for line in said[1:3])
 
 
 def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_refused(tmp_path: Path) -> None:
@@ -359,34 +386,6 @@ def test_a_process_that_dies_in_setup_is_told_by_worker() -> None:
 
     with pytest.raises(ExecutorError, match=r"Host 'host0' died while its workers were being set up .*; w\[0\] lived there"):
         run(flow, ExecutionPlan.temporal(flow, ["cpu:0"]), 1, executor="ray").wait(60)
-
-
-def test_a_ray_that_does_not_answer_is_an_error_and_no_hang(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        import psutil
-        from rlinf_lab.errors import ExecutorError
-        from rlinf_lab.runtime import cluster
-        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
-        ensure_ray(None)
-        print(len(cluster.nodes()))
-        service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
-        before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
-        service.suspend()
-        for question in (cluster.nodes, cluster.free_resources):
-            try:
-                question()
-            except ExecutorError as error:
-                print(error)
-        service.resume()
-        cluster.ANSWER_SECONDS = before
-        print(len(cluster.nodes()))
-        shutdown()
-        """,
-    )
-    assert said[0] == said[3] == "1"
-    assert all("did not answer 2 times within 0.3, 0.5 s" in line and "which is stopped" in line and "ray status --address=" in line for line in said[1:3])
 
 
 @pytest.mark.slow

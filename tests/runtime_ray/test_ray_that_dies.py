@@ -39,9 +39,17 @@ def iteration(count):
 
 plan = ExecutionPlan.spatial(flow, ["cpu:0", "cpu:1"], {"makes": [0], "takes": [1]})
 
-def alive(processes):  # what was killed is there until the system has cleared it away
-    psutil.wait_procs(processes, timeout=5)
-    return [p.name() for p in processes if p.is_running() and p.status() != "zombie"]
+def runs(process):
+    try:
+        return process.is_running() and process.status() != "zombie"
+    except psutil.NoSuchProcess:
+        return False
+
+def alive(processes):  # what was killed is there until the system has cleared it away; one whose parent takes no note of its end stays a zombie
+    until = time.monotonic() + 5
+    while any(map(runs, processes)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return [p.pid for p in processes if runs(p)]
 
 said = {}
 for part in [*sys.argv[1:], None]:

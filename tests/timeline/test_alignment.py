@@ -101,3 +101,16 @@ def test_that_a_clock_jumped_is_told_with_the_spans() -> None:
         batch = aligned.aligned(recorder.drain(), asked + 2_000)
         timeline.extend(SpanBatch.from_bytes(batch.to_bytes()))
     assert timeline.clock_jumps == timeline.snapshot().clock_jumps == {"far": 1} and "clocks that JUMPED: far" in repr(timeline)
+
+
+def test_how_far_off_times_are_is_true_also_when_a_clock_was_set_back() -> None:
+    aligned, recorder, timeline = AlignedClock(), Recorder("far"), Timeline()
+    track, name = recorder.track("w", 0), recorder.name("x")
+    for k in range(60):
+        now, ahead = 100 * SECOND + k * SECOND // 10, (30 if k < 40 else -70) * SECOND
+        aligned.offset.heard(now - 200_000, now - 100_000 + ahead, now)
+        recorder.add(track, SpanKind.RUN, name, now - 50_000 + ahead, now - 40_000 + ahead)
+        timeline.extend(aligned.aligned(recorder.drain(), now + 1_000))
+    true = 100 * SECOND + np.arange(60) * (SECOND // 10) - 50_000
+    off = np.abs(timeline.spans["start"] - true).max()
+    assert off == 100 * SECOND <= timeline.clock_errors["far"] < 101 * SECOND

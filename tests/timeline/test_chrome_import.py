@@ -124,6 +124,25 @@ def test_the_timeline_of_ray(tmp_path: Path) -> None:
     kinds = timeline.to_pandas()["kind"].value_counts()
     assert (kinds["run"], kinds["transfer"], kinds["label"]) == (2, 4, 2)
     assert timeline.busy()["ns"].tolist() == [13_000_000]  # two executions of 8 ms that overlap by 3
+    assert [s.name for s in timeline.rows() if s.kind == SpanKind.RUN] == ["step", "step"]
+
+
+def test_the_timeline_of_ray_as_its_function_gives_it(tmp_path: Path) -> None:
+    """`ray.timeline()` names no threads, and calls every execution the same."""
+
+    def task(name: str, begin: float, end: float) -> list[dict[str, Any]]:
+        common = {"pid": "10.0.0.1", "tid": f"worker:{'0123456789abcdef' * 3}", "ph": "X", "args": {}}
+        parts = [("task:deserialize_arguments", begin, begin + 1), ("task:execute", begin + 2, end - 2), ("task:store_outputs", end - 1, end)]
+        whole = {"cat": f"task::{name}", "name": name.split(".")[-1], "ts": begin, "dur": end - begin}
+        return [{**common, **event} for event in ({"cat": c, "name": c, "ts": a, "dur": b - a} for c, a, b in parts)] + [{**common, **whole}]
+
+    stray = {"pid": "10.0.0.1", "tid": "worker:alone", "ph": "X", "cat": "task:execute", "name": "task:execute", "ts": 400, "dur": 9}
+    threads = [*task("W.step", 0, 100), *task("W.learn", 100, 250), *task("f", 120, 200), *task("W.step", 300, 390), stray]
+    timeline = Timeline.from_chrome(write(tmp_path / "ray.json", threads))
+    assert [t.worker for t in timeline.tracks] == ["worker:01234567", "worker:alone"]
+    runs = [(s.name, s.start_ns) for s in timeline.rows() if s.kind == SpanKind.RUN]
+    assert runs == [("W.step", 2000), ("W.learn", 102_000), ("f", 122_000), ("W.step", 302_000), ("task:execute", 400_000)]
+    assert timeline.to_pandas()["kind"].value_counts()["label"] == 4
 
 
 def test_one_event_a_line_with_overlapping_begins(tmp_path: Path) -> None:

@@ -88,6 +88,8 @@ def _add_many(recorder: Recorder, rank: int, count: int) -> None:
 
 def test_a_waiting_span_takes_32_bytes():
     assert NARROW_STRUCT.size == NARROW_DTYPE.itemsize == 32
+    row = (-(1 << 62) + 3, (1 << 32) - 5, -7, -9, (1 << 32) - 11, 65_533, -15, -32_767, 65_519)
+    assert np.frombuffer(NARROW_STRUCT.pack(*row), NARROW_DTYPE)[0].tolist() == row, "each field where the rows are read, as wide as it is read"
     recorder = Recorder()
     _add_many(recorder, 0, 1000)
     assert len(recorder._buffer) == 32_000 and not recorder._wide
@@ -510,6 +512,37 @@ def test_a_disk_that_fails_in_any_way_is_no_end_of_recording(tmp_path: Path, mon
         time.sleep(0.001)
     _add_many(recorder, 0, 7)
     assert "3 DROPPED" in repr(recorder) and "a codec is missing" in repr(recorder) and len(recorder) == 10
+
+
+@pytest.mark.parametrize("old, new", [(b'"version": 1', b'"version": ]'), (b"flow", b"flaw")])
+def test_a_damaged_file_on_disk_costs_its_own_spans_only_and_they_are_counted(tmp_path: Path, old: bytes, new: bytes) -> None:
+    recorder, timeline = Recorder(limit=10, spill=tmp_path), Timeline()
+    _add_many(recorder, 0, 6)
+    while not recorder._spill or recorder._spilling:
+        time.sleep(0.001)
+    on_disk, (file,) = len(recorder._spill), tmp_path.glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(old, new))
+    _add_many(recorder, 0, 3)
+    for batch in recorder.batches():
+        timeline.extend(batch)
+    assert timeline.dropped == on_disk and len(timeline) == 9 - on_disk and "are lost: " in repr(recorder)
+
+
+def test_without_threads_nothing_goes_to_disk_until_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
+    recorder, start = Recorder(limit=10, spill=tmp_path), threading.Thread.start
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    _add_many(recorder, 0, 13)  # the worker goes on
+    assert "3 DROPPED" in repr(recorder) and "can't start new thread" in repr(recorder)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    _add_many(recorder, 0, 1)
+    while not recorder._spill:
+        time.sleep(0.001)
+    assert len(recorder._spill) == 10
 
 
 def test_what_is_on_its_way_to_disk_is_among_all_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline, picture
 from rlinf_lab.timeline.picture import Word, scene
 
 WIDEST = 11.5  # px of a letter, at the size of the picture's words
@@ -48,3 +48,28 @@ def test_numbers_of_iterations_stay_in_the_picture(first: int) -> None:
     numbers = [ends(word) for word in picture.words if word.text.isdigit() and word.y < 20]
     assert len(numbers) >= 8 and numbers[-1][1] <= picture.width
     assert all(before[1] < after[0] for before, after in itertools.pairwise(numbers))
+
+
+def test_names_of_many_letters_and_lanes_of_many_devices_take_no_squares_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, width = 0, picture._width
+
+    def counted(text: str) -> float:
+        nonlocal asked
+        asked += len(text)
+        return width(text)
+
+    monkeypatch.setattr(picture, "_width", counted)
+    timeline = made(["x" * 150 + str(i) for i in range(20)])
+    made_of_it = scene(timeline, timeline.accounting(), lanes="worker")
+    assert sum("…" in word.text for word in made_of_it.words) > 20, "labels and the legend are cut"
+    assert asked < 20 * 150 * 8
+
+
+def test_every_worker_of_a_device_is_in_its_lane_once() -> None:
+    recorder, timeline = Recorder(), Timeline(["cuda:0", "cuda:1", "cuda:2"])
+    for i, (worker, rank, devices) in enumerate([("a", 0, ("cuda:0",)), ("b", 0, ("cuda:0", "cuda:1")), ("a", 1, ("cuda:0",))]):
+        recorder.add(recorder.track(worker, rank, devices), SpanKind.RUN, recorder.name("step"), i * 1000, i * 1000 + 1000)
+    timeline.extend(recorder.drain())
+    rows = list(picture._device_rows(timeline, timeline.accounting(), ["a", "b"]))
+    of = [{label: part[0].tolist() for label, part in row.parts.items() if isinstance(label, str) and label in ("a", "b")} for row in rows]
+    assert of == [{"a": [0, 2000], "b": [1000]}, {"b": [1000]}, {}]
