@@ -13,8 +13,8 @@ from rlinf_lab.planning.nearby import fitting, resized
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.effort import is_exact
 from rlinf_lab.planning.search.outline import Outline
-from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders
-from rlinf_lab.planning.search.solver import BOTH, Only, guess
+from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders, Problem
+from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Tree, compositions, evaluate
 from rlinf_lab.planning.search.variety import varied
 from rlinf_lab.planning.setting import Arrangement, Setting
@@ -24,7 +24,6 @@ from rlinf_lab.planning.tables import Forms
 
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
-COARSELY = 1.2  # of the shape that was best: it may take so much longer over few device counts, and be close over those near them
 ROUNDS = 12  # of improvement
 QUICK_NEIGHBOURS = 12  # followed for a quick answer
 RECENT = 2  # sets of units that stay that are looked at again
@@ -187,18 +186,18 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
         if known.alone:
             return before
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
-    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
+    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), _as_it_runs(setting), ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
-        found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
+        found += _best(setting, arrangements[:1], Only((SPATIAL,)), _as_it_runs(setting), ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in before + found)]))
+            found += _best(setting, in_turns[:1], Only(modes), _as_it_runs(setting), min([ceiling, *(c.searched for c in before + found)]))
     return before + found or _any(setting, in_turns, Only(modes), ceiling)
 
 
 def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float) -> list[Candidate]:
     """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay where these shapes are turns."""
     some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
-    found = _best(setting, some, Only(modes, among=known.among), guess, ceiling)
+    found = _best(setting, some, Only(modes, among=known.among), _as_it_runs(setting), ceiling)
     if found or TEMPORAL not in modes:
         return found
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
@@ -206,24 +205,32 @@ def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[st
     if not found or SPATIAL not in modes:
         return found
     used = [a for a in arrangements if a.staying == found[0].placement.arrangement.staying]
-    return found + _best(setting, used, Only(modes, among=known.among), guess, min(ceiling, found[0].searched))
+    return found + _best(setting, used, Only(modes, among=known.among), _as_it_runs(setting), min(ceiling, found[0].searched))
 
 
 def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: Candidate, several: int) -> list[Candidate]:
     """The first ones of the known shapes one by one, each with its best numbers, those that the search finds about as fast as the best of all: with those who
     stayed in it, or who stay in the best one now."""
     found = list[Candidate]()
-    for i, (among, staying) in enumerate(known.shapes[:several] if several > 1 else ()):
+    for among, staying in known.shapes[:several] if several > 1 else ():
         some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
-        near = (CLOSE if i else COARSELY) * best.searched
-        good = [c for c in _best(setting, some, Only(modes, among=among), guess, near) if c.searched <= CLOSE * best.searched]
-        found += sorted(good, key=lambda c: c.searched)[:1]
+        found += sorted(_best(setting, some, Only(modes, among=among), _as_it_runs(setting), CLOSE * best.searched), key=lambda c: c.searched)[:1]
     return found
 
 
 def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling: float, branches: int = 0) -> list[Candidate]:
     """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], only, guess, ceiling, branches))), [])
+    return next((found for a in arrangements if (found := _best(setting, [a], only, _as_it_runs(setting), ceiling, branches))), [])
+
+
+def _as_it_runs(setting: Setting) -> Search:
+    """`guess`, where whoever never waits takes turns as a whole only. Of turns in chunks the search promises what no run keeps, up to two fifths less: of the
+    few plans of a quick answer none would be left that is as good as it says."""
+
+    def search(problem: Problem, ceiling: float, only: Only) -> list[Found]:
+        return guess(replace(problem, whole=setting.unceasing), ceiling, only)
+
+    return search
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from rlinf_lab.planning.candidates import Candidate, alike
 from rlinf_lab.planning.nearby import fitting, neighbours
 from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf, nodes
@@ -23,6 +25,7 @@ LOOKED_AT = 12  # plans that are simulated in less detail
 NEIGHBOURS = (16, 8, 8, 8)  # of the best one of these, and of the best ones of other shapes, that are simulated in vain; what one leaves is for the next
 WORTH = 1.1  # times as long by the search as the plan beside it: such a neighbour is not simulated
 CLOSE = 1.1  # times as long as the best one, simulated: of a third shape that takes longer no neighbours are
+PROMISED = 1.03  # times as long as the best one, simulated: of a third shape no neighbours are that promise less, followed
 DETAIL = 256  # bundles of an iteration, a quarter of a forecast's
 GAIN = 1e-4  # relative: a neighbour that is faster by less is no step
 TIED = 1e-6  # relative: seconds that count as the same
@@ -114,11 +117,11 @@ class _Trials:
             if start is None or (i > 1 and self._seconds(start) > CLOSE * self._best()):
                 break
             begun.append(start)
-            left = self._climb(start, found, most + left)
+            left = self._climb(start, found, most + left, np.inf if i < 2 else PROMISED * self._best())
         # What is followed knows nothing of some waits: where a plan took longer than that, a neighbour may keep the promise.
         promising = min((c for c, _ in self._seen.values() if _is_another(c, begun)), key=lambda c: c.seconds, default=None)
         if promising is not None and promising.seconds < self._best():
-            self._climb(promising, found, NEIGHBOURS[1] + left)
+            self._climb(promising, found, NEIGHBOURS[1] + left, PROMISED * self._best())
         best = min(self._seen.values(), key=lambda s: (s[1], preference(s[0])))[0]
         self._climb(best, found, NEIGHBOURS[0])  # unless all of its neighbours were looked at
 
@@ -160,12 +163,12 @@ class _Trials:
             best.append(min((s for s in some if s[0] <= least * (1 + GAIN)), key=lambda s: (s[1].searched, preference(s[1]))))
         return best
 
-    def _climb(self, best: Candidate, found: Sequence[Candidate], most: int) -> int:
+    def _climb(self, best: Candidate, found: Sequence[Candidate], most: int, ceiling: float = np.inf) -> int:
         """From neighbour to neighbour as long as they are faster, so many simulations in vain at most. How many of these are left."""
         climbs = True
         while climbs:
             seconds, climbs = self._seconds(best), False
-            for near in self._near(best, found):
+            for near in self._near(best, found, ceiling):
                 new = _key(near) not in self._seen
                 if new and not most:
                     return 0
@@ -175,12 +178,15 @@ class _Trials:
                 most -= new
         return most
 
-    def _near(self, best: Candidate, found: Sequence[Candidate]) -> Iterator[Candidate]:
+    def _near(self, best: Candidate, found: Sequence[Candidate], ceiling: float) -> Iterator[Candidate]:
         """Neighbours, those first that the search finds fastest: first the same seats by other names."""
         yield from (c for c in found if c is not best and alike(c.placement, best.placement))
-        near = (fitting(best.placement, tree) for tree in neighbours(best.placement))
-        for placement, searched in sorted((n for n in near if n is not None and n[1] <= WORTH * best.searched), key=lambda n: n[1]):
-            yield Candidate(placement, searched, follow(placement))
+        kept = min(1.0, self._seconds(best) / best.seconds)
+        fits = (fitting(best.placement, tree) for tree in neighbours(best.placement))
+        for placement, searched in sorted((f for f in fits if f is not None and f[1] <= WORTH * best.searched), key=lambda f: f[1]):
+            near = Candidate(placement, searched, follow(placement))
+            if placement.shape != best.placement.shape or near.seconds * kept < ceiling:
+                yield near
 
     def _seconds(self, candidate: Candidate) -> float:
         key = _key(candidate)

@@ -590,9 +590,9 @@ class _Solver:
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
-        """Leaves that are called once an iteration take turns as a whole only; so does everybody where nobody streams: each in as many calls as suit it,
-        and the switches once."""
-        whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & self.problem.once
+        """Leaves that are called once an iteration take turns as a whole only, and so do some others; so does everybody where nobody streams: each in as many
+        calls as suit it, and the switches once."""
+        whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & (self.problem.once | self.problem.whole)
         return 0 if way.kind == TEMPORAL and whole else way.cut.finest
 
     def _is_aside(self, cut: Cut) -> bool:
