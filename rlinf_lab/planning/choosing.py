@@ -26,6 +26,7 @@ NEIGHBOURS = (16, 8, 8, 8)  # of the best one of these, and of the best ones of 
 WORTH = 1.1  # times as long by the search as the plan beside it: such a neighbour is not simulated
 CLOSE = 1.1  # times as long as the best one, simulated: of a third shape that takes longer no neighbours are
 PROMISED = 1.03  # times as long as the best one, simulated: of a third shape no neighbours are that promise less, followed
+MANY = 256  # devices: with more of them, of which a simulation takes longer, two shapes have neighbours, and whoever promises a tenth more
 DETAIL = 256  # bundles of an iteration, a quarter of a forecast's
 GAIN = 1e-4  # relative: a neighbour that is faster by less is no step
 TIED = 1e-6  # relative: seconds that count as the same
@@ -111,8 +112,8 @@ class _Trials:
         first = [c for i, c in enumerate(found) if not any(alike(c.placement, other.placement) for other in found[:i])]
         for candidate in [min(found, key=lambda c: c.searched), *first[: max(self.more, LOOKED_AT)]]:
             self._seconds(candidate)
-        left, begun = 0, list[Candidate]()
-        for i, most in enumerate(NEIGHBOURS):
+        left, begun, few = 0, list[Candidate](), len(self.devices) <= MANY
+        for i, most in enumerate(NEIGHBOURS if few else NEIGHBOURS[:2]):
             start = self._start(begun)
             if start is None or (i > 1 and self._seconds(start) > CLOSE * self._best()):
                 break
@@ -120,10 +121,10 @@ class _Trials:
             left = self._climb(start, found, most + left, np.inf if i < 2 else PROMISED * self._best())
         # What is followed knows nothing of some waits: where a plan took longer than that, a neighbour may keep the promise.
         promising = min((c for c, _ in self._seen.values() if _is_another(c, begun)), key=lambda c: c.seconds, default=None)
-        if promising is not None and promising.seconds < self._best():
+        if promising is not None and promising.seconds * (1 if few else WORTH) < self._best():
             self._climb(promising, found, NEIGHBOURS[1] + left, PROMISED * self._best())
         best = min(self._seen.values(), key=lambda s: (s[1], preference(s[0])))[0]
-        self._climb(best, found, NEIGHBOURS[0])  # unless all of its neighbours were looked at
+        self._climb(best, found, NEIGHBOURS[0] if few else 0)  # unless all of its neighbours were looked at
 
     def _start(self, begun: Sequence[Candidate]) -> Candidate | None:
         """The fastest one of another shape: of several names for the same seats the one that the search finds fastest."""
