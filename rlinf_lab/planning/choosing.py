@@ -182,7 +182,7 @@ class _Trials:
     def _near(self, best: Candidate, found: Sequence[Candidate], ceiling: float) -> Iterator[Candidate]:
         """Neighbours, those first that the search finds fastest: first the same seats by other names."""
         yield from (c for c in found if c is not best and alike(c.placement, best.placement))
-        kept = min(1.0, self._seconds(best) / best.seconds)
+        kept = min(1.0, self._seconds(best) / best.seconds) if best.seconds else 1.0
         fits = (fitting(best.placement, tree) for tree in neighbours(best.placement))
         for placement, searched in sorted((f for f in fits if f is not None and f[1] <= WORTH * best.searched), key=lambda f: f[1]):
             near = Candidate(placement, searched, follow(placement))
