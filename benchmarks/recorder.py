@@ -156,7 +156,7 @@ def blocks_of_runs(runs: int, blocks: int) -> list[list[list[float]]]:
 def slowdown(clock: int, smoke: bool, kept: list[list[float]]) -> float:
     """% of wall seconds (0) or of CPU seconds (1)."""
     kept.clear()
-    return median_percent([block[clock] for block in blocks_of_runs(1 if smoke else 4, 1 if smoke else 60)], kept)
+    return median_percent([block[clock] for block in blocks_of_runs(1 if smoke else 8, 1 if smoke else 60)], kept)
 
 
 @cache
@@ -178,7 +178,7 @@ def cases(smoke: bool) -> list[Case]:
         Case("span_cost", "ns a span", lambda: nanoseconds_per_span(count), {"an empty call": lambda: nanoseconds_per_loop(count)}, "<= 1000", "value"),
         Case(
             "span_cost_written", "ns a span", lambda: nanoseconds_per_write(count), target="<= 1000", target_of="value",
-            note="as a worker's thread writes it: the runtime's rule for a wait, two looks at the clock and Recorder.add",
+            note="the runtime's rule for a wait, two looks at the clock, the numbers, and packing them in another thread; warm caches (a run has cold ones)",
         ),
         Case(
             "bubble_table", "s", lambda: bubble_seconds(sizes[-1]), target="<= 1", target_of="value", runs=3,
@@ -189,7 +189,7 @@ def cases(smoke: bool) -> list[Case]:
                 name, f"% of {clocked} time", lambda clock=clock, kept=kept: slowdown(clock, smoke, kept), target="<= 1", target_of="value", runs=1,
                 curve=lambda kept=kept: kept,
                 note="PPO on Meta-World, one core, in a kernel with its dashboard: iterations with all that watches and without, ABBA or BAAB; median of "
-                "240 such blocks in four runs; curve: the median, the bounds that hold it with 95 % (bootstrap), and the middle half of single blocks, in %",
+                "480 such blocks in eight runs; curve: the median, the bounds that hold it with 95 % (bootstrap), and the middle half of single blocks, in %",
             )
             for clock, (name, clocked, kept) in enumerate((("recorder_slowdown", "wall", paired), ("recorder_slowdown_cpu", "CPU", paired_cpu)))
         ),

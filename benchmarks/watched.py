@@ -23,9 +23,17 @@ from rlinf_lab.recipes.ppo import PPOConfig, build
 flow = build(PPOConfig.preset("metaworld/button-press-v3"))
 plan, nothing = lab.ExecutionPlan.fused_cells(flow, ["cpu:0"], {{"simulator": 1}}), lambda *_, **__: []
 with lab.session(flow, plan) as s:
-    board, no_memory = lab.show(s), SimpleNamespace(total=0, available=0, rss=0)
+    board, no_memory, spans = lab.show(s), SimpleNamespace(total=0, available=0, rss=0), s._executor.driver_host._spans
+
+    def ended(rank, at=None):
+        rank.since = spans._now() if at is None else at
+        return rank.since
+
+    def resumed(rank, *_):
+        rank.since = spans._now() if rank.waited else rank.bound_ns or rank.since
+
     watchers = [
-        (s._executor.driver_host._spans, "_write", nothing), (s._executor.recorder, "counter", nothing), (s._observer, "collect", nothing),
+        (spans, "end_run", ended), (spans, "resumed", resumed), (s._executor.recorder, "counter", nothing), (s._observer, "collect", nothing),
         (s._observer, "glance", lambda: True), (board, "push_spans", nothing), (s._observer, "_update", nothing),
         (s._observer, "_afterwards", nothing), (psutil, "cpu_percent", nothing),
         (psutil, "virtual_memory", lambda: no_memory), (psutil.Process, "memory_info", lambda self: no_memory),
@@ -112,13 +120,15 @@ def counted_percent(iterations: int, kept: list[list[float]], period: float = 0.
     watched, everything, spans, wall, _, threads = told
     if threads != 3:
         raise RuntimeError(f"{threads} threads watch instead of 3: what is counted is not all.")
-    written = spans * nanoseconds_per_write(20_000) / 1e9
+    written = spans * nanoseconds_per_write(20_000, packed=False) / 1e9  # the threads pack
     kept.append([100 * watched / everything, 100 * written / everything, wall / everything])
     return 100 * (watched + written) / everything
 
 
-def nanoseconds_per_write(count: int) -> float:
-    """What a span costs in a worker's thread: the runtime's rule for a wait, two looks at the clock and `Recorder.add`."""
+def nanoseconds_per_write(count: int, packed: bool = True) -> float:
+    """What a span costs in a worker's thread, with warm caches: the runtime's rule for a wait, two looks at the clock and the row's numbers; ``packed``: and
+    in the thread that makes rows of them.
+    """
     recorder = Recorder(limit=2 * count + 2)
     writer = SpanWriter(recorder, recorder.clock)
     queue, call = SimpleNamespace(number=recorder.channel("obs")), SimpleNamespace(iteration=3, method="step")
@@ -130,4 +140,6 @@ def nanoseconds_per_write(count: int) -> float:
     for _ in range(count // 2):  # as a rank does: what ran has ended, then what it waited for
         writer.end_run(rank)
         writer.resumed(rank, SpanKind.GET, 1)
+        if len(recorder.loose) > 9 * 256:  # as many as come between two looks
+            recorder.drain(as_it_is=True) if packed else recorder.loose.clear()
     return (time.thread_time_ns() - start) / (2 * (count // 2))

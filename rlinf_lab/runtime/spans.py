@@ -16,16 +16,19 @@ _WAITS = {int(Event.GET): SpanKind.GET, int(Event.PUT): SpanKind.PUT, int(Event.
 
 
 class SpanWriter:
-    """Called by each rank's own thread, never under the host's mutex. Thousands of times a second, so nothing is looked up twice."""
+    """Called by each rank's own thread, never under the host's mutex. Thousands of times a second, with what it needs no more in the caches: nothing is
+    looked up twice, and rows are left to be packed by whoever drains them (`Recorder.loose`)."""
 
     def __init__(self, recorder: Recorder, clock: Clock) -> None:
-        self._recorder, self._write, self._now = recorder, recorder.add, clock.now_ns
+        self._recorder, self._loose, self._write, self._now = recorder, recorder.loose, recorder.loose.extend, clock.now_ns
 
     def end_run(self, process: Process, at: int | None = None) -> int:
         """Close the running stretch, now or ``at`` (ns); returns when, the start of what follows (and of the next stretch, if nothing does)."""
         now, since, call = self._now() if at is None else at, process.since, process.call
         if process.on_device and now > since and call is not None:
-            self._write(process.track, _RUN, process.method, since, now, call.iteration)
+            self._write((since, now - since, -1, call.iteration << 4 | _RUN, 0, process.track, process.method, -1, 0))
+        if len(self._loose) >= self._recorder.most_loose:  # looked at once a stretch, which has two waits at most, also of a driver and of stretches of no time
+            self._recorder.pack_up()
         process.since = now
         return now
 
@@ -44,9 +47,10 @@ class SpanWriter:
             now = end = process.bound_ns or start
         iteration = call.iteration if call is not None else -1
         if kind >= 0 and queue is not None:
-            self._write(process.track, kind, process.method, start, end if end > start else start, iteration, items, 0, queue.number, process.first)
+            taken = end - start if end > start else 0
+            self._write((start, taken, process.first, iteration << 4 | kind, 0, process.track, process.method, queue.number, items))
         if process.on_device and now > process.lock_from and (process.lock_waited or (process.waited and process.bound_ns)):
-            self._write(process.track, _LOCK, process.method, process.lock_from, now, iteration)
+            self._write((process.lock_from, now - process.lock_from, -1, iteration << 4 | _LOCK, 0, process.track, process.method, -1, 0))
         process.since = now
 
     def broke_off(self, process: Process, event: int) -> None:
@@ -56,7 +60,7 @@ class SpanWriter:
             return
         process.since = now = self._now()
         if now > start:
-            self._write(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, channel, -1)
+            self._recorder.add(process.track, _WAITS[event], process.method, start, now, call.iteration, 0, 0, channel, -1)
 
     @contextmanager
     def wait(self, process: Process) -> Iterator[None]:
@@ -73,4 +77,4 @@ class SpanWriter:
         call = process.call
         text = name or (call.method if call is not None else process.worker)
         iteration = call.iteration if call is not None else -1
-        self._write(process.track, kind, self._recorder.name(text), start, end, iteration)
+        self._recorder.add(process.track, kind, self._recorder.name(text), start, end, iteration)

@@ -34,6 +34,7 @@ from functools import cached_property
 
 import numpy as np
 
+from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline.batch import SpanArray, stacked
 from rlinf_lab.timeline.store import ITERATION, Growing, SpanStore
 from rlinf_lab.timeline.stretch import BUBBLE_DTYPE, CAUSES, Placement, Spans, Stretch
@@ -45,6 +46,8 @@ _FRESH = 2  # stretches at the end, beside those of open iterations, that are ne
 _OPEN = 8  # iterations at the end, at most, that are stretches of their own
 _NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
+FARTHEST_NS = 1 << 62  # 146 years: what lies farther apart is of no clock, and differences would not fit into 64 bits
+_YEAR_NS = 365 * 86_400 * 10**9
 _MEMORY_BYTES = 8 << 20  # of settled bubbles, and of iterations: more of them go to files
 
 
@@ -166,6 +169,11 @@ class Ledger:
         self._rows = len(store)
         self._tracker.add(fresh, store.names.index(ITERATION) if ITERATION in store.names else -2)
         start_ns, end_ns = store.start_ns, store.end_ns
+        if end_ns - start_ns > FARTHEST_NS:
+            raise TimelineError(
+                f"Spans that lie {(end_ns - start_ns) / _YEAR_NS:,.0f} years apart ({start_ns} to {end_ns} ns) have no device time. "
+                "Next: timeline.to_pandas() shows which of them has the time of another clock."
+            )
         if end_ns > start_ns:
             windows = self._tracker.windows(start_ns, end_ns)
             self._drop_changed(windows, low)

@@ -4,6 +4,9 @@
 and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
 a span that was added is drained exactly once.
 
+Between two stretches of computing packing costs three times what it costs in a loop, for what it needs has left the caches. So a runtime of ours leaves its
+rows as numbers (``loose``), with one call into C, and whoever drains packs some hundred of them at once.
+
 A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch what it
 adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a recorder there.
 
@@ -22,6 +25,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from numbers import Integral
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +38,9 @@ from rlinf_lab.timeline.spill import Spill
 
 NAME_CHARACTERS = 200
 _ROW = NARROW_STRUCT.size
+_NUMBERS = len(NARROW_DTYPE.names or ())  # of a row
+_PACKS = [(count, struct.Struct(NARROW_STRUCT.format[0] + count * NARROW_STRUCT.format[1:]).pack) for count in (256, 64, 16, 4, 1)]
+_LOOSE = 1024  # rows that may wait as numbers, which take six times as much memory
 _COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
 _NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
 _KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
@@ -66,6 +73,9 @@ class Recorder:
         self._known_elsewhere = (0, 0)
         self._is_forked = False
         self._pack = NARROW_STRUCT.pack
+        self.loose: list[int] = []  # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
+        self.most_loose = _NUMBERS * min(_LOOSE, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
+        self._packing = threading.Lock()
         self._tracks: dict[Track, int] = {}
         self._names: dict[str, int] = {}
         self._folder = spill
@@ -96,7 +106,9 @@ class Recorder:
         """In the new process: whatever is added here is counted and not kept."""
         self._spill.leave()
         self._begin()
-        self._is_forked, self._half_bytes, self._counter_bytes = True, 0, 0
+        self._packing = threading.Lock()
+        self.loose.clear()
+        self._is_forked, self._half_bytes, self._counter_bytes, self.most_loose = True, 0, 0, 0
 
     # --- tables: numbers for what would be long in every row ------------------------------------------
     def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
@@ -188,6 +200,13 @@ class Recorder:
 
     def _is_full(self) -> bool:
         """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
+        self._have_it_written()
+        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
+            self._drop(1, 0)
+            return True
+        return False
+
+    def _have_it_written(self) -> None:
         if not self._is_forked and not self._spilling and self._spill.may_write:
             with self._lock:
                 start, self._spilling = not self._spilling, True
@@ -197,26 +216,64 @@ class Recorder:
                 except RuntimeError as error:  # no threads left: no fault of the worker that adds
                     self._spill.refuse(f"cannot start the thread that writes spans to disk: {error}")
                     self._spilling = False
-        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
-            self._drop(1, 0)
-            return True
-        return False
+
+    def pack_up(self) -> None:
+        """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the limit is counted, not kept."""
+        if not self._packing.acquire(blocking=False):  # another thread does that
+            return
+        try:
+            if self._is_forked:
+                self._drop(len(self.loose) // _NUMBERS, 0)
+                self.loose.clear()
+                return
+            numbers = self._loose_now()
+            rows, wide = _packed(numbers)
+            beyond = len(self._buffer) + len(self._wide) + len(rows) + len(wide) - self._full_bytes
+            lost = _cut_off(rows, _ROW, beyond)
+            if lost := lost + _cut_off(wide, SPAN_STRUCT.size, beyond - lost * _ROW):
+                self._drop(lost, 0)
+            self._extend(rows)
+            self._wide.extend(wide)
+            del self.loose[: len(numbers)]
+            if len(self._buffer) >= self._half_bytes or len(self._wide) >= self._half_bytes:
+                self._have_it_written()
+        finally:
+            self._packing.release()
+
+    def _loose_now(self) -> list[int]:
+        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it makes room for the tuple, and a collection
+        of garbage begun by that may let another thread write, which moves them. A slice makes room first.
+        """
+        return self.loose[:]
 
     def _write_out(self) -> None:
         """Move what waits in memory to disk."""
         with self._draining:
             try:
-                if len(self._buffer) + len(self._wide) >= self._half_bytes:  # else a drain came first
-                    size, wide_size = len(self._buffer), len(self._wide)
-                    spans = self._copy(size, wide_size)
-                    with self._lock:
-                        tracks, names = list(self._tracks), list(self._names)
-                    if self._spill.write(spans, tracks, names):
-                        del self._buffer[:size], self._wide[:wide_size]
+                if len(self._buffer) + len(self._wide) < self._half_bytes:  # a drain came first
+                    return
+                with self._packing:
+                    waiting = self._wait()
+                    spans = waiting.spans()
+                    del self.loose[: waiting.numbers]
+                if self._is_written(spans):
+                    del self._buffer[: waiting.size], self._wide[: waiting.wide_size]
+                else:
+                    self._extend(waiting.rows[waiting.size :])
+                    self._wide.extend(waiting.wide[waiting.wide_size :])
             except MemoryError as error:
                 self._spill.refuse(f"no memory to write spans to disk: {error}")
             finally:
                 self._spilling = False
+
+    def _is_written(self, spans: SpanArray) -> bool:
+        try:
+            with self._lock:
+                tracks, names = list(self._tracks), list(self._names)
+            return self._spill.write(spans, tracks, names)
+        except MemoryError as error:
+            self._spill.refuse(f"no memory to write spans to disk: {error}")
+            return False
 
     # --- the other end --------------------------------------------------------------------------------
     def drain(self, as_it_is: bool = False) -> SpanBatch:
@@ -270,18 +327,20 @@ class Recorder:
         if not self._draining.acquire(blocking=False):
             return None
         try:
-            size = len(self._buffer)
             if self._elsewhere is not None:
                 self._count_forked()
-            # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
-            if (
-                size > most * _ROW or self._wide or self._spilling or self._spill
-                or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
-            ):  # fmt: skip
+            if len(self._buffer) > most * _ROW:
                 return None
-            rows = self._buffer[:size]
-            del self._buffer[:size]
-            return next(self._seq) if size else -1, rows
+            with self._packing:
+                waiting = self._wait()
+                # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
+                if (
+                    len(waiting.rows) > most * _ROW or waiting.wide or self._spilling or self._spill
+                    or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
+                ):  # fmt: skip
+                    return None
+                self._forget(waiting)
+            return next(self._seq) if waiting.rows else -1, waiting.rows
         finally:
             self._draining.release()
 
@@ -301,27 +360,39 @@ class Recorder:
         """Whether a drain would bring anything."""
         self._count_forked()
         here = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
-        return bool(self._buffer or self._wide or self._counters or self._spill) or here != self._sent
+        return bool(self.loose or self._buffer or self._wide or self._counters or self._spill) or here != self._sent
 
     def _cut(self, as_it_is: bool) -> SpanArray:
         """Take what waits in memory."""
-        size, wide_size = len(self._buffer), len(self._wide)
-        spans = np.frombuffer(self._buffer[:size], NARROW_DTYPE) if as_it_is and not wide_size else self._copy(size, wide_size)
-        del self._buffer[:size], self._wide[:wide_size]
+        with self._packing:
+            waiting = self._wait()
+            spans = np.frombuffer(waiting.rows, NARROW_DTYPE) if as_it_is and not waiting.wide else waiting.spans()
+            self._forget(waiting)
         return spans
 
-    def _copy(self, size: int, wide_size: int) -> SpanArray:
-        """So many bytes of what waits, as rows. A copy: a view would forbid others to append meanwhile."""
-        narrow = widened(np.frombuffer(self._buffer[:size], NARROW_DTYPE))
-        if not wide_size:
-            return narrow
-        both = np.empty(len(narrow) + wide_size // SPAN_STRUCT.size, SPAN_DTYPE)  # np.concatenate would take the padding away
-        both[: len(narrow)], both[len(narrow) :] = narrow, np.frombuffer(self._wide[:wide_size], SPAN_DTYPE)
-        return both
+    def _wait(self) -> _Waiting:
+        """What waits in memory; the caller holds the locks for draining and for packing.
+
+        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both buffers as they were at one moment, for
+        they only grow meanwhile: a mark of more than 4.29 s is wide, and what it ends mostly not. Then the loose rows, among which there are no marks.
+        """
+        size, wide_size = -1, 0
+        while size != (size := len(self._buffer)):
+            wide_size = len(self._wide)
+        numbers = self._loose_now()
+        rows, wide = self._buffer[:size], self._wide[:wide_size]
+        if numbers:
+            more, more_wide = _packed(numbers)
+            rows += more
+            wide += more_wide
+        return _Waiting(rows, wide, size, wide_size, len(numbers))
+
+    def _forget(self, waiting: _Waiting) -> None:
+        del self._buffer[: waiting.size], self._wide[: waiting.wide_size], self.loose[: waiting.numbers]
 
     def __len__(self) -> int:
         """How many spans wait, in memory and on disk."""
-        return len(self._buffer) // _ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
+        return len(self.loose) // _NUMBERS + len(self._buffer) // _ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
 
     def __repr__(self) -> str:
         why = self._spill.problem or self._spill.unread
@@ -329,6 +400,49 @@ class Recorder:
         lost += f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else ""
         disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
         return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"
+
+
+class _Waiting(NamedTuple):
+    """Rows that wait in memory, as copies, for a view would forbid others to append meanwhile: narrow ones, and wide ones."""
+
+    rows: bytearray
+    wide: bytearray
+    size: int  # bytes of them that are in the buffers; the others were loose
+    wide_size: int
+    numbers: int  # that were loose
+
+    def spans(self) -> SpanArray:
+        narrow = widened(np.frombuffer(self.rows, NARROW_DTYPE))
+        if not self.wide:
+            return narrow
+        both = np.empty(len(narrow) + len(self.wide) // SPAN_STRUCT.size, SPAN_DTYPE)  # np.concatenate would take the padding away
+        both[: len(narrow)], both[len(narrow) :] = narrow, np.frombuffer(self.wide, SPAN_DTYPE)
+        return both
+
+
+def _cut_off(rows: bytearray, size: int, beyond: int) -> int:
+    """Take the last rows of ``size`` bytes away, as many as make up for ``beyond`` bytes; returns how many."""
+    lost = min(max(-(-beyond // size), 0), len(rows) // size)
+    del rows[len(rows) - lost * size :]
+    return lost
+
+
+def _packed(numbers: list[int]) -> tuple[bytearray, bytearray]:
+    """Rows of these numbers: narrow ones, and wide ones of what is long or large."""
+    rows, wide, at = bytearray(), bytearray(), 0
+    for count, pack in _PACKS:
+        size = count * _NUMBERS
+        while len(numbers) - at >= size:
+            part = numbers[at : at + size]
+            try:
+                rows += pack(*part)
+            except struct.error:  # one of them is no narrow row
+                if count > 1:
+                    break
+                start, duration, flow, moment, nbytes, track, name, channel, items = part
+                wide += SPAN_STRUCT.pack(start, start + duration, nbytes, flow, track, name, channel, moment >> 4, items, moment & 15)
+            at += size
+    return rows, wide
 
 
 def _each(method: str) -> Callable[[], None]:

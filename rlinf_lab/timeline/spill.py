@@ -1,7 +1,7 @@
 """Spans that nobody fetched in time, on disk: Arrow files, each readable alone, so that a crash leaves something to look at.
 
 A file that has its name is whole; while it is written it is called ``….part``. It holds the columns of `SPAN_DTYPE` and, as metadata of its
-schema, all tracks and names its recorder knew.
+schema, all tracks and names its recorder knew, and a checksum of the columns: LZ4 reads most flipped bits as other numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -112,6 +113,7 @@ def write_arrow(path: Path, spans: SpanArray, source: str, tracks: Iterable[Trac
     import pyarrow as pa
 
     about = {"version": 1, "source": source, "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in tracks], "names": list(names)}
+    about["crc32"] = _checksum(spans)
     arrays = {name: pa.array(np.ascontiguousarray(spans[name])) for name in SPAN_DTYPE.names or ()}
     table = pa.table(arrays).replace_schema_metadata({_KEY: json.dumps(about)})
     part = path.with_name(path.name + _PART)
@@ -138,10 +140,22 @@ def read_arrow(path: str | Path) -> tuple[SpanArray, dict[str, Any]]:
     if about.get("version") != 1:
         raise TimelineError(f"{str(path)!r} holds no spans of a recorder. Next: read it with pyarrow.")
     spans = np.zeros(table.num_rows, SPAN_DTYPE)
-    for name in SPAN_DTYPE.names or ():
-        spans[name] = table.column(name).to_numpy()
+    columns = [(name, table.column(name)) for name in SPAN_DTYPE.names or ()]
+    is_whole = all(column.type == pa.from_numpy_dtype(SPAN_DTYPE[name]) and not column.null_count for name, column in columns)
+    for name, column in columns * is_whole:
+        spans[name] = column.to_numpy()
+    if not is_whole or about.get("crc32", (found := _checksum(spans))) != found:
+        raise TimelineError(f"{str(path)!r} is damaged: its spans are not those that were written. Next: leave it out.")
     about["tracks"] = [Track(worker, rank, tuple(devices), host) for worker, rank, devices, host in about["tracks"]]
     return spans, about
+
+
+def _checksum(spans: SpanArray) -> int:
+    """Of the columns, one after the other (CRC-32): not of the padding between fields."""
+    found = 0
+    for name in SPAN_DTYPE.names or ():
+        found = zlib.crc32(spans[name].tobytes(), found)
+    return found
 
 
 def read_folder(folder: str | Path) -> Iterator[SpanBatch]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.accounting import Accounting, Ledger, shares
+from rlinf_lab.timeline.accounting import FARTHEST_NS, Accounting, Ledger, shares
 from rlinf_lab.timeline.clock import seconds_shown
 from rlinf_lab.timeline.files import holds, path_of, reading, writing
 from rlinf_lab.timeline.span import Span
@@ -312,7 +312,9 @@ class Timeline(SpanStore):
             return repr(self.snapshot())  # one moment of a run that goes on
         devices = len(self.devices)
         text = f"Timeline: {devices} device{'s' * (devices != 1)}, {len(self):,} span{'s' * (len(self) != 1)}, {seconds_shown(self.elapsed_ns / 1e9)}"
-        if devices and self.elapsed_ns:
+        if self.elapsed_ns > FARTHEST_NS:
+            text += ", which is of no clock: no device time"
+        elif devices and self.elapsed_ns:
             accounting = self.accounting()
             busy, by_cause = shares(accounting)
             text += f", busy {100 * busy:.1f} %"

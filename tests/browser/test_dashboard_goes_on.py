@@ -63,3 +63,21 @@ def test_a_view_that_is_updated_in_a_loop_has_one_picture(jupyterlab: Any) -> No
     assert [(live, still) for live, still, _ in updated] == [(False, True), (True, False)], "a picture and below it the view, however often"
     assert len(only) == 1 and only[0][0] and only[0][2], "where nothing was above it, the picture is beside it"
     assert not lab.errors()
+
+
+BEGUN = "from rlinf_lab.widgets import Dashboard\nboard = Dashboard('over', iterations=4)\nboard"
+ENDED = "board.push({'state': 'finished', 'iteration': 4}, [{'iteration': i, 'return': 1.0 + i} for i in range(4)])"
+SIZES = "(all) => all.map((e) => [e.clientWidth, e.querySelector('canvas').clientWidth])"
+
+
+def test_curves_of_a_run_that_is_over_fill_their_panel(jupyterlab: Any) -> None:
+    """A run without pictures leaves their room to its curves, at once: nothing comes any more that would draw them again."""
+    lab = jupyterlab.open_notebook(jupyterlab.write_notebook("over", [BEGUN, ENDED]))
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: lab.page.locator(".rl-dashboard[data-state='starting']").count(), "the beginning")
+    before = lab.page.locator(".rl-chartstage").evaluate_all(SIZES)
+    lab.execute("notebook:run-cell-and-select-next")
+    lab.wait_until(lambda: lab.page.locator(".rl-dashboard[data-iteration='4']").count(), "the end")
+    lab.page.wait_for_timeout(300)
+    sizes = lab.page.locator(".rl-chartstage").evaluate_all(SIZES)
+    assert sizes and all(stage == canvas for stage, canvas in sizes), (before, sizes)

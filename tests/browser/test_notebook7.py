@@ -7,6 +7,7 @@ from typing import Any
 
 import lab_browser
 import pytest
+from test_keys import COUNT_SAVES, LETTERS, TEXTS
 from test_live_widgets import BUSY, DASHBOARD, data, pixels, watch_errors
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -36,6 +37,20 @@ def test_a_dashboard_and_a_timeline_in_notebook_7(notebook7: lab_browser.Jupyter
     page.page.keyboard.press("w")
     page.wait_until(lambda: data(page, ".rl-standalone", "range") != before, "zoom by key")
     assert data(page, ".rl-standalone", "theme") == "dark"
+    texts = page.page.evaluate(TEXTS)
+    for key in "sad":
+        before = data(page, ".rl-standalone", "range")
+        page.page.keyboard.press(key)
+        page.wait_until(lambda before=before: data(page, ".rl-standalone", "range") != before, f"{key} in the timeline")
+        page.page.wait_for_timeout(300)
+    page.page.keyboard.press("c")
+    page.page.locator(".rl-standalone").get_by_role("button", name="Colour: kind").wait_for(timeout=5000)
+    for key in LETTERS:
+        page.page.keyboard.press(key)
+        assert page.page.evaluate(TEXTS) == texts, f"{key} belongs to the timeline"
+    page.page.evaluate(COUNT_SAVES)
+    page.page.keyboard.press("Control+s")
+    page.page.wait_for_function("() => window.saved > 0", timeout=5000)
     assert not errors and not page.errors()
 
 

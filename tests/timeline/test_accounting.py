@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.errors import TimelineError, UnknownNameError
 from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline, accounting
 from rlinf_lab.timeline.accounting import CAUSES, Accounting, account, shares
 
@@ -359,3 +359,15 @@ def _owner(rows: list[Span], ns: int, first: int, last: int) -> tuple[int, int] 
     if not any(end > ns for _, _, end in begun):
         return None
     return max(begun)[:2]
+
+
+def test_spans_that_lie_further_apart_than_any_clock_have_no_device_time_and_say_so() -> None:
+    recorder, timeline = Recorder(), Timeline(["cpu:0"])
+    track, name = recorder.track("w", 0, ("cpu:0",)), recorder.name("x")
+    recorder.add(track, SpanKind.RUN, name, -(1 << 62), 1 - (1 << 62))
+    recorder.add(track, SpanKind.RUN, name, 1 << 62, (1 << 62) + 9)
+    timeline.extend(recorder.drain())
+    assert "no device time" in repr(timeline) and len(timeline.to_pandas()) == 2
+    for ask in (timeline.bubbles, timeline.busy, timeline.utilisation, timeline.bubble_sum_error_ns):
+        with pytest.raises(TimelineError, match="292 years apart.*Next: timeline.to_pandas"):
+            ask()

@@ -101,12 +101,21 @@ export function make(spec, attributes = {}, ...children) {
  */
 export function keepKeys(root, act = () => {}) {
   root.tabIndex = -1;
+  root.dataset.keepsKeys = "true";
+  window.addEventListener("keydown", spareNotebook, true); // the same one each time: it is there once
   root.addEventListener("keydown", (e) => {
-    if (e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab") return;
+    if (isForPage(e)) return;
     e.stopPropagation();
     if (!e.target.matches("input, select, textarea, [contenteditable]")) act(e);
     if (e.key === "Escape" && !e.defaultPrevented) root.closest(".jp-Cell")?.focus({ preventScroll: true });
   });
+}
+
+const isForPage = (e) => e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab";
+
+/** Notebook 7 looks for shortcuts before the key gets to what has the focus, unless that says that it has none: a shortcut for `:focus` fits it alone. */
+function spareNotebook(e) {
+  if (e.target.closest?.("[data-keeps-keys]")) e.target.toggleAttribute("data-lm-suppress-shortcuts", !isForPage(e));
 }
 
 /** Nanoseconds for people: three figures and a unit. */

@@ -121,6 +121,9 @@ class DashboardView {
     this.header.set(state, this.silence, this.gone);
     const keys = this.wished(), over = ENDED.has(state.state);
     if (keys.join() !== [...this.charts.keys()].join()) { this.charts.clear(); this.curves.replaceChildren(); keys.forEach((k) => this.chart(k)); }
+    // What decides on sizes comes before what is drawn into them.
+    this.root.dataset.bare = String(!keys.length && !run.frame); // nothing to plot, nothing to see: the lanes get the room
+    this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
     for (const [key, chart] of this.charts) {
       const latest = run.metrics.latest(key);
       chart.set(run.metrics.points(key), over ? 0 : state.iterations || 0, run.metrics.last?.iteration, DIVERGED.has(latest) ? latest : "");
@@ -130,8 +133,6 @@ class DashboardView {
     this.bubbles.draw(run.bubbles, this.colours, over);
     if (run.frame && run.frame !== this.frame) { this.frame = run.frame; this.picture.set(run.frame); }
     this.still.set(state.standstill || [], state.waits);
-    this.root.dataset.bare = String(!keys.length && !run.frame); // nothing to plot, nothing to see: the lanes get the room
-    this.upper.dataset.picture = String(Boolean(run.frame) || !state.iteration); // a run that shows nothing leaves the room to its curves
     this.timeline.over = over;
     this.root.dataset.iteration = state.iteration || 0; // lets a test see what is shown
     this.root.dataset.state = state.state || "starting";

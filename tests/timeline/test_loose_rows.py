@@ -1,0 +1,217 @@
+"""Rows that a runtime leaves as numbers: none is lost, doubled or late, whoever packs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.spans import SpanWriter
+from rlinf_lab.timeline import recorder as recorders
+from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.span import SpanKind
+
+_whole = st.one_of(st.integers(-1, 9), st.sampled_from([65_535, 65_536, (1 << 27) - 1, (1 << 27), (1 << 31) - 1]))
+_long = st.one_of(st.integers(0, 99), st.sampled_from([(1 << 32) - 1, 1 << 32, 1 << 40]))
+_FIELDS = list(SPAN_DTYPE.names or ())
+
+
+def _leave(recorder: Recorder, start: int, duration: int = 1, flow: int = -1, iteration: int = 0, kind: int = SpanKind.RUN, items: int = 0) -> None:
+    recorder.loose.extend((start, duration, flow, iteration << 4 | kind, 0, 0, 0, -1, items))
+    if len(recorder.loose) >= recorder.most_loose:
+        recorder.pack_up()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(_long, _long, _long, st.sampled_from(SpanKind), _whole, _whole, _whole, _whole, _whole), max_size=400), st.integers(0, 400))
+def test_they_are_drained_as_if_they_had_been_added(rows, strange):
+    """Also long and large ones among hundreds of others."""
+    loose, added = Recorder(), Recorder()
+    plain = [(7, 1, -1, SpanKind.GET, 3, 0, 0, 1, 5)] * strange
+    for start, duration, flow, kind, iteration, track, name, channel, items in [*plain, *rows, *plain]:
+        loose.loose.extend((start, duration, flow, iteration << 4 | kind, 0, track, name, channel, items))
+        added.add(track, kind, name, start, start + duration, iteration, items, 0, channel, flow)
+    assert len(loose) == len(added) == len(rows) + 2 * strange
+    assert loose.drain().spans[_FIELDS].tolist() == added.drain().spans[_FIELDS].tolist()
+    assert not loose.loose and len(loose) == 0
+
+
+def test_rows_at_a_glance_have_them_too():
+    recorder = Recorder()
+    recorder.track("w", 0), recorder.name("a"), recorder.drain()
+    _leave(recorder, 5)
+    number, rows = recorder.take_rows(10)
+    assert (number, len(rows)) == (1, NARROW_DTYPE.itemsize)
+    _leave(recorder, 6, duration=1 << 40)
+    assert recorder.take_rows(10) is None, "one that is long has to be drained"
+    assert recorder.drain().spans["end"].tolist() == [6 + (1 << 40)]
+
+
+def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):
+    """Whoever ends an iteration adds its mark while somebody drains: what ran in it comes with the mark, or before it."""
+    recorder = Recorder()
+    _leave(recorder, 1)
+    recorder.add(0, SpanKind.MARK, 0, 0, 9)
+    _leave(recorder, 2)
+    pack = recorders._packed
+
+    def packed_while_others_write(numbers):
+        _leave(recorder, 3)
+        recorder.add(0, SpanKind.MARK, 0, 0, 1 << 40)
+        recorder.add(0, SpanKind.MARK, 0, 0, 99)
+        return pack(numbers)
+
+    monkeypatch.setattr(recorders, "_packed", packed_while_others_write)
+    first = recorder.drain().spans[["kind", "start", "end"]].tolist()
+    monkeypatch.undo()
+    assert sorted(first) == [(SpanKind.RUN, 1, 2), (SpanKind.RUN, 2, 3), (SpanKind.MARK, 0, 9)]
+    rest = recorder.drain().spans[["kind", "start", "end"]].tolist()
+    assert sorted(rest) == [(SpanKind.RUN, 3, 4), (SpanKind.MARK, 0, 99), (SpanKind.MARK, 0, 1 << 40)]
+
+
+def test_a_mark_of_a_long_iteration_is_not_taken_without_what_was_written_before_it():
+    """Such a mark is a wide row, and what it ends is not: both buffers are taken as they were at one moment."""
+    recorder = Recorder()
+    recorder.add(0, SpanKind.RUN, 0, 1, 2)
+
+    class Wide(bytearray):
+        is_late = False
+
+        def __len__(self) -> int:  # somebody ends an iteration after the narrow rows were counted
+            if not self.is_late:
+                self.is_late = True
+                recorder.add(0, SpanKind.WAIT, 0, 2, 3)
+                recorder.add(0, SpanKind.MARK, 0, 0, 1 << 40)
+            return super().__len__()
+
+    recorder._wide = Wide()
+    with recorder._packing:
+        waiting = recorder._wait()
+    assert (len(waiting.rows) // NARROW_DTYPE.itemsize, len(waiting.wide) // SPAN_DTYPE.itemsize) == (2, 1)
+
+
+@pytest.mark.parametrize("take", ["drain", "pack_up"])
+def test_a_collection_of_garbage_in_the_middle_may_write(take):
+    """CPython 3.11 collects where it makes room for a container: what that runs, or a thread that it lets run, may write, and the numbers move."""
+    code = f"""
+import gc, sys
+from rlinf_lab.timeline.recorder import Recorder
+recorder, row, kept, wrote = Recorder(limit=1 << 22), (7, 1, -1, 0, 0, 0, 0, -1, 0), [[] for _ in range(200)], 0
+recorder.loose.extend(row * 1000)
+def write(phase, info):
+    global wrote
+    if phase == "start" and sys._getframe(1).f_code.co_name == "_loose_now":
+        wrote += 1
+        recorder.loose.extend(row * 100_000)
+        kept.extend([None] * 9000 for _ in range(9))  # where the numbers were
+    kept.extend([] for _ in range(9))  # so that the next container begins a collection again
+gc.callbacks.append(write)
+gc.set_threshold(1)
+kept += [], [], []
+found = recorder.{take}()
+gc.callbacks.clear()
+gc.set_threshold(700)
+spans = sum(len(batch.spans) for batch in [*recorder.batches(), *([found] if found else [])])
+print(spans - 1000 == 100_000 * wrote)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()) == (0, ["True"]), done.stderr
+
+
+def test_every_row_of_many_threads_is_drained_once():
+    recorder, threads, each = Recorder(), 4, 20_000
+    seen: list[int] = []
+
+    def write(first: int) -> None:
+        for i in range(each):
+            _leave(recorder, first + i, duration=1 << 33 if i % 997 == 0 else 1)
+
+    writing = [threading.Thread(target=write, args=(n * each,)) for n in range(threads)]
+    for thread in writing:
+        thread.start()
+    while any(thread.is_alive() for thread in writing):
+        taken = recorder.take_rows(1 << 20)
+        seen += (recorder.drain().spans["start"] if taken is None else np.frombuffer(taken[1], NARROW_DTYPE)["start"]).tolist()
+    for batch in recorder.batches():
+        seen += batch.spans["start"].tolist()
+    assert sorted(seen) == list(range(threads * each)) and recorder.dropped == 0
+
+
+def test_few_wait_as_numbers_and_the_others_go_to_disk(tmp_path: Path):
+    recorder = Recorder(limit=10_000, spill=tmp_path)
+    for i in range(6_000):
+        _leave(recorder, i)
+        assert len(recorder.loose) <= 9 * 1024
+    while recorder._spilling or not recorder._spill:
+        time.sleep(0.01)
+    assert len(recorder) == 6_000 and len(recorder._spill) >= 5_000
+    assert [start for batch in recorder.batches() for start in batch.spans["start"]] == list(range(6_000))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 10, 1000, 5000])
+def test_what_finds_no_room_is_counted(monkeypatch, limit):
+    monkeypatch.setattr(Recorder, "_write_out", lambda self: None)  # a disk that never gets there
+    recorder = Recorder(limit=limit)
+    for i in range(3 * limit + 7):
+        _leave(recorder, i)
+    kept = sum(len(batch.spans) for batch in recorder.batches())
+    assert kept + recorder.dropped == 3 * limit + 7 and limit <= kept <= limit + recorder.most_loose // 9
+    for i in range(limit):
+        _leave(recorder, i)
+    assert sum(len(batch.spans) for batch in recorder.batches()) == limit, "there is room again"
+
+
+@pytest.mark.parametrize("limit", [1, 10, 1000, 5000])
+def test_rows_that_are_long_find_as_little_room_and_go_to_disk_too(monkeypatch, tmp_path, limit):
+    """Stretches of more than 4.29 s are wide: they count, and are counted, like others."""
+    with monkeypatch.context() as patched:
+        patched.setattr(Recorder, "_write_out", lambda self: None)  # a disk that never gets there
+        recorder = Recorder(limit=limit)
+        for i in range(3 * limit + 7):
+            _leave(recorder, i, duration=(1 << 33) - (i % 3 == 0) * (1 << 33))
+        waiting = len(recorder._buffer) + len(recorder._wide)
+        kept = sum(len(batch.spans) for batch in recorder.batches())
+        assert kept + recorder.dropped == 3 * limit + 7 and recorder.dropped > 0 and waiting <= limit * NARROW_DTYPE.itemsize
+    recorder = Recorder(limit=10_000, spill=tmp_path)
+    for i in range(6_000):
+        _leave(recorder, i, duration=1 << 33)
+    while recorder._spilling or not recorder._spill:
+        time.sleep(0.01)
+    assert [start for batch in recorder.batches() for start in batch.spans["start"]] == list(range(6_000)) and recorder.dropped == 0
+
+
+def test_who_computes_nothing_leaves_no_more_rows_than_others():
+    """A driver that hands out items, and ranks whose stretches take no time by a clock that stands still."""
+    recorder = Recorder()
+    writer = SpanWriter(recorder, MockClock(5))
+    driver = SimpleNamespace(since=5, call=SimpleNamespace(iteration=3), on_device=False, track=0, method=0, waited=False, bound_ns=0, first=-1)
+    driver.queue = SimpleNamespace(number=1)
+    for _ in range(3_000):
+        writer.end_run(driver)
+        writer.resumed(driver, int(SpanKind.PUT), 8)
+        assert len(recorder.loose) <= recorder.most_loose + 9
+    assert len(recorder) == 3_000
+
+
+def test_what_a_fork_writes_is_counted_and_what_its_parent_wrote_is_not_told_twice():
+    recorder = Recorder()
+    _leave(recorder, 1)
+    child = os.fork()
+    if not child:
+        _leave(recorder, 2)
+        _leave(recorder, 3)
+        os._exit(int(len(recorder) != 0))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    batch = recorder.drain()
+    assert (batch.spans["start"].tolist(), batch.dropped) == ([1], 2)
