@@ -12,8 +12,9 @@ import numpy as np
 from rlinf_lab.planning.nearby import fitting, resized
 from rlinf_lab.planning.placement import Placement
 from rlinf_lab.planning.search.effort import is_exact
-from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders
-from rlinf_lab.planning.search.solver import BOTH, Only, guess
+from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.problem import FEW_LEAVES, Cuts, Orders, Problem
+from rlinf_lab.planning.search.solver import BOTH, Found, Only, guess
 from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Tree, compositions, evaluate
 from rlinf_lab.planning.search.variety import varied
 from rlinf_lab.planning.setting import Arrangement, Setting
@@ -30,6 +31,7 @@ FEW = 32  # branches of a quick search that found nothing
 PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
 NEAR = 1.12  # plans of other shapes over few device counts, which are improved then
 VARIED, MORE = 64, 8  # of these at most that are looked at, and of other shapes than those found before
+ALIKE = 3  # of those that take as long, at most
 SAME = 1.001
 
 
@@ -50,6 +52,11 @@ class Candidate:
     @property
     def seconds(self) -> float:
         return self.streamed.seconds
+
+    @cached_property
+    def outline(self) -> Outline:
+        """Its shape, whatever the order of turns where none matters to the search."""
+        return Outline.of(self.placement.tree, self.placement.setting.edges)
 
 
 @dataclass(frozen=True)
@@ -113,14 +120,19 @@ def candidates(
 
 def _more(setting: Setting, found: dict[str, list[Candidate]], modes: tuple[str, ...]) -> Iterator[Candidate]:
     """Of other shapes that the search finds about as fast over few device counts, with those who stay as in the best plan: each with its best numbers."""
-    best = min((c for some in found.values() for c in some), key=lambda c: c.searched)
-    arrangement, known = replace(best.placement.arrangement, seating=()), set(found)
-    if len(modes) < len(BOTH) or Orders.of(setting.problem(arrangement)).is_grouped:
+    those = [c for some in found.values() for c in some]
+    best, known = min(those, key=lambda c: c.searched), {c.outline for c in those}
+    arrangement, most = replace(best.placement.arrangement, seating=()), len(known) + MORE
+    problem = setting.problem(arrangement)
+    if len(modes) < len(BOTH) or Orders.of(problem).is_grouped:
         return
-    for plan in varied(setting.problem(arrangement), NEAR * best.searched)[:VARIED]:
-        if len(known) < len(found) + MORE and Placement(setting, arrangement, plan.tree).shape not in known:
+    plans = varied(problem, NEAR * best.searched)[:VARIED]
+    for i, plan in enumerate(plans):
+        # Many that take as long wait for the same part, in a simulation as well.
+        as_long = i >= ALIKE and plan.seconds <= SAME * plans[i - ALIKE].seconds
+        if len(known) < most and not as_long and Outline.of(plan.tree, setting.edges) not in known:
             for candidate in _best(setting, [arrangement], Only(modes, among=compositions(plan.tree)), guess)[:1]:
-                known.add(candidate.placement.shape)
+                known.add(candidate.outline)
                 yield candidate
 
 
@@ -174,18 +186,18 @@ def _quick(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, 
         if known.alone:
             return before
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
-    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), guess, ceiling) if TEMPORAL in modes else []
+    found = _best(setting, in_turns[:2], Only((TEMPORAL,)), _as_it_runs(setting), ceiling) if TEMPORAL in modes else []
     if SPATIAL in modes and len(setting.units) > 1:
-        found += _best(setting, arrangements[:1], Only((SPATIAL,)), guess, ceiling)
+        found += _best(setting, arrangements[:1], Only((SPATIAL,)), _as_it_runs(setting), ceiling)
         if TEMPORAL in modes:
-            found += _best(setting, in_turns[:1], Only(modes), guess, min([ceiling, *(c.searched for c in before + found)]))
+            found += _best(setting, in_turns[:1], Only(modes), _as_it_runs(setting), min([ceiling, *(c.searched for c in before + found)]))
     return before + found or _any(setting, in_turns, Only(modes), ceiling)
 
 
 def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, ceiling: float) -> list[Candidate]:
     """The best plans among known shapes: where nothing fits with those who stayed in them, with those who may stay where these shapes are turns."""
     some = [a for a in arrangements if a.staying in known.staying[:RECENT]]
-    found = _best(setting, some, Only(modes, among=known.among), guess, ceiling)
+    found = _best(setting, some, Only(modes, among=known.among), _as_it_runs(setting), ceiling)
     if found or TEMPORAL not in modes:
         return found
     in_turns = sorted(arrangements, key=lambda a: _seconds_in_turns(setting, a))
@@ -193,7 +205,7 @@ def _recosted(setting: Setting, arrangements: list[Arrangement], modes: tuple[st
     if not found or SPATIAL not in modes:
         return found
     used = [a for a in arrangements if a.staying == found[0].placement.arrangement.staying]
-    return found + _best(setting, used, Only(modes, among=known.among), guess, min(ceiling, found[0].searched))
+    return found + _best(setting, used, Only(modes, among=known.among), _as_it_runs(setting), min(ceiling, found[0].searched))
 
 
 def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, ...], known: Known, best: Candidate, several: int) -> list[Candidate]:
@@ -202,13 +214,23 @@ def _each(setting: Setting, arrangements: list[Arrangement], modes: tuple[str, .
     found = list[Candidate]()
     for among, staying in known.shapes[:several] if several > 1 else ():
         some = [a for a in arrangements if a.staying in (staying, best.placement.arrangement.staying)]
-        found += sorted(_best(setting, some, Only(modes, among=among), guess, CLOSE * best.searched), key=lambda c: c.searched)[:1]
+        found += sorted(_best(setting, some, Only(modes, among=among), _as_it_runs(setting), CLOSE * best.searched), key=lambda c: c.searched)[:1]
     return found
 
 
 def _any(setting: Setting, arrangements: list[Arrangement], only: Only, ceiling: float, branches: int = 0) -> list[Candidate]:
     """A plan of another arrangement, where those that promise most have none."""
-    return next((found for a in arrangements if (found := _best(setting, [a], only, guess, ceiling, branches))), [])
+    return next((found for a in arrangements if (found := _best(setting, [a], only, _as_it_runs(setting), ceiling, branches))), [])
+
+
+def _as_it_runs(setting: Setting) -> Search:
+    """`guess`, where whoever never waits takes turns as a whole only. Of turns in chunks the search promises what no run keeps, up to two fifths less: of the
+    few plans of a quick answer none would be left that is as good as it says."""
+
+    def search(problem: Problem, ceiling: float, only: Only) -> list[Found]:
+        return guess(replace(problem, whole=setting.unceasing), ceiling, only)
+
+    return search
 
 
 def _seconds_in_turns(setting: Setting, arrangement: Arrangement) -> float:

@@ -80,6 +80,11 @@ class Setting(Budget):
         """Iterations that may be unfinished when one begins: as ``staleness`` allows, none where everybody waits for a handover at the end of each."""
         return 0 if is_closed(self.profile) else self.staleness
 
+    @cached_property
+    def unceasing(self) -> int:
+        """Units (a mask) that nobody feeds: they never wait, and so give the devices that they have to nobody before their end."""
+        return sum(1 << self.home[name] for name in self.sources if self.profile.workers[name].resource != "host")
+
     # --- problems of the search --------------------------------------------------------------------------
     def problem(self, arrangement: Arrangement) -> Problem:
         """The search's view of one arrangement."""

@@ -117,6 +117,9 @@ class _Follower:
     def _turns(self, tree: Composed, first: int, stop: int, ready: float) -> float:
         there = self.problem.switch(tree.before.leaves, tree.after.leaves, self.cuts)
         back = self.problem.switch(tree.after.leaves, tree.before.leaves, self.cuts)
+        if not tree.before.leaves & ~self.setting.unceasing:  # its turn comes once
+            start = ready if first else self._run(tree.before, first, stop, ready) + there
+            return self._run(tree.after, first, stop, start)
         chunk = self.atoms >> tree.grain
         for lo in range(first, stop, chunk):
             ready = self._run(tree.before, lo, lo + chunk, ready + (back if lo > first else 0.0)) + there
@@ -127,6 +130,10 @@ class _Follower:
         unit = leaf.worker
         if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
             return self._generate(leaf, self._arrivals(unit, 0, self.atoms)[0], ready)
+        if self.setting.unceasing >> unit & 1:  # before its end, for it waits for nothing: whatever the chunks of the turns
+            if first:
+                return ready
+            stop = self.atoms
         size = self.atoms >> leaf.grain
         seconds = self._seconds(leaf)
         calls = (stop - first) // size

@@ -143,7 +143,7 @@ def every_value(problem: Problem, dominance: bool = False, most: float = np.inf)
         for a, b, finest, linked in cuts(problem, leaves):
             if g > finest:
                 continue
-            if g == 0 or not (a | b) & problem.once:
+            if g == 0 or not (a | b) & (problem.once | problem.whole):
                 there, back = switch(problem, a, b), switch(problem, b, a)
                 fills = [np.unique(values(x, context | y & problem.staying, g, counts)[0]) for x, y in ((a, b), (b, a))]
                 fills = [f[:1] for f in fills] if dominance else fills  # of equal devices the shortest fill is the best of both

@@ -33,6 +33,17 @@ def test_no_plan_is_better(seeds: range) -> None:
         assert seconds(problem, ceiling=truth) == truth, f"seed {seed}, pruned as tightly as can be"
 
 
+def test_no_plan_is_better_where_some_take_turns_as_a_whole() -> None:
+    differ = 0
+    for seed in range(200, 340):
+        problem = random_problem(seed, leaves=(2, 4), devices=(2, 8), plain=True)
+        made = dataclasses.replace(problem, whole=problem.everyone)
+        truth = best(made)
+        assert seconds(made) == truth == seconds(made, ceiling=truth), f"seed {seed}"
+        differ += truth > best(problem)
+    assert differ > 5
+
+
 def test_no_plan_is_better_where_weights_are_shared() -> None:
     """Who comes for somebody who holds the same weights moves less, and the enumeration counts that by itself."""
     differ = 0

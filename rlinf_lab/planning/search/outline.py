@@ -31,13 +31,13 @@ class Outline:
     def has(self, kind: str, cut: Cut) -> bool:
         """Whether a plan with this outline may have this composition, its parts being as the outline has them."""
         before, after, both = (self._within(self.form, leaves) for leaves in (cut.before, cut.after, cut.before | cut.after))
-        return bool(self._joined(kind, before, after) == both)
+        return bool(self.joined(kind, before, after) == both)
 
     def _of(self, tree: Tree) -> Form:
         if not tree.parts():
             return tree.leaves.bit_length() - 1
         before, after = map(self._of, tree.parts())
-        return self._joined(TEMPORAL if getattr(tree, "kind", "") == TEMPORAL else SPATIAL, before, after)
+        return self.joined(TEMPORAL if getattr(tree, "kind", "") == TEMPORAL else SPATIAL, before, after)
 
     def _within(self, form: Form, leaves: int) -> Form:
         """What is left of a form without the other leaves."""
@@ -45,10 +45,11 @@ class Outline:
             return form if form is not None and leaves >> form & 1 else None
         found: Form = None
         for part in form[1]:
-            found = self._joined(form[0], found, self._within(part, leaves))
+            found = self.joined(form[0], found, self._within(part, leaves))
         return found
 
-    def _joined(self, kind: str, before: Form, after: Form) -> Form:
+    def joined(self, kind: str, before: Form, after: Form) -> Form:
+        """The form of a composition of two parts. None: of nobody."""
         if before is None or after is None:
             return after if before is None else before
         parts = [*_parts(before, kind), *_parts(after, kind)]

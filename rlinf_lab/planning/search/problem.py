@@ -38,6 +38,7 @@ class Problem:
     ``apart``: for each leaf those with which it shall have no device in common (empty: nobody). Two parts that take turns have some device in common.
     ``common``: for (leaf, another one that holds some of the same weights) seconds of the first to come where the other one goes, and to leave where it comes:
     what both hold stays there.
+    ``whole``: other leaves that take turns as a whole only: they never wait, and so give their devices to nobody before their end.
     ``minded``: for each leaf those of ``staying`` beside which its seconds may be others (None: all of them): parts are searched once for all the rest.
     """
 
@@ -55,6 +56,7 @@ class Problem:
     apart: tuple[int, ...] = ()
     common: Mapping[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
     minded: tuple[int, ...] | None = None
+    whole: int = 0
 
     @property
     def everyone(self) -> int:

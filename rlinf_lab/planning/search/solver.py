@@ -64,16 +64,16 @@ class Only:
     among: frozenset[tuple[str, int, int]] | None = None
 
 
-_Key = tuple[int, int, bool]  # of a front: leaves, those that stay on the same devices, whether of plans unlike the outline only
+_Key = tuple[int, int, int]  # of a front: leaves, those that stay on the same devices, of which plans (0: of all, 1: unlike the outline; `variety`: of a form)
 
 
 @dataclass(frozen=True)
 class _Way:
-    """A composition. ``unlike``: which of the parts are only those that are not as the outline has them."""
+    """A composition. ``which``: of which plans its parts are, as of `_Key`."""
 
     kind: str
     cut: Cut
-    unlike: tuple[bool, bool]
+    which: tuple[int, int]
 
 
 def solve(problem: Problem, ceiling: float = np.inf, only: Only = Only()) -> list[Found]:
@@ -234,7 +234,7 @@ def _code(problem: Problem, devices: Counts) -> int:
 
 
 class _Solver:
-    """Fronts by (set, context, whether of plans unlike the outline only), of all granularities."""
+    """Fronts by `_Key`, of all granularities."""
 
     def __init__(self, problem: Problem, ceiling: float, only: Only, aside: int = 0, few: bool = False) -> None:
         """``aside``: leaves that take no turns, unless ``only`` asks for it. ``few``: of large fronts only some points of each number of devices are kept."""
@@ -244,10 +244,10 @@ class _Solver:
         self.cuts = Cuts.shared(problem)
         self._kept = SOME if few else MANY if self.cuts.is_grouped else None
         self._tables: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
-        self._fronts: dict[tuple[int, int, bool], Front] = {}
-        self._least: dict[tuple[int, int, bool], np.ndarray] = {}
-        self._falling: dict[tuple[int, int, bool], np.ndarray] = {}
-        self._ways: dict[tuple[int, bool], list[_Way]] = {}
+        self._fronts: dict[_Key, Front] = {}
+        self._least: dict[_Key, np.ndarray] = {}
+        self._falling: dict[_Key, np.ndarray] = {}
+        self._ways: dict[tuple[int, int], list[_Way]] = {}
         self._options: list[_Way] = []
         self._option_numbers: dict[_Way, int] = {}
         self._beside: dict[int, tuple[int, float]] = {}
@@ -290,11 +290,11 @@ class _Solver:
         for v in range(len(self.problem.names)):
             check()
             beside = self.problem.staying & ~(1 << v) & self._minded(1 << v)
-            front = self._front(1 << v, beside, False)
+            front = self._front(1 << v, beside)
             point = front.best_at(0, self.problem.most, self.problem.shape) if front.code.searchsorted(self.problem.codes) else None
-            leaf = None if point is None else self._tree(1 << v, beside, False, point)
+            leaf = None if point is None else self._tree(1 << v, beside, 0, point)
             leaves.append((float(front.fill[point]), leaf) if isinstance(leaf, Leaf) else None)
-        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, False)], self._switches)
+        turns = Turns(self.problem, leaves, lambda some: [way.cut for way in self._ways_of(some, 0)], self._switches)
         return [
             Found(seconds, tree) for seconds, tree in turns.plans()
             if seconds <= ceiling and self.last in (None, (TEMPORAL, tree.before.leaves))
@@ -306,7 +306,7 @@ class _Solver:
             return []
         seconds = self.problem.iteration(front.fill, front.period)
         best = int(np.argmin(seconds))
-        return [Found(float(seconds[best]), self._tree(1, 0, False, best))]
+        return [Found(float(seconds[best]), self._tree(1, 0, 0, best))]
 
     def _best_in_turns(self, way: _Way) -> tuple[float, int, int, int] | None:
         """(seconds, granularity, point before, point after) of the best way to compose everything like this."""
@@ -337,9 +337,9 @@ class _Solver:
         return best
 
     # --- parts -------------------------------------------------------------------------------------------
-    def _ways_of(self, leaves: int, unlike: bool) -> list[_Way]:
+    def _ways_of(self, leaves: int, which: int) -> list[_Way]:
         """Every way to compose a set. A plan is unlike the outline where it has another composition, or where a part is unlike it."""
-        key = (leaves, unlike)
+        key = (leaves, which)
         if key not in self._ways:
             found = []
             for cut in self.cuts.of(leaves):
@@ -349,17 +349,17 @@ class _Solver:
                     if self._among is not None:
                         again = (kind, cut.before, cut.after) not in self._among
                     if not aside and not again:
-                        like = unlike and self.unlike is not None and self.unlike.has(kind, cut)
-                        found += [_Way(kind, cut, parts) for parts in (((True, False), (False, True)) if like else ((False, False),))]
+                        like = which and self.unlike is not None and self.unlike.has(kind, cut)
+                        found += [_Way(kind, cut, parts) for parts in (((1, 0), (0, 1)) if like else ((0, 0),))]
             self._ways[key] = found
         return self._ways[key]
 
-    def _front(self, leaves: int, context: int, unlike: bool) -> Front:
-        key = (leaves, context, unlike)
+    def _front(self, leaves: int, context: int, which: int = 0) -> Front:
+        key = (leaves, context, which)
         if key not in self._fronts:
             if leaves.bit_count() > 1:
-                self._fronts[key] = self._composite(leaves, context, unlike)
-            elif unlike:
+                self._fronts[key] = self._composite(leaves, context, which)
+            elif which:
                 self._fronts[key] = EMPTY
             else:
                 self._fronts[key] = (self._leaf if leaves & self.problem.once else self._call)(leaves, context)
@@ -384,9 +384,9 @@ class _Solver:
         code, seconds = code[useful], seconds[useful]
         return Front.of(code, seconds, seconds, LEAF, 0, 0, grain.reshape(-1)[code])
 
-    def _composite(self, leaves: int, context: int, unlike: bool) -> Front:
+    def _composite(self, leaves: int, context: int, which: int) -> Front:
         options = []
-        for way in self._ways_of(leaves, unlike):
+        for way in self._ways_of(leaves, which):
             check()
             options += self._temporal(way, context) if way.kind == TEMPORAL else self._spatial(leaves, way, context)
         return self._with_finer(leaves, options)
@@ -590,9 +590,9 @@ class _Solver:
 
     # --- small things ----------------------------------------------------------------------------------------
     def _finest(self, way: _Way) -> int:
-        """Leaves that are called once an iteration take turns as a whole only; so does everybody where nobody streams: each in as many calls as suit it,
-        and the switches once."""
-        whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & self.problem.once
+        """Leaves that are called once an iteration take turns as a whole only, and so do some others; so does everybody where nobody streams: each in as many
+        calls as suit it, and the switches once."""
+        whole = SPATIAL not in self.kinds or (way.cut.before | way.cut.after) & (self.problem.once | self.problem.whole)
         return 0 if way.kind == TEMPORAL and whole else way.cut.finest
 
     def _is_aside(self, cut: Cut) -> bool:
@@ -602,7 +602,7 @@ class _Solver:
         """Which fronts the parts have."""
         before, after = self._contexts(way, context)
         left, right = way.cut.before, way.cut.after
-        return (left, before & self._minded(left), way.unlike[0]), (right, after & self._minded(right), way.unlike[1])
+        return (left, before & self._minded(left), way.which[0]), (right, after & self._minded(right), way.which[1])
 
     def _minded(self, leaves: int) -> int:
         """Those whose company may matter to some of a set: beside the others its front is the same."""
@@ -652,8 +652,8 @@ class _Solver:
         return self._option_numbers[way]
 
     # --- back to a plan --------------------------------------------------------------------------------------
-    def _tree(self, leaves: int, context: int, unlike: bool, point: int) -> Tree:
-        front = self._front(leaves, context, unlike)
+    def _tree(self, leaves: int, context: int, which: int, point: int) -> Tree:
+        front = self._front(leaves, context, which)
         code, option, g = (int(column[point]) for column in (front.code, front.option, front.grain))
         code, left, right = code % self.problem.codes, int(front.left[point]), int(front.right[point])
         if option == LEAF:
