@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -29,6 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker in ("ray", "browser"):
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What is here before the first test stays to the end: thousands of tests and all that they import are not walked through at each full collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)  # after the fixtures of the test, which may still use it
