@@ -46,7 +46,7 @@ _FRESH = 2  # stretches at the end, beside those of open iterations, that are ne
 _OPEN = 8  # iterations at the end, at most, that are stretches of their own
 _NOWHERE = Placement.of([], [])
 _ENOUGH = 1 << 16  # spans or bubbles: a stretch of that many is not joined with others, so that arrays fit in caches
-FARTHEST_NS = 1 << 62  # 146 years: what lies farther apart is of no clock, and differences would not fit into 64 bits
+FARTHEST_NS = (1 << 63) - 2  # 292 years: differences of what lies farther apart do not fit into 64 bits, and no clock says such times
 _YEAR_NS = 365 * 86_400 * 10**9
 _MEMORY_BYTES = 8 << 20  # of settled bubbles, and of iterations: more of them go to files
 

@@ -113,9 +113,16 @@ export function keepKeys(root, act = () => {}) {
 
 const isForPage = (e) => e.ctrlKey || e.metaKey || e.altKey || e.key === "Tab";
 
-/** Notebook 7 looks for shortcuts before the key gets to what has the focus, unless that says that it has none: a shortcut for `:focus` fits it alone. */
+let withoutShortcuts = null; // what says so
+
+/**
+ * Notebook 7 looks for shortcuts before the key gets to what has the focus, unless that, or what is around it, says that it has none. Whoever said so for the key
+ * before does no more: it may be around what has the focus now.
+ */
 function spareNotebook(e) {
-  if (e.target.closest?.("[data-keeps-keys]")) e.target.toggleAttribute("data-lm-suppress-shortcuts", !isForPage(e));
+  withoutShortcuts?.removeAttribute("data-lm-suppress-shortcuts");
+  withoutShortcuts = e.target.closest?.("[data-keeps-keys]") && !isForPage(e) ? e.target : null;
+  withoutShortcuts?.setAttribute("data-lm-suppress-shortcuts", "");
 }
 
 /** Nanoseconds for people: three figures and a unit. */
