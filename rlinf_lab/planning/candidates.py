@@ -105,14 +105,16 @@ def candidates(
     for arrangements in by_form.values():
         for candidate in _quick(setting, arrangements, modes, known, ceiling, several) if quick else _exact(setting, arrangements, modes):
             found.setdefault(candidate.placement.shape, []).append(candidate)
+    few = set[str]() if not quick else set(found)  # shapes of which few neighbours are followed
     if several > 1 and found and not quick:
         for candidate in _more(setting, found, modes):
+            few |= {candidate.placement.shape} - found.keys()
             found.setdefault(candidate.placement.shape, []).append(candidate)
     if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
         found = {c.placement.shape: [c] for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)}
     firsts = {shape: min(some, key=lambda c: c.seconds) for shape, some in found.items()}
     best = min((c.seconds for c in firsts.values()), default=0.0)
-    better = [improved(c, QUICK_NEIGHBOURS if quick else None) if not quick or c.seconds == best else c for c in firsts.values()]
+    better = [improved(c, QUICK_NEIGHBOURS if shape in few else None) if not quick or c.seconds == best else c for shape, c in firsts.items()]
     if several > 1 and not quick:
         return sorted([*better, *(c for some in found.values() for c in _others(some, several))], key=_by_seconds)
     return _distinct(sorted(better, key=_by_seconds))
