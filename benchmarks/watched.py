@@ -13,6 +13,7 @@ import kernel_cell
 from rlinf_lab.runtime.spans import SpanWriter
 from rlinf_lab.timeline.recorder import Recorder
 from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.waiting import NUMBERS
 
 PAIRED = """
 import json, random, time
@@ -140,6 +141,9 @@ def nanoseconds_per_write(count: int, packed: bool = True) -> float:
     for _ in range(count // 2):  # as a rank does: what ran has ended, then what it waited for
         writer.end_run(rank)
         writer.resumed(rank, SpanKind.GET, 1)
-        if len(recorder.loose) > 9 * 256:  # as many as come between two looks
-            recorder.drain(as_it_is=True) if packed else recorder.loose.clear()
+        if len(recorder.loose) > 256 * NUMBERS:  # as many rows as come between two looks
+            if packed:
+                recorder.drain(as_it_is=True)
+            else:
+                recorder.loose.clear()
     return (time.thread_time_ns() - start) / (2 * (count // 2))

@@ -25,7 +25,7 @@ from rlinf_lab.planning.tables import Forms
 EVERY_CUT = 4  # of so many units every last composition is looked at, of more only the best and the pure ones
 CLOSE = 1.04  # plans of the search that are followed: the search's two numbers for a stream are good to a few percent
 ROUNDS = 12  # of improvement
-QUICK_NEIGHBOURS = 12  # followed for a quick answer
+FEW_NEIGHBOURS = 12  # followed for a quick answer, and of a shape that only variety finds
 RECENT = 2  # sets of units that stay that are looked at again
 FEW = 32  # branches of a quick search that found nothing
 PROMISING = 2  # sets of units that may stay, where many units are not searched exactly: those that are best for turns
@@ -105,16 +105,18 @@ def candidates(
     for arrangements in by_form.values():
         for candidate in _quick(setting, arrangements, modes, known, ceiling, several) if quick else _exact(setting, arrangements, modes):
             found.setdefault(candidate.placement.shape, []).append(candidate)
-    few = set[str]() if not quick else set(found)  # shapes of which few neighbours are followed
-    if several > 1 and found and not quick:
-        for candidate in _more(setting, found, modes):
-            few |= {candidate.placement.shape} - found.keys()
-            found.setdefault(candidate.placement.shape, []).append(candidate)
+    more = list(_more(setting, found, modes)) if several > 1 and found and not quick else []
+    others = {c.placement.shape for c in more} - found.keys()
+    for candidate in more:
+        found.setdefault(candidate.placement.shape, []).append(candidate)
     if not found:  # perhaps one in which not all that take turns share all their devices; the fewer stay, the more fits
         found = {c.placement.shape: [c] for arrangements in by_form.values() for c in _any(setting, arrangements[-1:], Only(modes), ceiling, FEW)}
     firsts = {shape: min(some, key=lambda c: c.seconds) for shape, some in found.items()}
     best = min((c.seconds for c in firsts.values()), default=0.0)
-    better = [improved(c, QUICK_NEIGHBOURS if shape in few else None) if not quick or c.seconds == best else c for shape, c in firsts.items()]
+    better = [
+        improved(c, FEW_NEIGHBOURS if quick or shape in others else None) if not quick or c.seconds == best else c
+        for shape, c in firsts.items()
+    ]  # fmt: skip
     if several > 1 and not quick:
         return sorted([*better, *(c for some in found.values() for c in _others(some, several))], key=_by_seconds)
     return _distinct(sorted(better, key=_by_seconds))

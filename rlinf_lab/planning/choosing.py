@@ -123,8 +123,9 @@ class _Trials:
         promising = min((c for c, _ in self._seen.values() if _is_another(c, begun)), key=lambda c: c.seconds, default=None)
         if promising is not None and promising.seconds * (1 if few else WORTH) < self._best():
             self._climb(promising, found, NEIGHBOURS[1] + left, PROMISED * self._best())
-        best = min(self._seen.values(), key=lambda s: (s[1], preference(s[0])))[0]
-        self._climb(best, found, NEIGHBOURS[0] if few else 0)  # unless all of its neighbours were looked at
+        if few:
+            best = min(self._seen.values(), key=lambda s: (s[1], preference(s[0])))[0]
+            self._climb(best, found, NEIGHBOURS[0])  # unless all of its neighbours were looked at
 
     def _start(self, begun: Sequence[Candidate]) -> Candidate | None:
         """The fastest one of another shape: of several names for the same seats the one that the search finds fastest."""

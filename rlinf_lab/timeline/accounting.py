@@ -150,7 +150,12 @@ class Ledger:
         self._last: Accounting | None = None
 
     def account(self, store: SpanStore) -> Accounting:
-        """Busy time and bubbles of every device. ``store``: a snapshot of always the same timeline."""
+        """Busy time and bubbles of every device. ``store``: a snapshot of always the same timeline. `TimelineError` beyond `FARTHEST_NS`."""
+        if store.elapsed_ns > FARTHEST_NS:
+            raise TimelineError(
+                f"Spans that lie {store.elapsed_ns / _YEAR_NS:,.0f} years apart ({store.start_ns} to {store.end_ns} ns) have no device time. "
+                "Next: timeline.to_pandas() shows which of them has the time of another clock."
+            )
         with self._lock:
             if len(store) < self._rows or len(store.tracks) < self._tables[0]:  # older than what is known already
                 return Ledger().account(store)
@@ -169,11 +174,6 @@ class Ledger:
         self._rows = len(store)
         self._tracker.add(fresh, store.names.index(ITERATION) if ITERATION in store.names else -2)
         start_ns, end_ns = store.start_ns, store.end_ns
-        if end_ns - start_ns > FARTHEST_NS:
-            raise TimelineError(
-                f"Spans that lie {(end_ns - start_ns) / _YEAR_NS:,.0f} years apart ({start_ns} to {end_ns} ns) have no device time. "
-                "Next: timeline.to_pandas() shows which of them has the time of another clock."
-            )
         if end_ns > start_ns:
             windows = self._tracker.windows(start_ns, end_ns)
             self._drop_changed(windows, low)

@@ -1,7 +1,7 @@
 """Spans that nobody fetched in time, on disk: Arrow files, each readable alone, so that a crash leaves something to look at.
 
 A file that has its name is whole; while it is written it is called ``….part``. It holds the columns of `SPAN_DTYPE` and, as metadata of its
-schema, all tracks and names its recorder knew, and a checksum of the columns: LZ4 reads most flipped bits as other numbers.
+schema, all tracks and names its recorder knew, and a checksum of the columns: without it flipped bits may be read as other numbers.
 """
 
 from __future__ import annotations
@@ -141,10 +141,11 @@ def read_arrow(path: str | Path) -> tuple[SpanArray, dict[str, Any]]:
         raise TimelineError(f"{str(path)!r} holds no spans of a recorder. Next: read it with pyarrow.")
     spans = np.zeros(table.num_rows, SPAN_DTYPE)
     columns = [(name, table.column(name)) for name in SPAN_DTYPE.names or ()]
-    is_whole = all(column.type == pa.from_numpy_dtype(SPAN_DTYPE[name]) and not column.null_count for name, column in columns)
-    for name, column in columns * is_whole:
-        spans[name] = column.to_numpy()
-    if not is_whole or about.get("crc32", (found := _checksum(spans))) != found:
+    are_ours = all(column.type == pa.from_numpy_dtype(SPAN_DTYPE[name]) and not column.null_count for name, column in columns)
+    if are_ours:
+        for name, column in columns:
+            spans[name] = column.to_numpy()
+    if not are_ours or about.get("crc32", (found := _checksum(spans))) != found:
         raise TimelineError(f"{str(path)!r} is damaged: its spans are not those that were written. Next: leave it out.")
     about["tracks"] = [Track(worker, rank, tuple(devices), host) for worker, rank, devices, host in about["tracks"]]
     return spans, about

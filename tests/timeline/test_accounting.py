@@ -365,6 +365,8 @@ def test_spans_that_lie_further_apart_than_any_clock_have_no_device_time_and_say
     recorder, timeline = Recorder(), Timeline(["cpu:0"])
     track, name = recorder.track("w", 0, ("cpu:0",)), recorder.name("x")
     recorder.add(track, SpanKind.RUN, name, -(1 << 62), 1 - (1 << 62))
+    timeline.extend(recorder.drain())
+    assert timeline.busy()["ns"].sum() == 1, "what was known before is not told again"
     recorder.add(track, SpanKind.RUN, name, 1 << 62, (1 << 62) + 9)
     timeline.extend(recorder.drain())
     assert "no device time" in repr(timeline) and len(timeline.to_pandas()) == 2

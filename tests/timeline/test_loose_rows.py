@@ -64,7 +64,7 @@ def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):
     _leave(recorder, 1)
     recorder.add(0, SpanKind.MARK, 0, 0, 9)
     _leave(recorder, 2)
-    pack = recorders._packed
+    pack = recorders.packed
 
     def packed_while_others_write(numbers):
         _leave(recorder, 3)
@@ -72,7 +72,7 @@ def test_a_mark_is_never_taken_without_what_was_written_before_it(monkeypatch):
         recorder.add(0, SpanKind.MARK, 0, 0, 99)
         return pack(numbers)
 
-    monkeypatch.setattr(recorders, "_packed", packed_while_others_write)
+    monkeypatch.setattr(recorders, "packed", packed_while_others_write)
     first = recorder.drain().spans[["kind", "start", "end"]].tolist()
     monkeypatch.undo()
     assert sorted(first) == [(SpanKind.RUN, 1, 2), (SpanKind.RUN, 2, 3), (SpanKind.MARK, 0, 9)]
