@@ -54,6 +54,10 @@ def _another_needs_ray(item: pytest.Item, nextitem: pytest.Item | None) -> bool:
     return any(other is not None and other.get_closest_marker("ray") for other in later)
 
 
+def pytest_unconfigure() -> None:
+    NURSERY.close()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     """Where a kind of test is required (CI), one that skips has failed."""

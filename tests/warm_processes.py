@@ -64,6 +64,12 @@ class Nursery:
                 subprocess.Popen([sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment, stdin=subprocess.DEVNULL)
         return self._socket
 
+    def close(self) -> None:
+        """Let the process that forks end; hosts go on."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
 
 @contextlib.contextmanager
 def _reaping() -> Iterator[None]:
