@@ -26,6 +26,7 @@ NAMES = (
     "import_time", "engine", "simulator", "planner_optimality", "planner_search", "what_if", "workflow_overhead", "prediction_error", "modes_real_job",
     "switching", "asynchronous", "channels", "recorder", "timeline_fps", "event_to_screen",
 )  # fmt: skip
+WITH_GPU = ("gpu",)
 
 
 @dataclass
@@ -52,9 +53,16 @@ def machine() -> dict[str, Any]:
     versions = {p: metadata.version(p) for p in ("ray", "torch", "numpy")}
     return {
         "cpu": model, "cores": len(psutil.Process().cpu_affinity()), "memory_gib": round(psutil.virtual_memory().total / 2**30),
-        "gpu": None, "python": platform.python_version(), "versions": versions,
+        "gpu": gpu(), "python": platform.python_version(), "versions": versions,
         **({"priority": "real time, the machine was shared"} if os.sched_getscheduler(0) != os.SCHED_OTHER else {}),
     }  # fmt: skip
+
+
+def gpu() -> str | None:
+    """The name of the first one that torch can use."""
+    import torch
+
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -107,13 +115,16 @@ def _spread(v: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=list(NAMES))
+    every = [*NAMES, *WITH_GPU]
+    parser.add_argument("names", nargs="*", default=every if gpu() else list(NAMES))
     parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     sys.path.insert(0, str(HERE))
     for name in given.names:
-        if name not in NAMES:
-            parser.error(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
+        if name not in every:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(every)}")
+        if name in WITH_GPU and not gpu():
+            parser.error(f"benchmark {name!r} needs a GPU, and torch can use none here. Next: `rlinf-lab doctor` says why.")
         result = run(name, given.smoke)
         for row in result["rows"]:
             print(f"{row['case']}: {row['ours']['median']:.4g} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""))

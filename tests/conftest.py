@@ -58,6 +58,15 @@ def pytest_unconfigure() -> None:
     NURSERY.close()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before fixtures: tests of a GPU may use it there."""
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU that torch can use")
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     """Where a kind of test is required (CI), one that skips has failed."""

@@ -361,6 +361,16 @@ class Engine(AtOnce, Meeting):
         p = self.processes[process]
         return p.granted or (p.resident and p not in self._evicting)
 
+    def is_room_for_all(self, process: int) -> bool:
+        """Whether a process and all others of its devices fit there together, whoever of them works; what they share counts once, as far as that is known."""
+        memory = self._memory
+        for device in self.processes[process].devices if memory is not None else ():
+            there = [q for q in self._users[device] if not q.delays]
+            working = max((q.working for q in there if q.index != process), default=0)
+            if len(there) > 1 and sum(q.size for q in there) - self._overlaps.saved(there) + working > (memory or 0):
+                return False
+        return True
+
     def holder(self, device: int) -> int | None:
         holder = self._holder[device]
         return None if holder is None else holder.index

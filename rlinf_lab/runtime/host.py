@@ -239,7 +239,7 @@ class Host(Scheduler):
 
     def _main(self, process: Process, context: HostContext) -> None:
         start, process.thread = self.clock.now_ns(), threading.get_ident()
-        failure = setups.set_up(process, self.layout, self._declarations, context, in_truth=self._mock is None)
+        failure = setups.set_up(self, process, context, in_truth=self._mock is None)
         if failure is not None and not process.joining:
             self._fail(failure)
         end = self.clock.now_ns()
@@ -560,7 +560,8 @@ class Host(Scheduler):
     # --- looking -----------------------------------------------------------------------------------------
     def waits(self) -> list[Wait]:
         """Who waits for what and whom; for a lock, who holds the device."""
-        return [wait for p in self.ranks if (wait := wait_of(self, p)) is not None]
+        with self._mutex:  # who meets whom changes meanwhile
+            return [wait for p in self.ranks if (wait := wait_of(self, p)) is not None]
 
     def lost(self, host: str) -> None:
         """Another host has died: the iteration cannot go on."""

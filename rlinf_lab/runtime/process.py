@@ -57,6 +57,7 @@ class Process:
     calls: deque[CallSpec] = field(default_factory=deque)
     gate: Gate = field(default_factory=Gate)
     parked: bool = False  # the thread waits at its gate
+    left_at_once: bool = False  # it has left its device when it was built
     lookout: Lookout | None = None  # or here: it listens to the links meanwhile
     waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
     counts: int = 1  # in the scheduler's count of running threads: not those of fillers, while time is real

@@ -1,4 +1,5 @@
-"""Setups of one process come one after another (`host.Host.start`). One that waits for a later one would wait for ever; here it is found out.
+"""Setups of one process come one after another (`host.Host.start`), and who will have to leave its device for others leaves it at once: what does not fit
+there later does not fit there now. A setup that waits for a later one would wait for ever; here it is found out.
 
 A setup may take as long as it likes while it does something: loading a model computes, reads or receives. One during which its process (with
 those it has started) does next to nothing for `IDLE_SECONDS`, while others are still to come after it, is taken for one that waits for them. A
@@ -11,16 +12,17 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_lab.errors import ExecutorError, WorkerError
-from rlinf_lab.planning.layout import Layout
 from rlinf_lab.runtime.devices import use_device
 from rlinf_lab.runtime.process import Process
 from rlinf_lab.runtime.unfit import refuse_to_stay
-from rlinf_lab.workflow.declaration import Declaration
 from rlinf_lab.workflow.worker import Context
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host import Host
 
 IDLE_SECONDS = 120.0
 LOOKS = 20  # in that time
@@ -28,12 +30,12 @@ IDLE_SHARE = 0.05  # of one core: more than a loop needs that looks for somethin
 IDLE_BYTES = 1 << 20
 
 
-def set_up(process: Process, layout: Layout, declarations: Mapping[str, Declaration], context: Context, in_truth: bool) -> WorkerError | None:
+def set_up(host: Host, process: Process, context: Context, in_truth: bool) -> WorkerError | None:
     """In the rank's own thread: build its worker, and ask whether it can do what the plan wants. What went wrong, by the method that did.
 
     ``in_truth``: on the devices that are named, not in a made-up time.
     """
-    method = "__init__"
+    layout, declarations, method = host.layout, host._declarations, "__init__"
     try:
         if in_truth:
             use_device(process.device)
@@ -42,9 +44,30 @@ def set_up(process: Process, layout: Layout, declarations: Mapping[str, Declarat
         process.instance.setup()
         method = "can_leave"
         refuse_to_stay(layout, declarations, process.worker, process.instance)
+        method = "offload"
+        if in_truth and process.machine.size and not process.instance._why_it_stays():
+            _leave_if_others_need_the_place(host, process)
     except BaseException as error:
         return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
     return None
+
+
+def _leave_if_others_need_the_place(host: Host, process: Process) -> None:
+    """Not where it shares memory with one that is still to be built: that is there once, and each would be given a copy of its own."""
+    assert process.instance is not None
+    with host._mutex:
+        present, absent = host._mates(process)
+        for other, units in host._shared_units(process, [*present, *absent]).items():
+            host._engine.share(process.index, other, units)
+        if host._engine.is_room_for_all(process.index):
+            return
+    later = dict.fromkeys(other.worker for other in host.ranks if other.instance is None and other.worker in host._declarations)
+    if any(process.instance._shares_with_given(host._declarations[worker].arguments) for worker in later):
+        return
+    present += [other for other in absent if not other.left_at_once]  # nothing has brought it, but it is there since it was built
+    mates = [[other.instance for other in some if other.instance is not None] for some in (present, [o for o in absent if o.left_at_once])]
+    process.instance._switch("offload", mates[0], mates[1])
+    process.left_at_once = True
 
 
 class Work(NamedTuple):

@@ -344,6 +344,10 @@ class TorchWorker(Worker):
     def _nbytes(self) -> int:
         return self._own_residence().nbytes
 
+    def _shares_with_given(self, values: Iterable[Any]) -> bool:
+        owners = [owner for value in values for owner in _owners(value)]
+        return bool(owners) and self._own_residence()._shares_with([Residence(owners, self.device)])
+
     def _shared(self, other: Worker) -> float:
         return self._own_residence().shared(other._own_residence()) if isinstance(other, TorchWorker) else 0.0
 

@@ -24,6 +24,11 @@ class Declaration:
         self._reads: dict[str, Reads] = {}
 
     @property
+    def arguments(self) -> list[Any]:
+        """What its constructor is given, in order."""
+        return [*self.args, *self.kwargs.values()]
+
+    @property
     def class_name(self) -> str:
         if self.cls is FunctionWorker:
             return getattr(self.args[0], "__name__", "function")

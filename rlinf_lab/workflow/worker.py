@@ -204,6 +204,10 @@ class Worker:
         """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
         return 0.0
 
+    def _shares_with_given(self, values: Iterable[Any]) -> bool:
+        """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
+        return False
+
     def _nbytes(self) -> int:
         """What of it lies on the device, as far as it knows."""
         return 0

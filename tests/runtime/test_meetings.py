@@ -13,7 +13,8 @@ import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError
 from rlinf_lab.planning.engine import Do, Engine, Event
 from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.meetings import may_meet
+from rlinf_lab.runtime.meetings import Meetings, may_meet
+from rlinf_lab.runtime.process import Process
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker
 
@@ -151,6 +152,32 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
     assert time.monotonic() - began < 5
     long = [s.kind for s in run.timeline.rows() if s.track.worker == "actor" and s.track.rank == 0 and s.end_ns - s.start_ns > 200_000_000]
     assert long == [SpanKind.WAIT]
+
+
+def test_who_waits_for_whom_is_looked_at_while_nobody_comes_or_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any thread asks, ten times a second in a process of its own: the places of a meeting change meanwhile."""
+    looked, missing = [], Meetings.missing
+
+    def watched(self: Meetings, process: Process) -> list[str]:
+        looked.append(self._host._mutex._is_owned())
+        return missing(self, process)
+
+    monkeypatch.setattr(Meetings, "missing", watched)
+    flow = lab.Workflow("watched")
+    a, b = flow.channels("a", "b")
+    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Waits, name="actor"), flow.worker(Meets, name="critic")
+
+    @flow.iteration
+    def iteration() -> None:
+        source.go(10, a, b)
+        actor.train(5, a)
+        critic.train(5, b)
+
+    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
+    while not any("exchange" in str(wait) for wait in run.waits()):
+        time.sleep(0.01)
+    run.stop()
+    assert looked and all(looked)
 
 
 class Reader(lab.Worker):

@@ -234,8 +234,6 @@ class OnGpu(lab.Worker):
 
 @pytest.mark.gpu
 def test_memory_and_seconds_of_a_gpu() -> None:
-    if not lab.devices()[0].startswith("cuda"):
-        pytest.skip("needs a GPU")
     profile = lab.profile(flow(OnGpu), ["cuda:0"], iterations=2, progress=False)
     trainer = profile.workers["trainer"]
     assert profile.device_memory_gib > 1 and profile.fingerprint.devices

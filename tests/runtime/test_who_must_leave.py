@@ -11,6 +11,7 @@ from torch import nn
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError, WorkflowError
 from rlinf_lab.runtime.run import session
+from rlinf_lab.timeline import SpanKind
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register_env, registry
 from rlinf_lab.workers import SimulatorWorker, TorchWorker
 
@@ -267,3 +268,73 @@ def test_failures_before_the_first_call_name_the_worker() -> None:
 
     with pytest.raises(WorkflowError, match="^mine: not so"), session(flow_of(Says)):  # those of ours are already complete
         pytest.fail("it was launched")
+
+
+class Room:
+    """Who has its things on the device, and how many at most had."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.most = 0
+        self.said: list[str] = []
+
+    def come(self, name: str) -> None:
+        self.there.add(name)
+        self.most = max(self.most, len(self.there))
+
+
+class Guest(lab.Worker):
+    def __init__(self, room: Room) -> None:
+        self.room = room
+
+    def setup(self) -> None:
+        self.room.said.append(f"{self.name} is built")
+        self.room.come(self.name)
+
+    def onload(self) -> None:
+        self.room.said.append(f"{self.name} comes")
+        self.room.come(self.name)
+
+    def offload(self) -> None:
+        self.room.said.append(f"{self.name} leaves")
+        self.room.there.discard(self.name)
+
+    def work(self) -> bool:
+        return self.name in self.room.there
+
+
+@pytest.mark.parametrize(("device_memory", "working", "most"), [(3, {}, 1), (4, {}, 2), (5, {}, 2), (6, {}, 3), (6, {"c": 1}, 3)])
+def test_what_does_not_fit_later_is_not_built_beside_it_either(device_memory: int, working: dict[str, int], most: int) -> None:
+    """Three models that a GPU holds one at a time would not even be built there together."""
+    room = Room()
+    flow = flow_of(*[(Guest, (room,), {})] * 3)
+    sizes = {"a": 3, "b": 2, "c": 1} if device_memory == 5 else dict.fromkeys("abc", 2)
+    plan = lab.ExecutionPlan("turns", ("cpu:0",), dict.fromkeys("abc", ((0,),)), memory=sizes, device_memory=device_memory, working=working)
+    with session(flow, plan) as s:
+        assert [s.step() for _ in range(2)] == [[True] * 3] * 2
+    assert room.most == most
+    if device_memory == 6 and not working:
+        assert not any("leaves" in said for said in room.said), "there is room for all"
+    else:
+        assert room.said[:4] == ["a is built", "a leaves", "b is built", "b leaves"]
+
+
+def test_who_has_left_when_it_was_built_is_brought_by_its_first_call() -> None:
+    flow = flow_of(Torch, Torch)
+    plan = lab.ExecutionPlan("turns", ("cpu:0",), {"a": ((0,),), "b": ((0,),)}, memory={"a": 2, "b": 2}, device_memory=3)
+    with session(flow, plan) as s:
+        s.step()
+    names = [(r.track.worker, r.name) for r in s.timeline.rows() if r.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.RUN)]
+    assert names == [("a", "onload"), ("a", "work"), ("a", "offload"), ("b", "onload"), ("b", "work")]
+
+
+class FailsToLeave(Torch):
+    def offload(self) -> None:
+        raise MemoryError("no host memory")
+
+
+def test_who_cannot_leave_when_it_was_built_is_told_before_the_first_call() -> None:
+    flow = flow_of(FailsToLeave, Torch)
+    plan = lab.ExecutionPlan("turns", ("cpu:0",), {"a": ((0,),), "b": ((0,),)}, memory={"a": 2, "b": 2}, device_memory=3)
+    with pytest.raises(WorkerError, match=r"Worker 'a' rank 0 failed in offload\(\): MemoryError: no host memory"), session(flow, plan):
+        pass

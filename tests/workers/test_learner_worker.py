@@ -170,8 +170,6 @@ def test_it_learns():
 
 @pytest.mark.gpu
 def test_on_a_gpu_the_optimiser_moves_too():
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU")
     worker = LearnerWorker(MAKE, gamma=0.9, lam=0.9, learning_rate=1e-3, minibatch=16)
     worker._context = Context()
     worker._context.device = "cuda:0"
