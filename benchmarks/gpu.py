@@ -44,6 +44,24 @@ class Pair:
         self.residence.come_back()
         return (time.perf_counter() - start) * 1e3
 
+    def first(self) -> float:
+        """The first leaving, for which host memory is page-locked. It is given back to the system after the one before."""
+        self.residence._held.clear()
+        next(getattr(torch._C, name) for name in ("_host_emptyCache", "_accelerator_emptyHostCache") if hasattr(torch._C, name))()
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        self.residence.leave()
+        spent = time.perf_counter() - start
+        self.residence.come_back()
+        return spent * 1e3
+
+    def away(self) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        kept = [a.cpu() for a in self.there]
+        assert kept
+        return (time.perf_counter() - start) * 1e3
+
     def copies(self) -> float:
         torch.cuda.synchronize()
         start = time.perf_counter()
@@ -245,7 +263,7 @@ class Plans:
         """(plan, predicted, measured seconds of an iteration)."""
         flow = build(PPOConfig.preset("numpy/ReachArm-v0" if self._smoke else "metaworld/button-press-v3"))
         first, *others = candidates(flow, slots())
-        ((timeline, seconds), *ran), found = in_turn(flow, [first, *others], 1 if self._smoke else 12, "processes")
+        ((timeline, seconds), *ran), found = in_turn(flow, [first, *others], 1 if self._smoke else 8, "processes")
         estimate = lab.estimate(flow, first, timeline, **found)
         own = (first.name, estimate.iteration_seconds(first), seconds)
         return [own, *((p.name, estimate.iteration_seconds(p), measured) for p, (_, measured) in zip(others, ran, strict=True))]
@@ -260,7 +278,7 @@ class Plans:
 def cases(smoke: bool) -> list[Case]:
     torch.set_num_threads(1)
     pair, ours, peers, plans = Pair(8 if smoke else 1024), Ours(), Peers(), Plans(smoke)
-    count, trips = (5, 20) if smoke else (200, 2000)
+    count, trips = (5, 20) if smoke else (100, 1000)
 
     def switches() -> list[list[float]]:
         pairs = [(mib, Pair(mib)) for mib in ((4, 8) if smoke else (16, 64, 256, 1024, 4096))]
@@ -273,6 +291,7 @@ def cases(smoke: bool) -> list[Case]:
     return [
         Case("gpu_switch_1gib", "ms", pair.switch, {"two copies, page-locked": pair.copies, "cpu() and cuda()": pair.pageable}, "<= 1.5", runs=10,
              curve=switches, note="1 GiB out of a GPU and in; curve: MiB, ms of a switch, ms of two copies (best of five)"),
+        Case("gpu_first_leave_1gib", "ms", pair.first, {"cpu()": pair.away}, note="the first leaving of 1 GiB, which page-locks as much host memory", runs=3),
         Case("gpu_transport_16mib", "tensors/s", lambda: ours.rate(count), {"Ray actor arguments": lambda: peers.arguments(count // 8 or 2),
              "through host memory": lambda: ours.rate(count // 4 or 2, way="host")}, ">= 1.5", curve=sizes,
              note="float32 on the GPU from process to process by CUDA IPC, each read there; curve: MiB, CUDA IPC, through host memory, arguments"),

@@ -108,6 +108,13 @@ def _devices(value: Any) -> tuple[str, ...]:
             raise PlanError(f"profile(devices): {shown(name)} is no name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'; {wanted}")
     refuse_missing(ExecutionPlan("profile", tuple(value), {}), emulate=True)  # of GPUs all must be there: their names are asked for
     first = Device.parse(value[0])
+    if any(Device.parse(name).kind != first.kind for name in value):  # a network that was timed on a core would be foretold a hundred times too slow for a GPU
+        gpus = [name for name in value if Device.parse(name).kind == "cuda"]
+        raise PlanError(
+            f"profile(devices={shown(list(value))}): cores and GPUs. All workers are measured on the first ones, and what takes a time on a core takes "
+            f"another on a GPU. Next: devices={shown(gpus)}, then profile.with_worker(NAME, resource='host') for workers that use no GPU; or, for plans with "
+            f"both, lab.run under one of them and lab.estimate(flow, plan, run.timeline)."
+        )
     if first.node and first.kind == "cuda":
         here = [d for d in devices_here() if Device.parse(d).kind == "cuda"]
         first_here = f"a GPU of this node first, devices={shown([*here[:1], *value])}, or " if here else ""

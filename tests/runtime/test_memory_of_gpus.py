@@ -124,6 +124,14 @@ def test_gpus_of_other_nodes_are_not_taken_for_those_here(cuda: Cuda) -> None:
     assert "Memory of node1/cuda:1: not known, for it is on other nodes, and taken to be no smaller than cuda:0." in note and "Next:" in note
 
 
+def test_cores_and_gpus_together_are_refused_for_all_is_measured_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A network that was timed on a core was foretold to take 110 s an iteration on a GPU, where it takes 0.36."""
+    monkeypatch.setattr(profiler._Measuring, "_observe", lambda *_: pytest.fail("something was run"))
+    monkeypatch.setattr(profile_request, "refuse_missing", lambda *_, **__: None)
+    with pytest.raises(PlanError, match=r"cores and GPUs\..* Next: devices=\['cuda:0', 'cuda:1'\], then profile\.with_worker\(NAME, resource='host'\)"):
+        lab.profile(flow(), ["cpu:0", "cuda:0", "cuda:1"])
+
+
 def test_a_gpu_of_another_node_as_the_first_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiler._Measuring, "_observe", lambda *_: pytest.fail("something was run"))
     with pytest.raises(PlanError, match=r"'node1/cuda:0', the first one, is a GPU of another node\..* Next: lab\.profile on that node, where it is 'cuda:0'\."):
