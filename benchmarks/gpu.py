@@ -285,7 +285,7 @@ def cases(smoke: bool) -> list[Case]:
         return [[mib, min(p.switch() for _ in range(5)), min(p.copies() for _ in range(5))] for mib, p in pairs]
 
     def sizes() -> list[list[float]]:
-        every = (1, 4) if smoke else (1, 4, 16, 64, 256)
+        every = (1, 4) if smoke else (1, 4, 16, 64)
         return [[mib, ours.rate(count // 4 + 2, mib), ours.rate(count // 4 + 2, mib, "host"), peers.arguments(max(3, count // 4 // mib), mib)] for mib in every]
 
     return [

@@ -59,10 +59,14 @@ def machine() -> dict[str, Any]:
 
 
 def gpu() -> str | None:
-    """The name of the first one that torch can use."""
+    """The name of the first one that torch can use; torch is not imported where there is none."""
+    from rlinf_lab.runtime.devices import gpus
+
+    if not gpus().usable:
+        return None
     import torch
 
-    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    return torch.cuda.get_device_name(0)
 
 
 def summary(values: list[float]) -> dict[str, float]:
@@ -93,7 +97,11 @@ def measure(case: Case, runs: int) -> dict[str, Any]:
 
 def run(name: str, smoke: bool) -> dict[str, Any]:
     cases = importlib.import_module(name).cases(smoke)
-    rows = [measure(c, 1 if smoke else c.runs) for c in cases]
+    rows = []
+    for case in cases:
+        row = measure(case, 1 if smoke else case.runs)
+        rows.append(row)
+        print(f"{row['case']}: {row['ours']['median']:.4g} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""), flush=True)
     return {"benchmark": name, "machine": machine(), "date": time.strftime("%Y-%m-%d"), "rows": rows}
 
 
@@ -126,8 +134,6 @@ def main() -> None:
         if name in WITH_GPU and not gpu():
             parser.error(f"benchmark {name!r} needs a GPU, and torch can use none here. Next: `rlinf-lab doctor` says why.")
         result = run(name, given.smoke)
-        for row in result["rows"]:
-            print(f"{row['case']}: {row['ours']['median']:.4g} {row['unit']}" + (f", ratio {row['ratio']:.3g}" if "ratio" in row else ""))
         if not given.smoke:
             (HERE / "results").mkdir(exist_ok=True)
             (HERE / "results" / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")

@@ -27,7 +27,7 @@ REQUIRED = {"browser": "RLINF_LAB_REQUIRE_BROWSER"}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that start Ray, or a browser, run one after another: two cores hold one of each."""
     for item in items:
-        for marker in ("ray", "browser"):
+        for marker in ("gpu", "ray", "browser"):  # those on one GPU slow each other down
             if item.get_closest_marker(marker):
                 item.add_marker(pytest.mark.xdist_group(marker))
 

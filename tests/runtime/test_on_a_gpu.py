@@ -1,4 +1,4 @@
-"""On a real GPU: calls last as long as its work and curves show it, models take turns in its memory, weights leave it, predictions hold.
+"""On a real GPU: calls last as long as its work and curves show it, models take turns in its memory, weights leave it, profiles of torch are read.
 
 What the runtime decides without a GPU is tested beside this, with stand-ins.
 """
@@ -129,69 +129,6 @@ def test_weights_come_from_a_gpu_as_they_were(options: dict[str, Any], place: st
         for version in (1, 2, 3):
             published, pulled = session.step(version)
             assert published.keys() == pulled.keys() and all(np.array_equal(published[k], pulled[k]) for k in published)
-
-
-class Maker(lab.Worker):
-    """A simulator: a few milliseconds on a core for each item."""
-
-    def make(self, out: lab.Outbox) -> None:
-        for _ in range(32):
-            self.compute(0.005)
-            out.put(np.ones(16, np.float32))
-
-
-class Trains(lab.TorchWorker):
-    """Two products of matrices on the GPU for each item."""
-
-    def setup(self) -> None:
-        self.module = nn.Linear(4096, 4096, bias=False).to(self.device)
-        self.x = torch.ones(4096, 4096, device=self.device)
-
-    def train(self, inbox: lab.Inbox) -> int:
-        count = 0
-        with torch.no_grad():
-            for batch in inbox:
-                count += len(batch)
-                for _ in range(2 * len(batch)):
-                    self.module(self.x)
-        return count
-
-
-def making_and_training() -> lab.Workflow:
-    flow = lab.Workflow("foretold")
-    items = flow.channel("items", capacity=None)
-    maker, trainer = flow.worker(Maker, name="maker"), flow.worker(Trains, name="trainer")
-
-    @flow.iteration
-    def iteration() -> Any:
-        maker.make(items)
-        return trainer.train(items)
-
-    return flow
-
-
-def measured(flow: lab.Workflow, plan: lab.ExecutionPlan) -> tuple[float, Timeline]:
-    """Seconds of an iteration."""
-    done = lab.run(flow, plan, 8, "processes")
-    assert done.wait(120) == [32] * 8
-    return float(done.timeline.iterations()["seconds"].iloc[2:].median()), done.timeline
-
-
-def test_a_profile_of_a_gpu_foretells_its_plans() -> None:
-    flow = making_and_training()
-    profile = lab.profile(flow, ["cuda:0"], iterations=3, progress=False)
-    assert profile.fingerprint is not None and torch.cuda.get_device_name(0) in str(profile.fingerprint.devices)
-    best = lab.plan(flow, ["cuda:0"], profile).best
-    assert best.seconds == pytest.approx(measured(flow, best)[0], rel=0.15), best
-
-
-def test_a_run_with_a_gpu_foretells_other_plans_with_it() -> None:
-    flow, devices, place = making_and_training(), ["cpu:0", "cuda:0"], {"maker": [0], "trainer": [1]}
-    first, *others = [lab.ExecutionPlan.spatial(flow, devices, place, chunk=chunk, name=f"chunks of {chunk}") for chunk in (4, 1, 32)]
-    estimate = lab.estimate(flow, first, measured(flow, first)[1])
-    for plan in others:
-        foreseen, seconds = estimate.iteration_seconds(plan), measured(flow, plan)[0]
-        assert foreseen == pytest.approx(seconds, rel=0.15), (plan.name, foreseen, seconds)
 
 
 def test_a_profile_of_torch_on_the_gpu_becomes_a_timeline(tmp_path: Path) -> None:

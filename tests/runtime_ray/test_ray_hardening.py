@@ -174,7 +174,7 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return run_script(
         tmp_path_factory.mktemp("main"),
         """
-        import os, signal, sys, threading
+        import os, signal, sys, threading, time
         from dataclasses import dataclass
         import rlinf_lab as lab
         from rlinf_lab.runtime.ray_start import shutdown
@@ -228,6 +228,8 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
         service.suspend()
+        while service.status() != psutil.STATUS_STOPPED:  # its threads go on until the first of them has got the signal
+            time.sleep(0.01)
         for question in (cluster.nodes, cluster.free_resources):
             try:
                 question()
@@ -470,6 +472,8 @@ def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: P
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.5, 0.5)
         service.suspend()
+        while service.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.01)
         try:
             cluster.nodes()
         except ExecutorError as error:
