@@ -28,6 +28,11 @@ class EnvGroup:
         self._t = 0
 
     # --- leaving the device ---------------------------------------------------------------------------
+    @property
+    def begins_anew(self) -> bool:
+        """Whether the next trajectory begins with a reset: then nothing depends on the state that its environments are in."""
+        return self._obs_NO is None
+
     def give_up_environments(self) -> None:
         """Close them, and hold their memory no longer; `env` is not there until it is assigned anew."""
         self.env.close()

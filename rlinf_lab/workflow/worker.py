@@ -176,6 +176,8 @@ class Worker:
     def setup(self) -> None:
         """Build what needs the device (models, simulators). Runs once, before the first call.
 
+        Where not all workers of its device fit there, `offload` follows at once, and the first call brings it back.
+
         Workers of one process are set up one after another, so a seed that is set here (``torch.manual_seed``) holds until this returns. Later its generators
         are everybody's: a method that draws numbers again and again has a ``torch.Generator`` of its own.
         """
