@@ -42,9 +42,19 @@ def jupyterlab_session(browser: Any, tmp_path_factory: pytest.TempPathFactory) -
         yield lab
 
 
+def _closed_after(server: lab_browser.JupyterLab, session: pytest.Session) -> Iterator[lab_browser.JupyterLab]:
+    failed = session.testsfailed
+    yield server
+    server.close_pages(keep=session.testsfailed == failed)
+
+
 @pytest.fixture
 def jupyterlab(jupyterlab_session: lab_browser.JupyterLab, request: pytest.FixtureRequest) -> Iterator[lab_browser.JupyterLab]:
     """The session's server; the notebooks and kernels of the test are closed after it, and the page too if it has failed."""
-    failed = request.session.testsfailed
-    yield jupyterlab_session
-    jupyterlab_session.close_pages(keep=request.session.testsfailed == failed)
+    yield from _closed_after(jupyterlab_session, request.session)
+
+
+@pytest.fixture(scope="module")
+def jupyterlab_of_module(jupyterlab_session: lab_browser.JupyterLab, request: pytest.FixtureRequest) -> Iterator[lab_browser.JupyterLab]:
+    """The same for notebooks that several tests of a module look at, whether the fixture that opens them succeeds or not."""
+    yield from _closed_after(jupyterlab_session, request.session)

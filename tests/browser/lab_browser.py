@@ -36,7 +36,24 @@ FLAGS = [
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
 ]  # fmt: skip
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
-NOTEBOOK_IS_SHOWN = """(name) => {
+# Counts in each page what the command begins that Ctrl+S and `LabPage.save` run, and what of it ends: the notebook is written, and its checkpoint.
+COUNT_SAVES = """
+window.saves = { begun: 0, done: 0, failed: 0 };
+let application;
+Object.defineProperty(window, "jupyterapp", { get: () => application, set: (made) => {
+    application = made;
+    made.commands.commandExecuted.connect((_, { id, result }) => {
+        if (id !== "docmanager:save") return;
+        window.saves.begun += 1;
+        result.then(() => { window.saves.done += 1; }, () => { window.saves.failed += 1; });
+    });
+} });
+"""
+IS_SAVING = "window.saves.begun > window.saves.done + window.saves.failed"
+DIALOGS = """[...document.querySelectorAll(".jp-Dialog")].map((e) => `dialog: ${e.innerText.replace(/\\s+/g, " ").trim()}`)"""
+# A dialog keeps the focus, so no other notebook becomes the current one.
+NOTEBOOK_OR_DIALOG_IS_SHOWN = """(name) => {
+    if (document.querySelector(".jp-Dialog")) return true;
     const shown = window.jupyterapp?.shell?.currentWidget;
     return shown?.context?.path === name && shown.content?.widgets?.length;
 }"""
@@ -53,11 +70,23 @@ REST = """(frames) => new Promise((done, fail) => {
     };
     requestAnimationFrame(look);
 })"""
-# Closes all notebooks; what of them is still in the page.
-LEAVE = """() => {
+# Closes all notebooks once they are saved; what of them is still in the page. JupyterLab says of a notebook that is closed while it looks at the file
+# that it would write "File Save Error ... Disposed", in a dialog that comes when the next notebook is there. A save that asks something waits for its answer.
+LEAVE = """async (seconds) => {
+    const dialogs = () => DIALOGS, saving = () => IS_SAVING, until = performance.now() + 1000 * seconds;
+    const frames = async () => { for (let i = 0; i < 2; i++) await new Promise(requestAnimationFrame); };
+    while (saving() && !dialogs().length && performance.now() < until) await new Promise((done) => setTimeout(done, 20));
+    await frames();
+    const left = [...dialogs(), ...(saving() ? ["a save that has not ended"] : [])];
     for (const widget of [...window.jupyterapp.shell.widgets('main')]) widget.dispose();
-    return [...document.querySelectorAll('.jp-Notebook, .jp-Dialog, [class*="rl-"], [class*="rlinf-lab"]')].map((e) => e.className);
-}"""
+    await frames();
+    const parts = [...document.querySelectorAll('.jp-Notebook, [class*="rl-"], [class*="rlinf-lab"]')];
+    return [...new Set([...left, ...dialogs(), ...parts.map((e) => e.className)])];
+}""".replace("DIALOGS", DIALOGS).replace("IS_SAVING", IS_SAVING)
+
+
+class DialogError(AssertionError):
+    """JupyterLab shows a dialog that nobody has asked for."""
 
 
 class LabPage:
@@ -90,7 +119,7 @@ class LabPage:
         """Poll ``holds()`` until it is true; `AssertionError` says what did not come. To ask the page takes a kernel's core away: of what lasts, ask seldom."""
         end = time.monotonic() + timeout
         while not holds():
-            assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
+            assert time.monotonic() < end, f"{what}: not within {timeout:g} s; {self.dialogs() or 'no dialog'}"
             self.page.wait_for_timeout(1000 * every)
 
     def wait_rest(self, value: str, frames: int = 5) -> None:
@@ -103,7 +132,37 @@ class LabPage:
         self.page.wait_for_selector(f'body[data-jp-theme-light="{light}"]', state="attached", timeout=15_000)
 
     def save(self) -> None:
+        """Save the notebook, and wait until that is done. While it is being saved the command does nothing, so what is under way ends before."""
+        self._wait_saved()
         self.execute("docmanager:save")
+
+    def press_save(self) -> None:
+        """Press Ctrl+S, which JupyterLab has to hear, and wait until the notebook is saved."""
+        self._wait_saved()
+        before = self._saves()
+        self.page.keyboard.press("Control+s")
+        self.wait_until(lambda: self._saves()["begun"] > before["begun"], "JupyterLab hears Ctrl+S", 5)
+        self._wait_saved()
+        assert self._saves() == {"begun": before["begun"] + 1, "done": before["done"] + 1, "failed": before["failed"]}, self.dialogs()
+
+    def _saves(self) -> dict[str, int]:
+        return self.page.evaluate("() => window.saves")
+
+    def _wait_saved(self) -> None:
+        self.wait_until(lambda: not self.page.evaluate(f"() => {IS_SAVING}"), "the notebook is saved", 30)
+
+    def dialogs(self) -> list[str]:
+        """Texts of the dialogs that JupyterLab shows."""
+        return self.page.evaluate(f"() => {DIALOGS}")
+
+    def dismiss_dialogs(self) -> list[str]:
+        """Answer each dialog with its "Cancel"; their texts."""
+        seen: list[str] = []
+        while shown := self.dialogs():
+            seen += shown[-1:]
+            self.page.locator(".jp-Dialog").last.press("Escape", timeout=5000)
+            self.wait_until(lambda shown=shown: self.dialogs() != shown, f"dismissing {shown}", 5)
+        return seen
 
     def reload(self) -> None:
         """Load the page anew and wait for the notebook."""
@@ -111,15 +170,19 @@ class LabPage:
         self.ready()
 
     def ready(self) -> None:
-        """Wait for this notebook's cells and a kernel."""
+        """Wait for this notebook's cells and a kernel; `DialogError` where JupyterLab shows a dialog instead."""
         name = unquote(urlsplit(self.url).path.rsplit("/", 1)[1])
-        self.page.wait_for_function(NOTEBOOK_IS_SHOWN, arg=name, timeout=60_000)
-        self.wait_until(lambda: self.kernel_status() in ("idle", "busy"), "a kernel")
+        self.page.wait_for_function(NOTEBOOK_OR_DIALOG_IS_SHOWN, arg=name, timeout=60_000)
+        self.wait_until(lambda: self.kernel_status() in ("idle", "busy") or self.dialogs(), "a kernel")
+        if shown := self.dialogs():
+            raise DialogError(f"{name}: {'; '.join(shown)}")
 
     def leave(self) -> list[str]:
-        """Close the notebook, saved or not, so that another one can be opened in this page; classes of what of it stays there."""
+        """Close the notebook, saved or not, so that another one can be opened in this page, but not while it is being saved; what of it stays there:
+        texts of dialogs, classes of parts.
+        """
         self.page.mouse.move(0, 0)
-        return self.page.evaluate(LEAVE)
+        return self.page.evaluate(LEAVE, 30)
 
     def errors(self) -> list[str]:
         """Texts of the tracebacks that the notebook shows."""
@@ -147,6 +210,7 @@ class JupyterLab:
         self._contexts: list[Any] = []
         self._opened: list[LabPage] = []  # the notebooks whose pages can be kept
         self._free: Any = None  # a page of JupyterLab with no notebook in it
+        self._late: list[str] = []  # what came into it after its notebook was closed
 
     def write_notebook(self, name: str, cells: Sequence[str]) -> Path:
         """A notebook of code cells in the server's folder, with the kernelspec that keeps a dialog away."""
@@ -163,20 +227,34 @@ class JupyterLab:
         url = f"{self.url}/{self.pages}/{path.name}?token={self.token}"
         if fresh or self._free is None:
             lab = self._load(url, theme, size)
+            lab.ready()
         else:
-            lab, self._free = LabPage(self._free, url), None
-            self._opened.append(lab)
+            lab = self._open_in_kept_page(path.name, url, theme, size)
+        lab.wait_kernel("idle")
+        return lab
+
+    def _open_in_kept_page(self, name: str, url: str, theme: str, size: tuple[int, int]) -> LabPage:
+        """What an earlier notebook has left there late is told when this one is closed; meanwhile it has a page of its own."""
+        lab, self._free = LabPage(self._free, url), None
+        self._opened.append(lab)
+        try:
             lab.page.set_viewport_size({"width": size[0], "height": size[1]})
             lab.page.emulate_media(color_scheme=theme)
             lab.set_theme(theme)
-            lab.execute("docmanager:open", path=path.name, factory="Notebook")
-        lab.ready()
-        lab.wait_kernel("idle")
+            lab.execute("docmanager:open", path=name, factory="Notebook")
+            lab.ready()
+        except DialogError as error:
+            self._late.append(f"in the kept page when a notebook was opened there: {error}")
+            self._opened.remove(lab)
+            lab.page.context.close()
+            lab = self._load(url, theme, size)
+            lab.ready()
         return lab
 
     def _load(self, url: str, theme: str, size: tuple[int, int]) -> LabPage:
         self._set_theme_file(theme)
         context = self.browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=theme)
+        context.add_init_script(COUNT_SAVES)
         lab = LabPage(context.new_page(), url)
         if self.keeps_page and not self._opened and self._free is None:
             self._opened.append(lab)
@@ -199,13 +277,13 @@ class JupyterLab:
         (folder / "themes.jupyterlab-settings").write_text(json.dumps({"theme": THEMES[theme]}))
 
     def close_pages(self, keep: bool = True) -> None:
-        """Close what a test opened, and end its kernels; `AssertionError` where something of a notebook stays in the page. ``keep`` False: the next
-        notebook has a new page, whatever has become of this one.
+        """Close what a test opened, and end its kernels; `AssertionError` where something of a notebook stays in the page, or of an earlier one has come
+        into it. ``keep`` False: the next notebook has a new page, whatever has become of this one.
         """
         for context in self._contexts:
             context.close()
         self._contexts.clear()
-        left: list[str] = []
+        left, self._late = self._late, []
         for lab in self._opened:
             left += lab.leave() if keep else []
             if keep and not left:
@@ -232,6 +310,9 @@ def _start_server(home: Path, root: Path, port: int, token: str, application: st
     (settings / "@jupyterlab" / "apputils-extension").mkdir(parents=True)
     news = {"fetchNews": "false", "checkForUpdates": False}
     (settings / "@jupyterlab" / "apputils-extension" / "notification.jupyterlab-settings").write_text(json.dumps(news))
+    # Every two minutes JupyterLab saves by itself, which no test waits for: closed meanwhile, or its file rewritten, a notebook says so in a dialog.
+    (settings / "@jupyterlab" / "docmanager-extension").mkdir()
+    (settings / "@jupyterlab" / "docmanager-extension" / "plugin.jupyterlab-settings").write_text(json.dumps({"autosave": False}))
     (home / "config" / "labconfig").mkdir(parents=True)
     disabled = {"@jupyterlab/apputils-extension:announcements": True, "@jupyterlab/extensionmanager-extension": True}
     (home / "config" / "labconfig" / "page_config.json").write_text(json.dumps({"disabledExtensions": disabled}))

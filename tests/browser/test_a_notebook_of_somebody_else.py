@@ -47,10 +47,10 @@ PICTURES = "() => [...document.querySelectorAll('.jp-OutputArea img[src^=\"data:
 
 
 @pytest.fixture(scope="module")
-def saved(jupyterlab_session: Any) -> dict[str, Any]:
+def saved(jupyterlab_of_module: Any) -> dict[str, Any]:
     """The notebook as who has run it has saved it; no picture stands beside what is drawn."""
-    path = jupyterlab_session.write_notebook("mine", CELLS)
-    lab = jupyterlab_session.open_notebook(path)
+    path = jupyterlab_of_module.write_notebook("mine", CELLS)
+    lab = jupyterlab_of_module.open_notebook(path)
     lab.run_all()
     lab.wait_until(lambda: data(lab, ".rl-dashboard", "iteration") == "40" and lab.page.locator(".rl-timeline").count() == 2, "the widgets")
     for theme in ("light", "dark"):
@@ -59,7 +59,7 @@ def saved(jupyterlab_session: Any) -> dict[str, Any]:
         assert lab.page.locator("svg[role=img]:visible").count() >= 1
     lab.save()
     lab.wait_until(lambda: path.read_text().count("data:image/svg") >= 4, "the file")
-    jupyterlab_session.close_pages()
+    jupyterlab_of_module.close_pages()
     return json.loads(path.read_text())
 
 

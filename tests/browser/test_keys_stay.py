@@ -31,17 +31,22 @@ NOTEBOOK = """async () => {
 
 
 @pytest.fixture(scope="module")
-def lab(jupyterlab_session: Any) -> Iterator[Any]:
+def lab(jupyterlab_of_module: Any) -> Any:
     """A notebook with all widgets, in command mode."""
-    path = jupyterlab_session.write_notebook("keys", CELLS)
-    page = jupyterlab_session.open_notebook(path)
+    page = jupyterlab_of_module.open_notebook(jupyterlab_of_module.write_notebook("keys", CELLS))
     page.run_all()
     for root in (BOARD, STANDALONE):
         page.wait_until(lambda root=root: int(data(page, f"{root}{' .rl-timeline' if root == BOARD else ''}", "spans") or 0) > 5000, "the spans")
     page.wait_until(lambda: data(page, EXPLORER_ROOT, "best") != "", "an answer")
     assert not page.errors()
-    yield page
-    jupyterlab_session.close_pages()
+    return page
+
+
+@pytest.fixture
+def no_dialog_stays(lab: Any) -> Iterator[None]:
+    """A dialog fails the test that has left it, and is gone when the next one presses its keys."""
+    yield
+    assert lab.dismiss_dialogs() == []
 
 
 def selected(lab: Any, root: str) -> None:
@@ -87,6 +92,7 @@ PLACES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_dialog_stays")
 @pytest.mark.parametrize(("root", "where"), PLACES)
 def test_no_key_touches_the_cells(lab: Any, root: str, where: str) -> None:
     errors = watch_errors(lab.page)
@@ -101,6 +107,7 @@ def test_no_key_touches_the_cells(lab: Any, root: str, where: str) -> None:
     assert lab.page.evaluate(inside, root) and not errors
 
 
+@pytest.mark.usefixtures("no_dialog_stays")
 @pytest.mark.parametrize(("root", "where"), [p for p in PLACES if p[0] == STANDALONE or p[1] in ("the lanes", "Fit")])
 def test_wasd_pans_and_zooms_wherever_the_focus_is(lab: Any, root: str, where: str) -> None:
     focused_on(lab, root, where)
@@ -119,14 +126,7 @@ def test_wasd_pans_and_zooms_wherever_the_focus_is(lab: Any, root: str, where: s
         lab.wait_until(lambda which=which, sign=sign, before=before: sign * (seen()[which] - before[which]) > 0, f"{key} from {where}", 5)
 
 
-def saved_by(path: Path) -> str:
-    """What the file says; "" while it is being written."""
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["metadata"].get("saved_by"))
-    except ValueError:
-        return ""
-
-
+@pytest.mark.usefixtures("no_dialog_stays")
 @pytest.mark.parametrize(("root", "where"), [(STANDALONE, "the lanes"), (STANDALONE, "search"), (BOARD, "Fit"), (EXPLORER_ROOT, "a slider")])
 def test_a_key_with_control_reaches_the_page(lab: Any, root: str, where: str, jupyterlab_session: Any) -> None:
     """Ctrl+S saves the notebook."""
@@ -137,10 +137,11 @@ def test_a_key_with_control_reaches_the_page(lab: Any, root: str, where: str, ju
         focused_on(lab, root, where)
     path, mark = Path(jupyterlab_session.root) / "keys.ipynb", f"{root} {where}"
     lab.page.evaluate("(mark) => window.jupyterapp.shell.currentWidget.content.model.sharedModel.setMetadata('saved_by', mark)", mark)
-    lab.page.keyboard.press("Control+s")
-    lab.wait_until(lambda: saved_by(path) == mark, "the saved notebook", 15)
+    lab.press_save()
+    assert json.loads(path.read_text(encoding="utf-8"))["metadata"].get("saved_by") == mark
 
 
+@pytest.mark.usefixtures("no_dialog_stays")
 def test_text_goes_into_the_search_field_and_nowhere_else(lab: Any) -> None:
     selected(lab, STANDALONE)
     before, seen = lab.page.evaluate(NOTEBOOK), data(lab, STANDALONE, "range")
@@ -163,6 +164,7 @@ def test_text_goes_into_the_search_field_and_nowhere_else(lab: Any) -> None:
     assert lab.page.evaluate("() => document.activeElement.tagName") == "CANVAS" and lab.page.evaluate(NOTEBOOK) == before
 
 
+@pytest.mark.usefixtures("no_dialog_stays")
 def test_tab_and_escape_leave_the_widget(lab: Any) -> None:
     """Tab goes to the next button; Escape closes the panel first, and the next one gives the keys back to the cell."""
     focused_on(lab, STANDALONE, "Outliers")

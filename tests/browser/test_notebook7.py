@@ -7,7 +7,7 @@ from typing import Any
 
 import lab_browser
 import pytest
-from test_keys import COUNT_SAVES, LETTERS, TEXTS
+from test_keys import LETTERS, TEXTS
 from test_live_widgets import BUSY, DASHBOARD, data, pixels, watch_errors
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
@@ -48,9 +48,7 @@ def test_a_dashboard_and_a_timeline_in_notebook_7(notebook7: lab_browser.Jupyter
     for key in LETTERS:
         page.page.keyboard.press(key)
         assert page.page.evaluate(TEXTS) == texts, f"{key} belongs to the timeline"
-    page.page.evaluate(COUNT_SAVES)
-    page.page.keyboard.press("Control+s")
-    page.page.wait_for_function("() => window.saved > 0", timeout=5000)
+    page.press_save()
     assert not errors and not page.errors()
 
 
