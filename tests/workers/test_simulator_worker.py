@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from line_env import LineEnv
+from line_env import LineEnv, SavedLineEnv
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.records import Action
@@ -31,8 +31,8 @@ class Answering:
         return self.waiting.pop(key)
 
 
-def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, taken=0, **context):
-    made = SimulatorWorker(LineEnv, num_envs=num_envs, steps=steps, horizon=horizon, seed=SEED, taken=taken)
+def worker(num_envs=2, steps=3, horizon=4, rank=0, ranks=1, sub_batches=1, taken=0, env=LineEnv, **context):
+    made = SimulatorWorker(env, num_envs=num_envs, steps=steps, horizon=horizon, seed=SEED, taken=taken)
     made._context = Context()
     for key, value in {"rank": rank, "ranks": ranks, "sub_batches": sub_batches, **context}.items():
         setattr(made._context, key, value)
@@ -166,3 +166,15 @@ def test_close_closes_the_environments():
     simulator = worker(sub_batches=2)
     simulator.close()
     assert all(group.env.closed for group in simulator.groups)
+
+
+def test_who_leaves_before_its_first_step_has_no_state_to_save_and_begins_as_ever():
+    stays, leaves = worker(sub_batches=2), worker(sub_batches=2, env=SavedLineEnv)
+    for _ in range(3):
+        leaves.offload()
+        leaves.offload()  # twice is once
+        leaves.onload()
+        leaves.onload()
+        (first, *_), (same, *_) = collect(stays)[0], collect(leaves)[0]
+        np.testing.assert_array_equal(first.obs_TNO, same.obs_TNO)
+        np.testing.assert_array_equal(first.reward_TN, same.reward_TN)
