@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import gc
 import itertools
@@ -42,6 +43,7 @@ NOTHING_GIB = 1 / 256  # what an empty object seems to take: noise of the alloca
 NOISE = 0.05  # of memory
 SAME = 1 - 1e-6  # of weights: what two count of a block is the same but for rounding
 SWITCHES = 2  # how often each worker leaves and comes
+ROOM = 0.8  # of a GPU's memory: what workers keep there together may take so much, the rest is for their work
 
 
 def profile(
@@ -97,6 +99,7 @@ class _Measuring:
     notes: list[str] = field(default_factory=list)
     failed: set[str] = field(default_factory=set)  # names of plans under which a worker did
     one_by_one: bool = False  # whether what circulates in cells cannot come in batches
+    turns: dict[str, Any] = field(default_factory=dict)  # fields of plans under which workers that do not fit together take turns on a GPU
 
     def _fingerprint(self) -> Fingerprint:
         return replace(Fingerprint.here(_device_names(self.devices)), measured=subject(self.flow, self.inputs))
@@ -106,12 +109,15 @@ class _Measuring:
         self.notes.extend(_not_seen_from_here(self.devices, self.executor))
         counts = sorted({1, *(c for some in self.ranks.values() for c in some)})
         probes = list(graph.workers)
+        gib = _device_memory(self.devices)
         with tqdm(total=2 + len(counts) - 1 + bool(graph.cells) + len(probes), desc="profile", disable=not progress) as bar:
+            probed = {} if gib is None else {worker: self._probed(worker, bar) for worker in probes}  # of a GPU first: do all fit there together?
+            self.turns = _turns(probed, gib or 0.0)
             first = self._observe(self._plan("one rank", 1), bar, memory=True)
             runs = [first, *self._in_batches(first, bar)]
             plans = [*(self._shared(first, count) for count in counts if count > 1), *([self._double(first)] if graph.cells else [])]
             runs += [self._try(plan, bar) for plan in plans]
-            probed = {worker: self._probed(worker, bar) for worker in probes}
+            probed = probed or {worker: self._probed(worker, bar) for worker in probes}
         messages = self._messages()
         self.notes += [f"{worker}: plans never let it leave its devices, for {p.stays}." for worker, p in probed.items() if p.stays]
         memory = {worker: Memory(p.resident_gib) for worker, p in probed.items()} | self._held_together(probed)
@@ -120,7 +126,7 @@ class _Measuring:
         switches = {worker: (p.onload_s, p.offload_s) for worker, p in probed.items()}
         found = fitted(
             seen, items, self.flow.name, rules=self._rules(), memory=memory, switches=switches, generators=generators,
-            device_memory_gib=_device_memory(self.devices), fingerprint=self._fingerprint(), notes=self.notes, messages=messages,
+            device_memory_gib=gib, fingerprint=self._fingerprint(), notes=self.notes, messages=messages,
         )  # fmt: skip
         if self.one_by_one:
             found = found.replace(cells=tuple(replace(cell, tokens=1) for cell in found.cells))
@@ -132,7 +138,7 @@ class _Measuring:
     def _plan(self, name: str, count: int) -> ExecutionPlan:
         """Everything on the same devices, one after another: nobody computes beside somebody else."""
         ranks = {w: max((c for c in counts if c <= count), default=1) for w, counts in self.ranks.items()}
-        return ExecutionPlan.temporal(self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name)
+        return ExecutionPlan.temporal(self.flow, self.devices[: max(1, *ranks.values(), 1) if ranks else 1], ranks, name=name, **self.turns)
 
     def _in_batches(self, first: Observed, bar: tqdm) -> list[Observed | None]:
         """Smaller batches between workers, and all that circulates in a cell in one: there the first run had single items."""
@@ -188,7 +194,7 @@ class _Measuring:
         cells = self.flow.graph.cells
         heads = {first.head(cell): 2 for cell in cells}
         single = {e.channel: 1 for e in self.flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in cells)}
-        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, chunks=single)
+        return ExecutionPlan.temporal(self.flow, self.devices[:1], name="two sub-batches", sub_batches=heads, chunks=single, **self.turns)
 
     def _rules(self) -> dict[str, RankRule]:
         """Who was not said to have several ranks has one; where somebody failed with as many as asked, at most those that worked."""
@@ -257,6 +263,8 @@ class _Measuring:
         try:
             for worker in builds:
                 made[worker] = _set_up(self.flow, worker, self.devices[0])
+                if self.turns and not probed[worker].stays:
+                    made[worker]._switch("offload", [], [other for name, other in made.items() if name != worker])
             groups = _groups({(a, b): made[a]._shared(made[b]) * made[a]._nbytes() / 2**30 for a, b in itertools.permutations(made, 2)})
             whole = {worker: _whole(probed[worker].resident_gib, instance._nbytes() / 2**30) for worker, instance in made.items()}
         finally:
@@ -264,6 +272,13 @@ class _Measuring:
                 with _named(worker, "close"):
                     instance.close()
         return {w: Memory(whole[w] - gib, shared_gib=gib, shared_as=f"weights of {group[0]}") for group, gib in groups for w in group}
+
+
+def _turns(probed: Mapping[str, Probed], gib: float) -> dict[str, Any]:
+    """Of plans: MiB that each worker keeps on a GPU, and what there is for all together; nothing where all fit, and where it is not known (no ``probed``)."""
+    memory = {worker: math.ceil(1024 * p.resident_gib) for worker, p in probed.items()}
+    room = max([int(1024 * ROOM * gib), *memory.values()])
+    return {} if sum(memory.values()) <= room else {"memory": memory, "device_memory": room}
 
 
 class Probed(NamedTuple):
@@ -437,8 +452,11 @@ class _MemoryWatch:
     def peaks(self, timeline: Timeline) -> dict[str, float]:
         """The most of each worker's work above what was there when that stretch of work began, GiB. What is shorter than a look is left out."""
         found: dict[str, float] = {}
+        moved = sorted(span.end_ns for span in timeline.rows() if span.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD))
         for worker, start, end in _work(timeline):
-            before = [now for at, now, _ in self._seen if at <= start][-1:]
+            came = bisect.bisect(moved, start)
+            since = moved[came - 1] if came else 0  # before it came there was less
+            before = [now for at, now, _ in self._seen if since <= at <= start][-1:]
             inside = [most for at, _, most in self._seen if start <= at <= end]
             if inside:
                 found[worker] = max(found.get(worker, 0.0), *(most - (before or inside)[0] for most in inside))

@@ -6,6 +6,7 @@ import sys
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from test_profiler import flow
 
@@ -148,3 +149,66 @@ def test_that_peaks_of_processes_are_not_measured_is_said() -> None:
     assert not any("Peaks of memory" in n for n in lab.profile(flow(), ["cpu:0"], iterations=1, progress=False).notes)
     (note,) = profiler._not_seen_from_here(["node1/cpu:0"], "local")
     assert note.startswith("node1/cpu:0 is on another node") and profiler._not_seen_from_here(["cpu:0", "cuda:0"], "local") == []
+
+
+HERE: set[str] = set()
+MOST: list[int] = []
+
+
+class Guest(lab.Worker):
+    """60 MiB that come and go."""
+
+    def setup(self) -> None:
+        self.onload()
+
+    def onload(self) -> None:
+        self.held = np.ones(60 << 17)
+        HERE.add(self.name)
+        MOST.append(len(HERE))
+
+    def offload(self) -> None:
+        self.held = np.ones(0)
+        HERE.discard(self.name)
+
+    def close(self) -> None:
+        HERE.discard(self.name)
+
+
+class Gives(Guest):
+    def sample(self, out: lab.Outbox) -> None:
+        for i in range(8):
+            self.compute(0.002)
+            out.put(i)
+
+
+class Takes(Guest):
+    def train(self, inbox: lab.Inbox) -> None:
+        for _ in inbox:
+            self.compute(0.004)
+
+
+@pytest.mark.parametrize(("gib", "most"), [(0.1, 1), (1.0, 2), (None, 2)])
+def test_workers_that_a_gpu_does_not_hold_together_are_measured_in_turns(monkeypatch: pytest.MonkeyPatch, gib: float | None, most: int) -> None:
+    """Two models of three quarters of a GPU: a profile says so, and may not need room for both."""
+    made = lab.Workflow("in turns")
+    samples = made.channel("samples", capacity=None)
+    gives, takes = made.worker(Gives, name="gives"), made.worker(Takes, name="takes")
+
+    @made.iteration
+    def iteration() -> None:
+        gives.sample(samples)
+        takes.train(samples)
+
+    HERE.clear(), MOST.clear()
+    monkeypatch.setattr(profiler, "_device_memory", lambda _: gib)
+    profile = lab.profile(made, ["cpu:0"], iterations=2, progress=False)
+    assert max(MOST) == most and not HERE
+    assert profile.device_memory_gib == gib
+    assert all(w.memory.resident_gib == pytest.approx(60 / 1024, abs=0.02) for w in profile.workers.values())
+
+
+def test_what_came_before_a_stretch_of_work_is_no_peak_of_it() -> None:
+    watch = profiler._MemoryWatch("cpu:0")
+    watch._seen = [(10, 1.0, 1.0), (20, 3.0, 3.0), (30, 3.5, 3.5), (40, 3.0, 3.5)]
+    rows = [Span(Track("trainer", 0, ("cuda:0",)), SpanKind.ONLOAD, "onload", 12, 18), Span(Track("trainer", 0, ("cuda:0",)), SpanKind.RUN, "train", 19, 45)]
+    assert watch.peaks(SimpleNamespace(rows=lambda: rows)) == {"trainer": pytest.approx(0.5)}
