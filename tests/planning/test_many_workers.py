@@ -69,6 +69,7 @@ def test_longer_ones_are_cut_between_groups_of_neighbours_and_each_group_in_one_
     assert len(seen) <= GROUPS * GROUPS // 2 + count  # all of a chain: half its square
 
 
+@pytest.mark.slow
 def test_a_long_chain_has_a_plan_and_says_what_was_not_looked_at() -> None:
     plans = plan(profile_of([(i, i + 1) for i in range(23)], 24), 4, chunks=4)
     note = next(note for note in plans.notes if "24 workers can be composed" in note)

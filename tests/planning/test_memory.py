@@ -78,7 +78,7 @@ def test_what_would_help_is_said_and_helps() -> None:
     assert plan(profile, 8, chunks=1, memory_gib=84).best.mode == "temporal" and plan(profile, 16, chunks=1).best.mode == "spatial"
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [pytest.param(n, marks=[pytest.mark.slow] * (n in (17, 20))) for n in range(25)])
 def test_whatever_is_advised_works(seed: int) -> None:
     """Random profiles on few devices with little memory: each way that a refusal names leads to a plan."""
     rng = random.Random(seed)

@@ -121,6 +121,7 @@ def test_a_quick_answer_knows_the_shapes_that_the_search_found(four: Plans, fiel
     assert question.answer(four.profile, like=four).best.seconds <= 1.03 * best.seconds
 
 
+@pytest.mark.slow
 def test_with_other_devices_or_memory_a_quick_answer_looks_at_all_shapes() -> None:
     """Of 8 devices only a few shapes were ranked: on 256 the best one is another (79.9 s, of the known ones 102.3 s), and there are turns and streams."""
     profile = Profile.load(DOCS / "grpo_7b_by_hand.json")

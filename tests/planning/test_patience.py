@@ -37,6 +37,7 @@ def test_all_that_takes_long_looks_whether_it_is_wanted() -> None:
             work()
 
 
+@pytest.mark.slow
 def test_what_was_given_up_anywhere_leaves_no_trace() -> None:
     asked = Question.of(plan(PROFILE, 8, simulate=False))
     looks = itertools.count()

@@ -53,7 +53,7 @@ def test_case_1_with_fitted_models_also_streams() -> None:
     assert plans.best.mode == "spatial" and plans.best.seconds < 335
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_case_4_total(ranks: int) -> None:
     plans = planned("grpo_7b_case4", 64, chunks=512, ranks=ranks)
     spatial = plans["spatial"]

@@ -33,11 +33,13 @@ def answer(plans: Plans, **changes: Any) -> Plans:
     return dataclasses.replace(Question.of(plans), **changes).answer(plans.profile, like=plans)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("changes", "most"), [({"items": 4096}, 482.9), ({"switching": 0.5}, 241.7), ({"memory_gib": 80.0}, 246.7)])
 def test_the_numbers_of_a_good_plan_are_looked_for_before_other_plans(plans: Plans, changes: dict[str, Any], most: float) -> None:
     assert answer(plans, **changes).best.seconds < most  # 492.7, 246.5 and 256.6 before
 
 
+@pytest.mark.slow
 def test_an_answer_is_the_same_whatever_was_asked_before(plans: Plans) -> None:
     asked: list[dict[str, Any]] = [
         {"devices": {"": 24}}, {"memory_gib": 48.0}, {"switching": 2.0}, {"items": 1024}, {"staleness": 1}, {"chunks": 8}, {"devices": {"": 96}}
@@ -130,6 +132,7 @@ def test_in_streams_alone_everybody_else_needs_devices_too(monkeypatch: pytest.M
     assert sum(kept) < 20_000  # 27,407 before
 
 
+@pytest.mark.slow
 def test_a_look_that_was_wrong_is_not_repeated(plans: Plans, monkeypatch: pytest.MonkeyPatch) -> None:
     searches, plans_of = list[float](), solver._Solver.plans
     monkeypatch.setattr(solver._Solver, "plans", lambda self: searches.append(self.ceiling) or plans_of(self))

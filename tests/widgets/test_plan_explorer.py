@@ -257,6 +257,7 @@ def test_ranges_are_given_up_for_a_newer_question_and_wait_for_an_older_one(monk
     assert page.tell(type="history")["sensitivity"] == page.heard[-2][0]["sensitivity"]
 
 
+@pytest.mark.slow
 def test_ranges_that_were_asked_before_the_simulation_are_found_after_it() -> None:
     page, at = Page(), Page().slider("devices.").index(16)
     page.post(1, devices=at)
