@@ -326,11 +326,11 @@ class _Forecast:
         def script(turn: Turn) -> Script:
             for channel in inputs:
                 yield get(channel, ALL)
-            before = 0.0
-            moments = sorted((float(at), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
+            before = 0  # rounded from the start: ranks that are ready together stay together, and do not drift by half a nanosecond a step
+            moments = sorted((_ns(float(at)), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
             for at, i in moments:
                 if at > before:
-                    yield run(self._noisy(at - before))
+                    yield run(self._noisy((at - before) / 1e9))
                     before = at
                 if i:
                     yield put(outputs[i - 1])

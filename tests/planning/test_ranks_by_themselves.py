@@ -188,13 +188,9 @@ def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(m
 
 @pytest.mark.parametrize("factor", [1.0, 1.127, 1.128, 1.17])
 def test_a_rank_works_on_the_tokens_of_the_items_that_it_has(factor: float) -> None:
-    """Ranks that wait for devices of a generator begin some nanoseconds apart, in an order that is chance. Weights once went by that order: a plan took 4 %
+    """Ranks that waited for devices of a generator began some nanoseconds apart, in an order that was chance. Weights once went by that order: a plan took 4 %
     more or less with a generator that was a thousandth slower."""
-    lengths = Lengths(4096.0, mean_tokens=500.0, group_correlation=0.8)
-    rollout = WorkerProfile((Sample(8, 256.0, 36.4 * factor),), "generation", lengths=lengths, exponent=0.6)
-    learner = WorkerProfile((Sample(8, 256.0, 58.4),), ranks=RankRule(2))  # three ranks, for 32 groups
-    profile = Profile(256, {"a": rollout, "b": learner}, (EdgeProfile("a", "b", 8),), weights="tokens")
-    planned, equal = (of_shape(lab.plan(p, 6, chunks=4), "a > b") for p in (profile, profile.replace(weights="equal")))
+    planned, equal = (of_shape(lab.plan(generating(factor, weights), 6, chunks=4), "a > b") for weights in ("tokens", "equal"))
     shares, even = (shares_and_seconds(p.timeline) for p in (planned, equal))
     placement = planned.candidate.placement
     stream = stream_of(placement, leaf_of(placement.tree, 0), 32, 8)
@@ -203,6 +199,24 @@ def test_a_rank_works_on_the_tokens_of_the_items_that_it_has(factor: float) -> N
     assert weights == sorted(weights) and weights[2] > 2 * weights[0], "responses that are ready later are longer"
     assert [(first, items) for first, items, _ in shares] == [(first, items) for first, items, _ in even] == [(0, 352), (352, 352), (704, 320)]
     assert [work / same for (*_, work), (*_, same) in zip(shares, even, strict=True)] == pytest.approx(weights, rel=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.127])
+def test_ranks_of_a_generator_that_are_ready_together_are_so_to_the_nanosecond(factor: float) -> None:
+    """Rounded step by step they drifted apart, by 14 ns, and who was first was chance."""
+    timeline = of_shape(lab.plan(generating(factor, "tokens"), 6, chunks=4), "a > b").timeline
+    spans, ranks = timeline.spans, [i for i, track in enumerate(timeline.tracks) if track.worker == "a"]
+    puts = spans[(spans["kind"] == SpanKind.PUT) & (spans["iteration"] == 1) & np.isin(spans["track"], ranks)]
+    moments, together = np.unique(puts["start"], return_inverse=True)
+    assert np.diff(moments).min() > 1000 and set(puts["track"][together == 0]) == set(ranks), "the first groups are ready together"
+
+
+def generating(factor: float, weights: str) -> Profile:
+    """A generator, with seconds times a factor, and a learner of which two devices are a rank: three of them on six, for 32 groups."""
+    lengths = Lengths(4096.0, mean_tokens=500.0, group_correlation=0.8)
+    rollout = WorkerProfile((Sample(8, 256.0, 36.4 * factor),), "generation", lengths=lengths, exponent=0.6)
+    learner = WorkerProfile((Sample(8, 256.0, 58.4),), ranks=RankRule(2))
+    return Profile(256, {"a": rollout, "b": learner}, (EdgeProfile("a", "b", 8),), weights=weights)
 
 
 def shares_and_seconds(timeline: Timeline) -> list[tuple[int, int, float]]:
