@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -153,7 +153,6 @@ class _Forecast:
         self.streams: dict[tuple[str, int], Stream] = {}
         self.by_rank = frozenset(name for name in (separable if one_by_one else by_rank)(placement) if not self._streams(name))
         self.items = self._bundles(detail)
-        self.taken: dict[tuple[str, str, int], int] = {}
         self.links = Links.of(self.profile, self._moving(), self.items)
 
     def run(self, iterations: int, outages: Sequence[Outage]) -> Timeline:
@@ -327,11 +326,11 @@ class _Forecast:
         def script(turn: Turn) -> Script:
             for channel in inputs:
                 yield get(channel, ALL)
-            before = 0.0
-            moments = sorted((float(at), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
+            before = 0  # rounded from the start: ranks that are ready together stay together, and do not drift by half a nanosecond a step
+            moments = sorted((_ns(float(at)), i) for i, times in enumerate(streams) for at in times[turn.rank :: seat.ranks])
             for at, i in moments:
                 if at > before:
-                    yield run(self._noisy(at - before))
+                    yield run(self._noisy((at - before) / 1e9))
                     before = at
                 if i:
                     yield put(outputs[i - 1])
@@ -368,8 +367,8 @@ class _Forecast:
         late = {self.links.source(e.channel) for e in self.edges if e.producer == name and e.at_end}
         made_by: dict[tuple[int, int], int] = {}  # bundles that are put at the end, by iteration and rank
 
-        def work(turn: Turn, n: int, part: float = 1.0, of: str = "", last: bool = True) -> Script:
-            yield run(self._noisy(each(n) * part * self._weight(name, source, turn.iteration, n, of)))
+        def work(turn: Turn, first: int, n: int, part: float = 1.0, last: bool = True) -> Script:
+            yield run(self._noisy(each(n) * part * self._weight(name, source, first, n)))
             if last and late:
                 made_by[turn.iteration, turn.rank] = made_by.get((turn.iteration, turn.rank), 0) + n
             for channel in outputs if last else ():
@@ -387,11 +386,12 @@ class _Forecast:
             for channel, part in turns:
                 last = channel == turns[-1][0]
                 if channel in whole:
-                    for n in _divided((yield get(channel, ALL)), seat.chunks):
-                        yield from work(turn, n, part, channel, last)
+                    n = yield get(channel, ALL)
+                    for first, some in _parts(turn.first(), _divided(n, seat.chunks)):
+                        yield from work(turn, first, some, part, last)
                 else:
                     while n := (yield get(channel)):
-                        yield from work(turn, n, part, channel, last)
+                        yield from work(turn, turn.first(), n, part, last)
 
         def script(turn: Turn) -> Script:
             if not inputs:
@@ -399,20 +399,21 @@ class _Forecast:
                 parts = _divided(share, share) if self.one_by_one else made or _divided(share, seat.chunks)
                 if lead:
                     yield run(self._noisy(lead * seconds * seat.chunks))
-                for part in parts:
-                    yield from work(turn, part, 1 - lead)
+                for first, some in _parts(0, parts):
+                    yield from work(turn, first, some, 1 - lead)
                 return
             n = 0
             for channel in whole:
                 n = yield get(channel, ALL)
             if not streamed:
-                for part in _divided(n, seat.chunks):
-                    yield from work(turn, part)
+                for first, some in _parts(turn.first(), _divided(n, seat.chunks)):
+                    yield from work(turn, first, some)
                 return
             while n := (yield get(streamed[0])):
+                first = turn.first()
                 for channel in streamed[1:]:
                     yield get(channel, n)
-                yield from work(turn, n)
+                yield from work(turn, first, n)
 
         return whole_turn
 
@@ -495,15 +496,14 @@ class _Forecast:
         found = [(channels[producer], part) for producer, part in self.profile.workers[name].in_turn if producer in channels]
         return found if len(found) == len(inputs) else []
 
-    def _weight(self, name: str, source: str | None, iteration: int, n: int, of: str = "") -> float:
-        """Mean weight of the next n bundles: they come in the order in which they were completed. ``of``: a channel whose bundles are counted by themselves."""
+    def _weight(self, name: str, source: str | None, first: int, n: int) -> float:
+        """Mean weight of ``n`` bundles from number ``first`` of a channel on: they entered it in the order in which they were completed, and whoever has them,
+        whenever it begins with them, has these."""
         if source is None or self.profile.weights != "tokens":
             return 1.0
         group = max([1, *(e.group for e in self.edges if e.consumer == name)])
         stream = self._stream(source, group)
         assert stream is not None
-        first = self.taken.get((name, of, iteration), 0)
-        self.taken[name, of, iteration] = first + n
         ends = np.interp([first / self.items, (first + n) / self.items], np.arange(ATOMS + 1) / ATOMS, np.concatenate([[0.0], np.cumsum(stream.weights)]))
         return float((ends[1] - ends[0]) * self.items / n / ATOMS)
 
@@ -520,3 +520,10 @@ def _divided(n: int, parts: int) -> list[int]:
     """As equal as whole numbers allow, the larger ones early, so that the first parts of all ranks together make no less than a chunk; without empty ones."""
     ends = [-(-n * i // parts) for i in range(parts + 1)]
     return [end - start for start, end in itertools.pairwise(ends) if end > start]
+
+
+def _parts(first: int, sizes: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(number of its first bundle, bundles) of parts that follow each other."""
+    for size in sizes:
+        yield first, size
+        first += size

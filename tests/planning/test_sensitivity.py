@@ -142,7 +142,7 @@ def test_every_worker_of_random_graphs_planned_again(seeds: range) -> None:
     assert ends > len(graphs) // 2 and searched > len(graphs) // 2
 
 
-NOT_THE_FAVOURITE = (277, 83, 124, 223, 242, 257, 259, 343, 381)  # of the search: another plan was followed, or simulated, and found faster
+NOT_THE_FAVOURITE = (277, 83, 124, 223, 242, 259, 381, 439, 443, 491)  # of the search: another plan was followed, or simulated, and found faster
 LONG = (17, 29)  # one plan takes 14 s, a range some minutes
 
 
@@ -157,7 +157,7 @@ def test_every_worker_planned_again_where_the_choice_is_not_the_favourite(seed: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seeds", [range(first_, first_ + 10) for first_ in range(0, 60, 10)], ids=str)
+@pytest.mark.parametrize("seeds", [*(range(first_, first_ + 10) for first_ in range(0, 50, 10)), range(50, 64)], ids=str)
 def test_a_worker_of_any_random_graph_planned_again(seeds: range) -> None:
     ends = graphs = 0
     for seed in seeds:
@@ -167,6 +167,18 @@ def test_a_worker_of_any_random_graph_planned_again(seeds: range) -> None:
             (r,) = sensitivity(plans, workers=[names[seed % len(names)]]).ranges
             ends += at_both_ends(plans, r)
     assert graphs > 4 and ends > 1
+
+
+@pytest.mark.slow
+def test_what_wins_by_less_than_is_granted_ends_a_range_where_nothing_is() -> None:
+    """With a policy that is 2.2 to 2.5 times as slow another plan is faster, by some thousandths."""
+    plans = any_graph(51, 4)
+    assert plans is not None
+    ((granted,), (exact,)) = (sensitivity(plans, workers=["pol"], tolerance=t).ranges for t in (TOLERANCE, 0.0))
+    assert at_both_ends(plans, granted) == 0 and at_both_ends(plans, exact, 0.0) == 1
+    assert exact.high == pytest.approx(2.172, rel=2e-3) and exact.instead == ("", "(env | pol) > (a | b)")
+    slower = entry(plans, "seconds", "pol").times(plans.profile, 2.4)
+    assert plans.best.shape not in first(plans, slower) and plans.best.shape in first(plans, slower, TOLERANCE)
 
 
 @pytest.mark.parametrize(("seed", "worker"), [(17, "c"), (29, "b")])
