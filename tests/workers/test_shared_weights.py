@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,6 +88,42 @@ def test_other_tensors_on_the_same_memory_are_shared_too() -> None:
     assert found == [[0.0, 1.0, 0.0], [2.0, 3.0, 1.0], [4.0, 5.0, 2.0]]
     assert switches.count(("c", "offload")) == 2 and switches.count(("a", "offload")) + switches.count(("b", "offload")) == 3, switches
     assert module.weight.untyped_storage().data_ptr() == flat.weight.untyped_storage().data_ptr()
+
+
+class Upon(Holder):
+    """Its module lies on the memory of another worker's, which it finds when it is set up."""
+
+    def __init__(self, found: SimpleNamespace) -> None:
+        self.found, self.own = found, None
+        self.module = nn.Linear(2, 4, bias=False)
+
+    def setup(self) -> None:
+        self.module.weight.data = self.found.module.weight.data.view(4, 2)
+
+
+class Shows(Holder):
+    """``found``: where others find its module."""
+
+    def __init__(self, found: SimpleNamespace) -> None:
+        self.found, self.own = found, None
+
+    def setup(self) -> None:
+        self.module = self.found.module = filled()
+
+
+@pytest.mark.parametrize("device", [6, 12, 18])
+def test_what_is_laid_on_the_memory_of_one_that_has_left_comes_with_it(device: int) -> None:
+    """That they would share nobody knew when the first one left, as soon as it was built."""
+    found = SimpleNamespace()
+    flow = Workflow("found")
+    a, b, c = flow.worker(Shows, found, name="a"), flow.worker(Upon, found, name="b"), flow.worker(Holder, filled(), name="c")
+
+    @flow.iteration
+    def iteration() -> list[float]:
+        return [worker.add(1.0).wait() for worker in (a, b, c)]
+
+    learned, _ = run(flow, plan_of(flow, {"a": 6, "b": 6, "c": 6}, device))
+    assert learned == [[0.0, 1.0, 0.0], [2.0, 3.0, 1.0], [4.0, 5.0, 2.0]]
 
 
 def test_of_a_part_only_the_rest_moves() -> None:
