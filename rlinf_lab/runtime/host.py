@@ -162,7 +162,7 @@ class Host(Scheduler):
             self.stopping = True
             for process in self.ranks:
                 process.calls.clear()
-                if process.call is not None or process.waits_for == "calls":
+                if process.call is not None or process.joining or process.waits_for == "calls":
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
                 elif process.waits_for in ("call", "gap"):
                     self._wake(process)
@@ -235,8 +235,9 @@ class Host(Scheduler):
                 part.retire(iteration)
 
     def _main(self, process: Process, context: HostContext) -> None:
+        given_up = turnover.take_devices(self, process) if process.joining else None
         start, process.thread = self.clock.now_ns(), threading.get_ident()
-        failure = setups.set_up(self, process, context, in_truth=self._mock is None)
+        failure = None if given_up else setups.set_up(self, process, context, in_truth=self._mock is None)
         if failure is not None and not process.joining:
             self._fail(failure)
         end = self.clock.now_ns()
@@ -248,8 +249,8 @@ class Host(Scheduler):
         if process.stays_until:
             setups.leave_after_others(self, process)
         if process.joining:
-            turnover.set_up(self, process, failure)
-            if failure is not None:
+            turnover.set_up(self, process, failure or given_up)
+            if failure or given_up:
                 return
         if process.filled is not None:
             keep_filling(self, process, context)

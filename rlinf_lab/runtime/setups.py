@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.runtime.devices import use_device
 from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.scheduler import switch
 from rlinf_lab.runtime.unfit import refuse_to_stay
 from rlinf_lab.timeline.span import SpanKind
 from rlinf_lab.workflow.graph import DRIVER
@@ -46,8 +47,10 @@ def set_up(host: Host, process: Process, context: Context, in_truth: bool) -> Wo
         process.instance.setup()
         method = "can_leave"
         refuse_to_stay(layout, declarations, process.worker, process.instance)
-        method = "offload"
-        if in_truth and process.machine.size and not process.instance._why_it_stays():
+        method = "onload" if process.joining else "offload"
+        if process.joining and process.machine.holding:
+            _bring_what_is_away(host, process)
+        elif in_truth and process.machine.size and not process.joining and not process.instance._why_it_stays():
             _leave_if_others_need_the_place(host, process)
     except BaseException as error:
         return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
@@ -75,9 +78,18 @@ def _leave_if_others_need_the_place(host: Host, process: Process) -> None:
         process.stays_until = until
         return
     present += [other for other in absent if not other.left_at_once]  # nothing has brought it, but it is there since it was built
-    mates = [[other.instance for other in some if other.instance is not None] for some in (present, [o for o in absent if o.left_at_once])]
-    process.instance._switch("offload", mates[0], mates[1])
+    switch(process, "offload", (present, [other for other in absent if other.left_at_once]))
     process.left_at_once = True
+
+
+def _bring_what_is_away(host: Host, process: Process) -> None:
+    """It has its devices, and was built there; what it shares with others may have left with them."""
+    with host._mutex:
+        mates = host._mates(process)
+    switch(process, "onload", mates)
+    with host._mutex:
+        for other, units in host._shared_units(process, [*mates[0], *mates[1]]).items():
+            host._engine.share(process.index, other, units)
 
 
 def leave_after_others(host: Host, process: Process) -> None:
