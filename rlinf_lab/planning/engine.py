@@ -285,6 +285,15 @@ class Engine(AtOnce, Meeting):
                 self._used[device] -= p.size
                 self._residents[device].remove(p)
 
+    def built(self, process: int, there: bool) -> list[tuple[int, int, int, int]]:
+        """A process is idle from now on; devices that it has been given to be built there (as for a call) others may have. ``there``: it has been."""
+        p = self.processes[process]
+        p.state = "idle"
+        if not there:  # before others want its place: it would be asked to leave
+            self.vacate(process)
+        self._release(p)
+        return self._flush()
+
     def admit(self, stream: int) -> bool:
         """One producer more than were counted; not when the stream has ended."""
         if self.streams[stream].ended:

@@ -130,21 +130,18 @@ class Host(Scheduler):
         Raises their `WorkerError`, `ExecutorError` for one that waits for a later one, or `Cancelled` when the host is stopped meanwhile.
         """
         self._declarations, self._torch_device = declarations, torch_device
-        mine = [p for p in self.ranks if p.worker != DRIVER and (p.worker, p.rank) not in self.layout.absent]
+        mine = setups.built_at_start(self)
         for number, process in enumerate(mine, 1):
             with self._mutex:
                 if self.stopping:  # by another thread, which joins those that have been started
                     break
                 self._running += process.counts
             self._begin_thread(process)
-            setups.wait_for(self._ready, partial(self._has_set_up, number), process, mine[number:])
+            setups.wait_for(self._ready, partial(setups.have_come, self, number), process, mine[number:])
             if self.failure is not None:
                 raise self.failure
         if self._set_up < len(mine):
             raise Cancelled(f"Host {self.name!r} was stopped while its workers were being set up.")
-
-    def _has_set_up(self, number: int) -> bool:
-        return self._set_up >= number or self.stopping
 
     def _begin_thread(self, process: Process) -> None:
         worker, rank = process.worker, process.rank
@@ -165,7 +162,7 @@ class Host(Scheduler):
             self.stopping = True
             for process in self.ranks:
                 process.calls.clear()
-                if process.call is not None or process.waits_for == "calls":
+                if process.call is not None or process.joining or process.waits_for == "calls":
                     self._interrupt(process, Cancelled(f"{process.label}: the run was stopped."))
                 elif process.waits_for in ("call", "gap"):
                     self._wake(process)
@@ -238,8 +235,9 @@ class Host(Scheduler):
                 part.retire(iteration)
 
     def _main(self, process: Process, context: HostContext) -> None:
+        given_up = turnover.take_devices(self, process) if process.joining else None
         start, process.thread = self.clock.now_ns(), threading.get_ident()
-        failure = setups.set_up(self, process, context, in_truth=self._mock is None)
+        failure = None if given_up else setups.set_up(self, process, context, in_truth=self._mock is None)
         if failure is not None and not process.joining:
             self._fail(failure)
         end = self.clock.now_ns()
@@ -248,9 +246,11 @@ class Host(Scheduler):
         with self._ready:
             self._set_up += 1
             self._ready.notify_all()
+        if process.stays_until:
+            setups.leave_after_others(self, process)
         if process.joining:
-            turnover.set_up(self, process, failure)
-            if failure is not None:
+            turnover.set_up(self, process, failure or given_up)
+            if failure or given_up:
                 return
         if process.filled is not None:
             keep_filling(self, process, context)

@@ -58,6 +58,7 @@ class Process:
     gate: Gate = field(default_factory=Gate)
     parked: bool = False  # the thread waits at its gate
     left_at_once: bool = False  # it has left its device when it was built
+    stays_until: int = 0  # so many ranks are set up: then it leaves; it shares memory with one of them
     lookout: Lookout | None = None  # or here: it listens to the links meanwhile
     waits_for: str = ""  # "engine", "call", "value", "timer", "gap" or "" while it runs
     counts: int = 1  # in the scheduler's count of running threads: not those of fillers, while time is real

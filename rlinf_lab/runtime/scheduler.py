@@ -42,6 +42,12 @@ _PUT, _GET, _START, _ASIDE = map(int, (Event.PUT, Event.GET, Event.START, Event.
 TOGETHER = 64  # puts one after another, at most
 
 
+def switch(process: Process, order: str, mates: Sequence[Sequence[Process]]) -> bool:
+    """Have its worker carry out "onload" or "offload", by its own thread; whether anything moved. ``mates``: present ones and absent ones."""
+    present, absent = ([other.instance for other in some if other.instance is not None] for some in mates)
+    return process.instance is not None and process.instance._switch(order, present, absent)  # else it is still to be built there
+
+
 class Scheduler:
     """The lower half of a `Host`: threads, time and the engine. What an instruction does to items and calls is the upper half's."""
 
@@ -332,8 +338,7 @@ class Scheduler:
             self._spans.add(process, SpanKind.LOCK, process.lock_from, start)
         moved, units = True, {}
         try:
-            assert process.instance is not None
-            moved = process.instance._switch(order, *([mate for other in some if (mate := other.instance) is not None] for some in mates))
+            moved = switch(process, order, mates)
             units = self._shared_units(process, [*mates[0], *mates[1]])
         except BaseException as error:
             self.report(WorkerError.of(process.worker, process.rank, order, error, traceback.format_exc()))

@@ -12,13 +12,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rlinf_lab.errors import ExecutorError, WorkerError
 from rlinf_lab.runtime.devices import use_device
 from rlinf_lab.runtime.process import Process
+from rlinf_lab.runtime.scheduler import switch
 from rlinf_lab.runtime.unfit import refuse_to_stay
+from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.workflow.graph import DRIVER
 from rlinf_lab.workflow.worker import Context
 
 if TYPE_CHECKING:
@@ -44,16 +47,23 @@ def set_up(host: Host, process: Process, context: Context, in_truth: bool) -> Wo
         process.instance.setup()
         method = "can_leave"
         refuse_to_stay(layout, declarations, process.worker, process.instance)
-        method = "offload"
-        if in_truth and process.machine.size and not process.instance._why_it_stays():
+        method = "onload" if process.joining else "offload"
+        if process.joining and process.machine.holding:
+            _bring_what_is_away(host, process)
+        elif in_truth and process.machine.size and not process.joining and not process.instance._why_it_stays():
             _leave_if_others_need_the_place(host, process)
     except BaseException as error:
         return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())
     return None
 
 
+def built_at_start(host: Host) -> list[Process]:
+    """In their order."""
+    return [p for p in host.ranks if p.worker != DRIVER and (p.worker, p.rank) not in host.layout.absent]
+
+
 def _leave_if_others_need_the_place(host: Host, process: Process) -> None:
-    """Not where it shares memory with one that is still to be built: that is there once, and each would be given a copy of its own."""
+    """Where it shares memory with one that is still to be built it stays until that is: it is there once, and each would be given a copy of its own."""
     assert process.instance is not None
     with host._mutex:
         present, absent = host._mates(process)
@@ -61,13 +71,51 @@ def _leave_if_others_need_the_place(host: Host, process: Process) -> None:
             host._engine.share(process.index, other, units)
         if host._engine.is_room_for_all(process.index):
             return
-    later = dict.fromkeys(other.worker for other in host.ranks if other.instance is None and other.worker in host._declarations)
-    if any(process.instance._shares_with_given(host._declarations[worker].arguments) for worker in later):
+    given = {worker: process.instance._shares_with_given(declared.arguments) for worker, declared in host._declarations.items()}
+    order = built_at_start(host)
+    until = max((n for n, other in enumerate(order, 1) if other.instance is None and given.get(other.worker)), default=0)
+    if until > host._set_up:
+        process.stays_until = until
         return
     present += [other for other in absent if not other.left_at_once]  # nothing has brought it, but it is there since it was built
-    mates = [[other.instance for other in some if other.instance is not None] for some in (present, [o for o in absent if o.left_at_once])]
-    process.instance._switch("offload", mates[0], mates[1])
+    switch(process, "offload", (present, [other for other in absent if other.left_at_once]))
     process.left_at_once = True
+
+
+def _bring_what_is_away(host: Host, process: Process) -> None:
+    """It has its devices, and was built there; what it shares with others may have left with them."""
+    with host._mutex:
+        mates = host._mates(process)
+    switch(process, "onload", mates)
+    with host._mutex:
+        for other, units in host._shared_units(process, [*mates[0], *mates[1]]).items():
+            host._engine.share(process.index, other, units)
+
+
+def leave_after_others(host: Host, process: Process) -> None:
+    """In the thread of a rank that has stayed for others: the last of them is built. Those that have stayed leave one after another."""
+    with host._ready:
+        host._ready.wait_for(lambda: host.stopping or (process.stays_until <= host._set_up and next(_leaving(host)) is process))
+    start = host.clock.now_ns()
+    try:
+        if not host.stopping:
+            _leave_if_others_need_the_place(host, process)
+    except BaseException as error:
+        host._fail(WorkerError.of(process.worker, process.rank, "offload", error, traceback.format_exc()))
+    host.recorder.add(process.track, SpanKind.SETUP, host.recorder.name("setup"), start, host.clock.now_ns())
+    with host._ready:
+        process.stays_until = 0
+        host._ready.notify_all()
+
+
+def _leaving(host: Host) -> Iterator[Process]:
+    """Who has stayed for others, and may go now."""
+    return (p for p in host.ranks if 0 < p.stays_until <= host._set_up)
+
+
+def have_come(host: Host, number: int) -> bool:
+    """Whether so many are set up, and those that stayed for the last of them have left; or the host is stopped."""
+    return host.stopping or (host._set_up >= number and next(_leaving(host), None) is None)
 
 
 class Work(NamedTuple):

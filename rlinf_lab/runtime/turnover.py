@@ -3,7 +3,7 @@
 A rank that leaves meets the end of the stream at its next get, where the ranks of its group take items from one channel that they share: what it
 has not taken the others take. (Where it asks for everything it takes its share, which nobody else would; a rank that has come meanwhile has none.) It ends
 its call, and so closes what it wrote. Other calls that it has been given it does as ever. When there are none left its worker is closed and its thread
-ends. A rank that comes is built in a thread of its own, as at the start of a run.
+ends. A rank that comes is built in a thread of its own, as at the start of a run; on a device that does not hold all in its turn, like a call.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING
 
-from rlinf_lab.errors import WorkerError
+from rlinf_lab.errors import Cancelled, WorkerError
 from rlinf_lab.planning.engine import ALL, Event
 from rlinf_lab.runtime.exchange import leave_behind
 from rlinf_lab.runtime.members import streamed
@@ -106,10 +106,24 @@ def join(host: Host, worker: str, rank: int) -> None:
     host._begin_thread(process)
 
 
-def set_up(host: Host, process: Process, failure: WorkerError | None) -> None:
+def take_devices(host: Host, process: Process) -> Cancelled | None:
+    """In the thread of a rank that comes, before it is built: others leave its devices if need be, as they do for a call of it. Why it is not to be built."""
+    with host._mutex:
+        if host._mock is not None or not process.machine.size or host._engine.is_room_for_all(process.index):
+            return None
+    try:
+        host._post(process, Event.START, -1, 1, "its devices, to be built there")
+    except Cancelled as error:
+        return error
+    return None
+
+
+def set_up(host: Host, process: Process, failure: WorkerError | Cancelled | None) -> None:
     """In the thread of a rank that has come."""
     with host._mutex:
         process.joining = False
+        host._apply(host._engine.built(process.index, failure is None))
+        host._fill()
         if failure is not None:
             process.instance = None
         tell(host, ("joined", process.worker, process.rank, failure))

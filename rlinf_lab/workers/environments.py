@@ -24,15 +24,11 @@ class EnvGroup:
     def __init__(self, env: VecEnv, slot: int, first_env: int, seed: int, taken: int = 0) -> None:
         self.env, self.slot, self.first_env, self.seed, self.taken = env, slot, first_env, seed, taken
         self.size = env.num_envs
+        self.has_begun = False  # before the first reset environments have no state to save
         self._obs_NO: NDArray | None = None
         self._t = 0
 
     # --- leaving the device ---------------------------------------------------------------------------
-    @property
-    def begins_anew(self) -> bool:
-        """Whether the next trajectory begins with a reset: then nothing depends on the state that its environments are in."""
-        return self._obs_NO is None
-
     def give_up_environments(self) -> None:
         """Close them, and hold their memory no longer; `env` is not there until it is assigned anew."""
         self.env.close()
@@ -90,6 +86,7 @@ class EnvGroup:
     def restart(self, seed: int) -> None:
         """Begin new episodes in all environments, environment ``i`` of the run with ``seed + i``."""
         self._obs_NO = self.env.reset(seed=seed + self.first_env)
+        self.has_begun = True
         self._return_N = np.zeros(self.size)
         self._once_N = np.zeros(self.size, bool)
         self._first: dict[int, tuple[float, bool, bool]] = {}

@@ -218,18 +218,19 @@ class LearnerWorker(TorchWorker):
 
     # --- checkpoints ----------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks."""
+        """Everything that `load_state_dict` needs to go on exactly here, on any number of ranks. In host memory; training on does not change it."""
         with self._together():
-            weights, optimizer = self.weights(), self.group.whole_state(self.optimizer)
+            weights, optimizer = self.weights(), _copied(self.group.whole_state(self.optimizer))
         return {
             "weights": weights, "optimizer": optimizer, "moments": self.moments, "rng": self._rng.bit_generator.state, "env_steps": self.env_steps,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there; ``state`` stays as it is, for others that go on from it too."""
         if self.group.forget():
             self._begin()  # whole again; the next update shares it out
         self.policy.load(state["weights"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        self.optimizer.load_state_dict(_copied(state["optimizer"]))  # torch would go on with the very tensors
         self.moments, self.env_steps = state["moments"], state["env_steps"]
         self._rng.bit_generator.state = state["rng"]
         self._made = state["weights"]
@@ -239,6 +240,15 @@ class LearnerWorker(TorchWorker):
             self.group.leave()  # a run that is kept would keep its connections
         if self._save_to and self.rank == 0 and hasattr(self, "policy"):
             (self._made or self.policy.weights()).save(self._save_to)
+
+
+def _copied(state: Any) -> Any:
+    """A state of nested dicts and lists, its tensors in host memory, none of them the same as there."""
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_copied(value) for value in state]
+    return state.detach().to("cpu", copy=True) if isinstance(state, torch.Tensor) else state
 
 
 def number_of_minibatches(samples: int, minibatch: int, ranks: int = 1) -> int:

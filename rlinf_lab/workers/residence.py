@@ -102,7 +102,7 @@ class Residence:
 
     def come_back(self, others: Sequence[Residence] = ()) -> int:
         """Move everything to the device again, as it is now, and return how many bytes: also what ``others`` have taken with them of blocks that they share
-        with this one. Nothing happens to what is there already."""
+        with this one, and tensors that others have laid on such a block since. Nothing happens to what is there already."""
         with _lock_if(self._shares_with(others)):
             return self._come_back(others)
 
@@ -116,8 +116,11 @@ class Residence:
             shards += [module for module in other._moved_shards if id(module) in ids]
             other._moved_whole = [tensor for tensor in other._moved_whole if id(tensor) not in ids]
             other._moved_shards = [module for module in other._moved_shards if id(module) not in ids]
+        theirs = _by_block(t for other in others for t in other._tensors_on_blocks()) if self._moved or taken else {}
         with torch.no_grad():
-            for tensors, host, there in (*self._moved, *taken):
+            for left, host, there in (*self._moved, *taken):
+                known = set(map(id, left))
+                tensors = [*left, *(t for t in theirs.get(host.data_ptr(), ()) if id(t) not in known)]
                 still = [t for t in tensors if t.untyped_storage().data_ptr() == host.data_ptr()]
                 self._bring(still, there)
                 nbytes += host.numel() if still else 0

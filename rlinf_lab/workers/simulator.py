@@ -95,7 +95,7 @@ class SimulatorWorker(Worker):
             return
         if why := self._why_it_stays():
             raise WorkflowError(f"{self.name} cannot leave its device: {why}. Next: a device of its own, or memory for all (device_memory=).")
-        self._states = [None if group.begins_anew else cast("Restorable", group.env).save_state() for group in self.groups]
+        self._states = [cast("Restorable", group.env).save_state() if group.has_begun else None for group in self.groups]
         for group in self.groups:
             group.give_up_environments()
 
@@ -105,7 +105,7 @@ class SimulatorWorker(Worker):
             return
         for group, state in zip(self.groups, self._states, strict=True):
             group.env = self._made(group.size)
-            if not group.begins_anew:
+            if group.has_begun:
                 cast("Restorable", group.env).restore_state(state)
         self._states = []
 

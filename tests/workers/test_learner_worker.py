@@ -110,6 +110,19 @@ def test_checkpoint_continues_exactly():
     assert same(a.train(Scripted(data)).weights, b.train(Scripted(data)).weights) and a.env_steps == b.env_steps == 96
 
 
+def test_a_checkpoint_stays_as_it_is_whoever_goes_on():
+    """In one process nothing is copied on the way: several runs from one checkpoint were each something else."""
+    a, data = learner(), trajectories()
+    a.train(Scripted(data))
+    state = a.state_dict()
+    following = [a.train(Scripted(data)).weights]
+    for _ in range(2):
+        b = learner()
+        b.load_state_dict(state)
+        following.append(b.train(Scripted(data)).weights)
+    assert same(following[0], following[1]) and same(following[0], following[2])
+
+
 def test_learning_rate_is_annealed():
     worker = learner(learning_rate=1e-2, anneal=0.5, anneal_updates=10)
     assert worker._learning_rate() == 1e-2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -87,6 +88,81 @@ def test_other_tensors_on_the_same_memory_are_shared_too() -> None:
     assert found == [[0.0, 1.0, 0.0], [2.0, 3.0, 1.0], [4.0, 5.0, 2.0]]
     assert switches.count(("c", "offload")) == 2 and switches.count(("a", "offload")) + switches.count(("b", "offload")) == 3, switches
     assert module.weight.untyped_storage().data_ptr() == flat.weight.untyped_storage().data_ptr()
+
+
+class Upon(Holder):
+    """Its module lies on the memory of another worker's, which it finds when it is set up."""
+
+    def __init__(self, found: SimpleNamespace) -> None:
+        self.found, self.own = found, None
+        self.module = nn.Linear(2, 4, bias=False)
+
+    def setup(self) -> None:
+        self.module.weight.data = self.found.module.weight.data.view(4, 2)
+
+
+class Shows(Holder):
+    """``found``: where others find its module."""
+
+    def __init__(self, found: SimpleNamespace) -> None:
+        self.found, self.own = found, None
+
+    def setup(self) -> None:
+        self.module = self.found.module = filled()
+
+
+@pytest.mark.parametrize("device", [6, 12, 18])
+def test_what_is_laid_on_the_memory_of_one_that_has_left_comes_with_it(device: int) -> None:
+    """That they would share nobody knew when the first one left, as soon as it was built."""
+    found = SimpleNamespace()
+    flow = Workflow("found")
+    a, b, c = flow.worker(Shows, found, name="a"), flow.worker(Upon, found, name="b"), flow.worker(Holder, filled(), name="c")
+
+    @flow.iteration
+    def iteration() -> list[float]:
+        return [worker.add(1.0).wait() for worker in (a, b, c)]
+
+    learned, _ = run(flow, plan_of(flow, {"a": 6, "b": 6, "c": 6}, device))
+    assert learned == [[0.0, 1.0, 0.0], [2.0, 3.0, 1.0], [4.0, 5.0, 2.0]]
+
+
+class Told(Holder):
+    """Says what it does, and how many bytes moved."""
+
+    said: ClassVar[list[tuple[str, str, int | None]]] = []
+
+    def setup(self) -> None:
+        Told.said.append((self.name, "setup", 0))
+
+    def offload(self) -> None:
+        super().offload()
+        Told.said.append((self.name, "offload", self._nbytes_moved))
+
+
+@pytest.mark.parametrize(("sharing", "expected"), [
+    ("ab", ["a setup 0", "b setup 0", "b offload 0", "a offload 32", "c setup 0", "c offload 32", "d setup 0", "d offload 32"]),
+    ("abc", ["a setup 0", "b setup 0", "c setup 0", "c offload 0", "a offload 0", "b offload 32", "d setup 0", "d offload 32"]),
+    ("bd", ["a setup 0", "a offload 32", "b setup 0", "c setup 0", "c offload 32", "d setup 0", "d offload 0", "b offload 32"]),
+])  # fmt: skip
+@pytest.mark.parametrize("executor", ["local", "processes"])
+def test_who_stays_for_others_leaves_when_the_last_of_them_is_built(sharing: str, expected: list[str], executor: str) -> None:
+    """What all of them share would be in the way of whoever is built afterwards, and of the first call."""
+    Told.said.clear()
+    flow, module = Workflow("staying"), filled()
+    workers = [flow.worker(Told, module if name in sharing else filled(), name=name) for name in "abcd"]
+
+    @flow.iteration
+    def iteration() -> list[float]:
+        return [worker.add(1.0).wait() for worker in workers]
+
+    with session(flow, plan_of(flow, dict.fromkeys("abcd", 6), 6), executor, emulate=True) as s:
+        if executor == "local":
+            assert [" ".join(map(str, said)) for said in Told.said] == expected
+        found = [s.step() for _ in range(3)]
+    place = [sharing.find(name) for name in "abcd"]
+    assert found == [[float(i * (len(sharing) if n >= 0 else 1) + max(n, 0)) for n in place] for i in range(3)]
+    setups = [r for r in s.timeline.rows() if r.name == "setup"]
+    assert not any(a.start_ns < b.end_ns and b.start_ns < a.end_ns for a, b in itertools.combinations(setups, 2))
 
 
 def test_of_a_part_only_the_rest_moves() -> None:

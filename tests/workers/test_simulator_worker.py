@@ -178,3 +178,36 @@ def test_who_leaves_before_its_first_step_has_no_state_to_save_and_begins_as_eve
         (first, *_), (same, *_) = collect(stays)[0], collect(leaves)[0]
         np.testing.assert_array_equal(first.obs_TNO, same.obs_TNO)
         np.testing.assert_array_equal(first.reward_TN, same.reward_TN)
+
+
+class Harder(SavedLineEnv):
+    """Every reset makes it harder: it starts further away."""
+
+    level = 0.0
+
+    def reset(self, *, seed):
+        self.level += 0.5
+        super().reset(seed=seed)
+        self.x += self.level
+        return self._obs()
+
+    def save_state(self):
+        return super().save_state(), self.level
+
+    def restore_state(self, state):
+        saved, self.level = state
+        super().restore_state(saved)
+
+
+def test_what_lasts_from_episode_to_episode_is_saved_after_an_evaluation_too():
+    """The next trajectory begins with a reset, but not as the first one did."""
+    stays, leaves = worker(env=Harder), worker(env=Harder)
+    found = []
+    for simulator in (stays, leaves):
+        cell = Answering(lambda obs: np.full((len(obs), 1), 0.5))
+        simulator.evaluate(cell, cell, episodes=2)
+        if simulator is leaves:
+            simulator.offload()
+            simulator.onload()
+        found.append(collect(simulator)[0][0].obs_TNO)
+    np.testing.assert_array_equal(*found)
