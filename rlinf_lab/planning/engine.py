@@ -287,11 +287,10 @@ class Engine(AtOnce, Meeting):
 
     def built(self, process: int, there: bool) -> list[tuple[int, int, int, int]]:
         """A process is idle from now on; devices that it has been given to be built there (as for a call) others may have. ``there``: it has been."""
-        p = self.processes[process]
-        p.state = "idle"
+        self.processes[process].state = "idle"
         if not there:  # before others want its place: it would be asked to leave
             self.vacate(process)
-        self._release(p)
+        self._release(self.processes[process])
         return self._flush()
 
     def admit(self, stream: int) -> bool:
@@ -372,13 +371,8 @@ class Engine(AtOnce, Meeting):
 
     def is_room_for_all(self, process: int) -> bool:
         """Whether a process and all others of its devices fit there together, whoever of them works; what they share counts once, as far as that is known."""
-        memory = self._memory
-        for device in self.processes[process].devices if memory is not None else ():
-            there = [q for q in self._users[device] if not q.delays]
-            working = max((q.working for q in there if q.index != process), default=0)
-            if len(there) > 1 and sum(q.size for q in there) - self._overlaps.saved(there) + working > (memory or 0):
-                return False
-        return True
+        p, fit = self.processes[process], self._overlaps.fit
+        return all(fit([q for q in self._users[d] if not q.delays], p, self._memory) for d in p.devices)
 
     def holder(self, device: int) -> int | None:
         holder = self._holder[device]

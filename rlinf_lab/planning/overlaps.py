@@ -27,3 +27,8 @@ class Overlaps:
             return 0
         units, indices = self._units, [p.index for p in there]
         return sum(max((units.get((min(i, j), max(i, j)), 0) for j in indices[:n]), default=0) for n, i in enumerate(indices))
+
+    def fit(self, there: Sequence[Process], one: Process, memory: int | None) -> bool:
+        """Whether all of a device fit into its memory while another of them than ``one`` works."""
+        working = max((p.working for p in there if p is not one), default=0)
+        return memory is None or len(there) < 2 or sum(p.size for p in there) - self.saved(there) + working <= memory

@@ -50,7 +50,7 @@ def set_up(host: Host, process: Process, context: Context, in_truth: bool) -> Wo
         method = "onload" if process.joining else "offload"
         if process.joining and process.machine.holding:
             _bring_what_is_away(host, process)
-        elif in_truth and process.machine.size and not process.joining and not process.instance._why_it_stays():
+        elif in_truth and process.machine.size and not process.joining and process.instance._leaves_at_once() and not process.instance._why_it_stays():
             _leave_if_others_need_the_place(host, process)
     except BaseException as error:
         return WorkerError.of(process.worker, process.rank, method, error, traceback.format_exc())

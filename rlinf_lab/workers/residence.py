@@ -347,6 +347,10 @@ class TorchWorker(Worker):
     def _nbytes(self) -> int:
         return self._own_residence().nbytes
 
+    def _leaves_at_once(self) -> bool:
+        """Not on a core: host memory is what it would leave for, and who finds its memory while it is set up finds what it was built with."""
+        return self.device != "cpu"
+
     def _shares_with_given(self, values: Iterable[Any]) -> bool:
         owners = [owner for value in values for owner in _owners(value)]
         return bool(owners) and self._own_residence()._shares_with([Residence(owners, self.device)])

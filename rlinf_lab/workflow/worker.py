@@ -206,6 +206,10 @@ class Worker:
         """The part of its memory on the device, from 0 to 1, that is also the other worker's."""
         return 0.0
 
+    def _leaves_at_once(self) -> bool:
+        """Whether it leaves its device as soon as it is built where others will need the place."""
+        return True
+
     def _shares_with_given(self, values: Iterable[Any]) -> bool:
         """Whether memory of its own is also under these arguments of another worker, which is not built yet."""
         return False

@@ -52,7 +52,10 @@ def test_several_ranks_learn_what_one_learns(executor: str, ranks: int) -> None:
     assert np.abs(first).max() > 1e-3
 
 
-def test_ranks_learn_also_when_they_are_switched_out() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_ranks_learn_also_when_they_are_switched_out(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``at_once``: and when each of them leaves as soon as it is built, as on a GPU."""
+    monkeypatch.setattr(lab.TorchWorker, "_leaves_at_once", lambda _: at_once)
     stays = trained("local", 2)[1]
     plan = {"memory": {"learner": 2, "policy": 2, "simulator": 2}, "device_memory": 2}
     leaves = trained("local", 2, **plan)[1]

@@ -319,16 +319,23 @@ def test_what_does_not_fit_later_is_not_built_beside_it_either(device_memory: in
         assert room.said[:4] == ["a is built", "a leaves", "b is built", "b leaves"]
 
 
-def test_who_has_left_when_it_was_built_is_brought_by_its_first_call() -> None:
-    flow = flow_of(Torch, Torch)
+class OnAGpu(Torch):
+    def _leaves_at_once(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("cls", "first"), [(OnAGpu, [("a", "onload")]), (Torch, [])])
+def test_who_has_left_when_it_was_built_is_brought_by_its_first_call(cls: type[Torch], first: list[tuple[str, str]]) -> None:
+    """On a core torch's modules stay: what they would leave for is host memory too."""
+    flow = flow_of(cls, cls)
     plan = lab.ExecutionPlan("turns", ("cpu:0",), {"a": ((0,),), "b": ((0,),)}, memory={"a": 2, "b": 2}, device_memory=3)
     with session(flow, plan) as s:
         s.step()
     names = [(r.track.worker, r.name) for r in s.timeline.rows() if r.kind in (SpanKind.ONLOAD, SpanKind.OFFLOAD, SpanKind.RUN)]
-    assert names == [("a", "onload"), ("a", "work"), ("a", "offload"), ("b", "onload"), ("b", "work")]
+    assert names == [*first, ("a", "work"), ("a", "offload"), *[("b", "onload")] * len(first), ("b", "work")]
 
 
-class FailsToLeave(Torch):
+class FailsToLeave(OnAGpu):
     def offload(self) -> None:
         raise MemoryError("no host memory")
 
