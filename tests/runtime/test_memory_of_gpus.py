@@ -6,7 +6,6 @@ import sys
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from test_profiler import flow
 
@@ -162,12 +161,10 @@ class Guest(lab.Worker):
         self.onload()
 
     def onload(self) -> None:
-        self.held = np.ones(60 << 17)
         HERE.add(self.name)
         MOST.append(len(HERE))
 
     def offload(self) -> None:
-        self.held = np.ones(0)
         HERE.discard(self.name)
 
     def close(self) -> None:
@@ -201,10 +198,11 @@ def test_workers_that_a_gpu_does_not_hold_together_are_measured_in_turns(monkeyp
 
     HERE.clear(), MOST.clear()
     monkeypatch.setattr(profiler, "_device_memory", lambda _: gib)
+    monkeypatch.setattr(profiler, "_gib_used", lambda *_, **__: len(HERE) * 60 / 1024)  # as torch counts; a process's own memory comes and goes by itself
     profile = lab.profile(made, ["cpu:0"], iterations=2, progress=False)
     assert max(MOST) == most and not HERE
     assert profile.device_memory_gib == gib
-    assert all(w.memory.resident_gib == pytest.approx(60 / 1024, abs=0.02) for w in profile.workers.values())
+    assert all(w.memory.resident_gib == pytest.approx(60 / 1024) for w in profile.workers.values())
 
 
 def test_what_came_before_a_stretch_of_work_is_no_peak_of_it() -> None:
