@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt environment.yml tools/setup.sh
 demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, with a live view
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
-test: $(STAMP)  ## the test suite (about 16 minutes on 2 cores)
+test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
 	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu" $(ARGS)
 
 test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -104,7 +105,7 @@ class Receiver(lab.Worker):
 
 
 class Ours:
-    """A session on Ray for each way and size."""
+    """A session of two processes for each way and size."""
 
     def __init__(self) -> None:
         self._steps: dict[Any, Callable[[int], float]] = {}
@@ -208,8 +209,6 @@ class Peers:
                 for _ in range(count):
                     ray.get(policy.answer.remote(state))
                 return count / (time.perf_counter() - start)
-
-        import sys
 
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
         part = ray.remote(num_cpus=0, num_gpus=0.3)

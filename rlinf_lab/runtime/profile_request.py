@@ -108,7 +108,7 @@ def _devices(value: Any) -> tuple[str, ...]:
             raise PlanError(f"profile(devices): {shown(name)} is no name such as 'cpu:0', 'cuda:1' or 'node1/cpu:0'; {wanted}")
     refuse_missing(ExecutionPlan("profile", tuple(value), {}), emulate=True)  # of GPUs all must be there: their names are asked for
     first = Device.parse(value[0])
-    if any(Device.parse(name).kind != first.kind for name in value):  # a network that was timed on a core would be foretold a hundred times too slow for a GPU
+    if any(Device.parse(name).kind != first.kind for name in value):  # a network timed on a core would be foretold hundreds of times too slow for a GPU
         gpus = [name for name in value if Device.parse(name).kind == "cuda"]
         raise PlanError(
             f"profile(devices={shown(list(value))}): cores and GPUs. All workers are measured on the first ones, and what takes a time on a core takes "

@@ -61,8 +61,9 @@ def profile(
 ) -> Profile:
     """Measure what the workers cost: seconds at a few sizes and numbers of ranks, memory, switching, when outputs appear.
 
-    ``devices``: where (default: those of this machine). ``ranks``: for each worker that may have several, which numbers to measure, such as
-    ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an iteration: what the profile counts in (default: the
+    ``devices``: where (default: those of this machine); cores or GPUs. Workers that a GPU does not hold together are measured in turns. ``ranks``: for each
+    worker that may have several, which numbers to measure, such as ``{"simulator": [1, 2]}``; the others have one, and plans give them one. ``items`` of an
+    iteration: what the profile counts in (default: the
     most that pass a channel; for environments give their number). ``inputs``: arguments of the iterations (the first one is repeated).
     ``iterations``: measured ones; another one warms up. ``executor``: ``"ray"`` or ``"processes"`` where ranks shall not share this process (peaks of memory
     are not measured then, `Profile.notes` says so). ``generators``: workers that generate

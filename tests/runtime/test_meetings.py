@@ -131,7 +131,8 @@ class Waits(Meets):
         return []
 
 
-def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
+def run_in_which_one_stands_aside() -> lab.Run:
+    """It goes on until it is stopped; the first rank of the actor waits for the second already."""
     flow = lab.Workflow("stopped")
     a, b = flow.channels("a", "b")
     source, actor, critic = flow.worker(Source, name="source"), flow.worker(Waits, name="actor"), flow.worker(Meets, name="critic")
@@ -145,6 +146,11 @@ def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
     run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
     while not any("exchange" in str(wait) for wait in run.waits()):
         time.sleep(0.01)
+    return run
+
+
+def test_who_stands_aside_when_the_run_is_stopped_goes_on_and_ends() -> None:
+    run = run_in_which_one_stands_aside()
     assert "actor[0] waits for the other ranks of 'actor' in exchange() 1 of train()" in run.status()
     time.sleep(0.3)
     began = time.monotonic()
@@ -163,20 +169,7 @@ def test_who_waits_for_whom_is_looked_at_while_nobody_comes_or_goes(monkeypatch:
         return missing(self, process)
 
     monkeypatch.setattr(Meetings, "missing", watched)
-    flow = lab.Workflow("watched")
-    a, b = flow.channels("a", "b")
-    source, actor, critic = flow.worker(Source, name="source"), flow.worker(Waits, name="actor"), flow.worker(Meets, name="critic")
-
-    @flow.iteration
-    def iteration() -> None:
-        source.go(10, a, b)
-        actor.train(5, a)
-        critic.train(5, b)
-
-    run = lab.run(flow, plan_of(flow, 2), 1, dashboard=False, emulate=True)
-    while not any("exchange" in str(wait) for wait in run.waits()):
-        time.sleep(0.01)
-    run.stop()
+    run_in_which_one_stands_aside().stop()
     assert looked and all(looked)
 
 
