@@ -45,7 +45,11 @@ def _leaves(tree: Tree, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     where = f"at {'/'.join(path)!r} " if path else ""
     if not tree:
         raise ConfigError(f"a tree of arrays {where}has an empty {type(tree).__name__}. Next: leave that part out.")
-    for key, part in tree.items() if isinstance(tree, dict) else enumerate(tree):
-        if isinstance(tree, dict) and not (isinstance(key, str) and key):
+    if isinstance(tree, tuple):
+        for i, part in enumerate(tree):
+            yield from _leaves(part, (*path, f"#{i}"))
+        return
+    for key, part in tree.items():
+        if not (isinstance(key, str) and key):
             raise ConfigError(f"a tree of arrays {where}has the key {shown(key)}. Next: keys that are text.")
-        yield from _leaves(part, (*path, quote(key, safe="") if isinstance(tree, dict) else f"#{key}"))
+        yield from _leaves(part, (*path, quote(key, safe="")))
