@@ -34,6 +34,9 @@ _HOME = {
     "sensitivity": "rlinf_lab.planning.sensitivity",
     "replan": "rlinf_lab.planning.replan",
     "estimate": "rlinf_lab.planning.estimate",
+    "train": "rlinf_lab.experiments",
+    "resume": "rlinf_lab.experiments",
+    "load_policy": "rlinf_lab.experiments",
     "Run": "rlinf_lab.runtime.run",
     "session": "rlinf_lab.runtime.run",
     "run": "rlinf_lab.notebook",
@@ -63,6 +66,9 @@ _HOME = {
 if TYPE_CHECKING:
     from rlinf_lab.checkup import doctor as doctor
     from rlinf_lab.errors import WorkerError as WorkerError
+    from rlinf_lab.experiments import load_policy as load_policy
+    from rlinf_lab.experiments import resume as resume
+    from rlinf_lab.experiments import train as train
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show
     from rlinf_lab.planning.estimate import estimate as estimate
@@ -107,7 +113,7 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
-_ROOMS = frozenset({"algorithms"})
+_ROOMS = frozenset({"algorithms", "replay"})
 """packages whose names are reached as ``lab.algorithms.grpo``"""
 
 
