@@ -19,14 +19,22 @@ ROOT = Path(__file__).parents[2]
 DESIGN = sorted((ROOT / "docs/design").glob("*.md"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", *sorted((ROOT / "docs").glob("*.md")), *DESIGN]
 MOST_RULES, MOST_LINES = 15, 40  # of a package; of a version in the changelog
-MOST_WORDS = {"ARCHITECTURE.md": 1300, "docs/history.md": 1900, "README.md": 1300}  # two pages, three pages, two pages with tables
+MOST_WORDS = {
+    "ARCHITECTURE.md": 1300,
+    "docs/history.md": 1900,
+    "README.md": 1300,
+}  # two pages, three pages, two pages with tables
 PATH = re.compile(r"(?:[\w.-]+/)+[\w.-]*\w(?:\.\w+)?")
 EXAMPLES = ("runs/",)  # folders that a run makes
 
 
 def _paths(text: str) -> Iterator[str]:
     """Files and folders between backticks."""
-    return (named for named in re.findall(r"`([^`\n]+)`", text) if PATH.fullmatch(named.rstrip("/")) and not named.startswith(EXAMPLES))
+    return (
+        named
+        for named in re.findall(r"`([^`\n]+)`", text)
+        if PATH.fullmatch(named.rstrip("/")) and not named.startswith(EXAMPLES)
+    )
 
 
 def _exists(path: str) -> bool:
@@ -82,16 +90,27 @@ def test_what_is_meant_to_be_short_is_short(name: str) -> None:
 
 def test_public_names_that_are_named_exist() -> None:
     of_today = [document for document in DOCUMENTS if document.name != "history.md"]
-    named = {(document.name, name) for document in of_today for name in re.findall(r"\blab\.([A-Za-z_]\w*)", document.read_text())}
+    named = {
+        (document.name, name)
+        for document in of_today
+        for name in re.findall(r"\blab\.([A-Za-z_]\w*)", document.read_text())
+    }
     assert {(where, name) for where, name in named if not hasattr(rlinf_lab, name)} == set()
 
 
 def test_commands_and_extras_that_are_named_exist() -> None:
-    text = "\n".join(document.read_text() for document in DOCUMENTS if document.name not in ("history.md", "benchmarks.md"))
+    text = "\n".join(
+        document.read_text() for document in DOCUMENTS if document.name not in ("history.md", "benchmarks.md")
+    )
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    assert set(re.findall(r"\bmake ([a-z][a-z-]*)`", text)) | set(re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE)) <= targets
+    assert (
+        set(re.findall(r"\bmake ([a-z][a-z-]*)`", text)) | set(re.findall(r"^make ([a-z-]+)", text, flags=re.MULTILINE))
+        <= targets
+    )
     commands = set(re.findall(r"`rlinf-lab ([a-z]+)", text))
-    said = subprocess.run([sys.executable, "-m", "rlinf_lab", "--help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        [sys.executable, "-m", "rlinf_lab", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     assert commands and [command for command in commands if not re.search(rf"\b{command}\b", said)] == []
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for group in re.findall(r"rlinf-lab\[([\w,-]+)\]", text):
@@ -104,7 +123,7 @@ def test_the_readme_lists_the_notebooks() -> None:
 
 
 def test_pictures_are_of_today() -> None:
-    """Next, where one is not: python tools/draw_docs.py. A bubble whose cause the accounting does not tell is refused there."""
+    """Next, where one is not: python tools/draw_docs.py, which refuses a bubble whose cause the accounting denies."""
     drawing = _drawing()
     assert (ROOT / "docs/floors.svg").read_text() == drawing.floors()
     assert (ROOT / "docs/bubbles.svg").read_text() == drawing.bubbles()
@@ -117,5 +136,9 @@ def test_reasons_stand_where_they_count() -> None:
     """Numbers of decisions mean nothing any more."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     words = re.compile(r"\bdecisions? \d+|docs/(decisions|log)\.md", re.IGNORECASE)
-    kept = [path for path in listed if path.endswith((".py", ".md", ".js", ".ipynb", ".toml")) and path != "tests/architecture/test_documents.py"]
+    kept = [
+        path
+        for path in listed
+        if path.endswith((".py", ".md", ".js", ".ipynb", ".toml")) and path != "tests/architecture/test_documents.py"
+    ]
     assert [path for path in kept if (ROOT / path).exists() and words.search((ROOT / path).read_text())] == []
