@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.palette import CAUSE_COLOURS, GROUND, INK, WORKERS, colour_numbers
+from rlinf_lab.timeline.draw.palette import CAUSE_COLOURS, GROUND, INK, WORKERS, colour_numbers
 
 ROOT = Path(__file__).parents[1]
 WIDTH, MARGIN = 960, 16

@@ -20,6 +20,7 @@ from rlinf_lab.workflow.weights import WeightsHandle
 if TYPE_CHECKING:
     from rlinf_lab.workflow.workflow import Workflow
 
+
 @dataclass(frozen=True, slots=True)
 class ChannelArg:
     """An argument that is a channel end: ``direction`` is ``"read"`` (Inbox) or ``"write"`` (Outbox)."""
@@ -107,9 +108,7 @@ class CallSpec:
         return found
 
 
-def bind(
-    owner: Dispatcher, flow: Workflow, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int
-) -> CallSpec:
+def bind(owner: Dispatcher, flow: Workflow, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int) -> CallSpec:
     """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
     declaration = flow.declaration(worker)
     function = declaration.function(method)

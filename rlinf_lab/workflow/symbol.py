@@ -12,7 +12,7 @@ from rlinf_lab.errors import WorkflowError
 
 if TYPE_CHECKING:
     from rlinf_lab.workflow.calls import RefArg
-    from rlinf_lab.workflow.trace import Tracer
+    from rlinf_lab.workflow.tracing.trace import Tracer
 
 
 class Symbol:
