@@ -79,7 +79,7 @@ class Registry(Generic[F]):
     def __repr__(self) -> str:
         by = {of: [n for n in self if self._entries[n].of == of] for of in self.takes}
         lines = [f"{of}: {', '.join(names) or 'none'}  {self.takes[of]}" for of, names in by.items()]
-        return "\n".join([f"{self.kind}s by name", *lines])
+        return "\n".join([f"Registry of {self.kind}:", *lines])
 
 
 advantage: Registry = Registry(
