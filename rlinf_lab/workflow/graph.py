@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.specs import ChannelSpec
 
 DRIVER = "driver"
 

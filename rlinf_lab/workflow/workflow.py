@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError
-from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
+from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
+from rlinf_lab.workflow.specs import DEFAULT_CAPACITY, ChannelSpec
 from rlinf_lab.workflow.tracing.trace import trace
 from rlinf_lab.workflow.weights import WeightsHandle
 from rlinf_lab.workflow.worker import FunctionWorker, Worker

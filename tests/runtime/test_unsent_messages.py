@@ -22,7 +22,7 @@ from rlinf_lab.runtime.run.run import session
 from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.runtime.transport.pickling import pickled
-from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

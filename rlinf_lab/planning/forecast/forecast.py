@@ -38,8 +38,8 @@ from rlinf_lab.planning.search.plan_tree import TEMPORAL, Leaf, leaf_of, meeting
 from rlinf_lab.planning.simulator.scripts import Outage, Script, SimCall, Turn, get, put, run
 from rlinf_lab.planning.simulator.simulator import Simulator
 from rlinf_lab.timeline.timeline import Timeline
-from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
+from rlinf_lab.workflow.specs import ChannelSpec
 
 DETAIL = 1024  # see `forecast`
 MOST_DETAIL = 2048  # where bundles shall be whole items

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from rlinf_lab.planning.profile.profile import EdgeProfile, Message, Profile
 from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn, get, put, run
-from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
+from rlinf_lab.workflow.specs import ChannelSpec
 
 METHOD = "move"
 

@@ -9,7 +9,7 @@ from rlinf_lab.runtime.host.rank import Process
 from rlinf_lab.runtime.host.weights.weights import WeightsPort
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.calls import WRITE, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
+from rlinf_lab.workflow.specs import WRITE, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.structure import follow
 
 if TYPE_CHECKING:

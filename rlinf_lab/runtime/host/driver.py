@@ -18,8 +18,8 @@ from rlinf_lab.runtime.host.elastic.members import Members
 from rlinf_lab.runtime.host.liveness.deadlock_watch import Watch
 from rlinf_lab.runtime.host.liveness.wait_graph import Wait
 from rlinf_lab.runtime.transport.pickling import Packed
-from rlinf_lab.workflow.calls import READ, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import READ, CallSpec, ChannelArg, Nested, RefArg, WeightsArg
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host

@@ -46,9 +46,8 @@ from rlinf_lab.runtime.transport.traffic import Traffic
 from rlinf_lab.timeline.record.clock import Clock
 from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
-from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, Tags
 from rlinf_lab.workflow.workflow import Declaration
 
 # Looking a member of an enumeration up costs as much as half of what is done about it.

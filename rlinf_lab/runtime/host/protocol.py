@@ -43,9 +43,8 @@ from rlinf_lab.runtime.transport.item_batches import Parcel
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.runtime.transport.routing import QueueId, StreamId
 from rlinf_lab.runtime.transport.traffic import Transit
-from rlinf_lab.workflow.calls import CallSpec
-from rlinf_lab.workflow.channel import Tags
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import CallSpec, Tags
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host

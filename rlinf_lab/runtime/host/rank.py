@@ -18,8 +18,7 @@ from rlinf_lab.runtime.threads.lookout import Lookout
 from rlinf_lab.runtime.transport.item_batches import Piece
 from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.timeline.record.span import SpanKind
-from rlinf_lab.workflow.calls import CallSpec
-from rlinf_lab.workflow.channel import Tags
+from rlinf_lab.workflow.specs import CallSpec, Tags
 from rlinf_lab.workflow.worker import Context, Worker
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
 from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.record.store import FAILED, ITERATION
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, bind
-from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.calls import bind
 from rlinf_lab.workflow.declaration import check_iteration_call
 from rlinf_lab.workflow.graph import DRIVER, counted
 from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
 from rlinf_lab.workflow.structure import follow, leaves, rebuilt
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -11,8 +11,8 @@ from html import escape
 from typing import Any
 
 from rlinf_lab.timeline.draw.svg import anywhere
-from rlinf_lab.workflow.channel import DEFAULT_CAPACITY
 from rlinf_lab.workflow.drawing.shapes import Arrow, Box, Curve, fitting, path, room_around, short, text_width
+from rlinf_lab.workflow.specs import DEFAULT_CAPACITY
 
 HEIGHT, ROW_GAP, LANE, MARGIN, PORT = 54, 40, 26, 26, 18
 NARROWEST, WIDEST = 104, 250  # of a box

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlinf_lab.workflow.annotations import READ, WRITE, channel_ends
+from rlinf_lab.workflow.annotations import channel_ends
+from rlinf_lab.workflow.specs import READ, WRITE
 from rlinf_lab.workflow.worker import Worker
 
 GETS = ("get", "get_all", "get_weight", "take")

@@ -13,20 +13,18 @@ import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlinf_lab.errors import RlinfLabError, WorkflowError
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec, ChannelArg, RefArg, bind
-from rlinf_lab.workflow.channel import Channel, ChannelSpec
+from rlinf_lab.workflow.calls import bind
+from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
 from rlinf_lab.workflow.graph import DRIVER, Call, LoopStep, Node, Step, ValueEdge, WorkflowGraph
-from rlinf_lab.workflow.handles import Handle, LoopPart
+from rlinf_lab.workflow.handles import FlowBuilder, Handle, LoopPart
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelArg, ChannelSpec, RefArg
 from rlinf_lab.workflow.structure import Path, leaves, path_text
 from rlinf_lab.workflow.symbol import Symbol
 from rlinf_lab.workflow.tracing.isolation import isolated
-
-if TYPE_CHECKING:
-    from rlinf_lab.workflow.workflow import Workflow
 
 MAX_PATHS = 32  # branches on run-time values grow as 2^n; a loop of research code has a handful
 MAX_CALLS = 2_000  # a loop that no symbol ends
@@ -40,7 +38,7 @@ class Tracer:
 
     is_dry = True
 
-    def __init__(self, flow: Workflow, decisions: Sequence[bool] = (), one: int = 1) -> None:
+    def __init__(self, flow: FlowBuilder, decisions: Sequence[bool] = (), one: int = 1) -> None:
         self.flow = flow
         self._prescribed, self._one = decisions, one
         self.answers: list[bool] = []
@@ -139,7 +137,7 @@ def _asking() -> Site:
 
 
 # --- exploring ---------------------------------------------------------------------------------------------------
-def trace(flow: Workflow) -> WorkflowGraph:
+def trace(flow: FlowBuilder) -> WorkflowGraph:
     """Run the iteration function on symbols along every branch and collect the union.
 
     Parameters with a default are tried with the default and with a symbol; where the loop has asked for a number, once more with 0; where
@@ -169,7 +167,7 @@ def trace(flow: Workflow) -> WorkflowGraph:
     return _graph(flow, seen, max(found[0], key=lambda t: len(t.calls)))
 
 
-def _variants(flow: Workflow) -> list[list[inspect.Parameter]]:
+def _variants(flow: FlowBuilder) -> list[list[inspect.Parameter]]:
     """The parameters that get a symbol: those without a default, then all of them."""
     named = [p for p in inspect.signature(flow.body).parameters.values() if p.kind is not p.VAR_KEYWORD]
     required = [p for p in named if p.default is p.empty and p.kind is not p.VAR_POSITIONAL]
@@ -188,7 +186,7 @@ def _arguments(tracer: Tracer, parameters: list[inspect.Parameter]) -> tuple[lis
     return positional, by_name
 
 
-def _explore(flow: Workflow, parameters: list[inspect.Parameter], one: int = 1, again: bool = False) -> tuple[list[Tracer], list[Tracer], Exception | None]:
+def _explore(flow: FlowBuilder, parameters: list[inspect.Parameter], one: int = 1, again: bool = False) -> tuple[list[Tracer], list[Tracer], Exception | None]:
     """The paths that come to their end, those that fail, and a failure that counts.
 
     It counts unless every branch of its path is taken by a path that succeeds too: then the combination is impossible (`if first: x = ...`
@@ -232,7 +230,7 @@ def _once(body: Callable[..., Any], tracer: Tracer, parameters: list[inspect.Par
     return None
 
 
-def _deliberate(flow: Workflow, error: Exception) -> bool:
+def _deliberate(flow: FlowBuilder, error: Exception) -> bool:
     """Whether a ``raise`` or ``assert`` of the iteration function itself has ended the path."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -243,7 +241,7 @@ def _deliberate(flow: Workflow, error: Exception) -> bool:
     return any(i.offset == trace.tb_lasti and i.opname == "RAISE_VARARGS" for i in dis.get_instructions(code))
 
 
-def _untraceable(flow: Workflow, error: Exception) -> WorkflowError:
+def _untraceable(flow: FlowBuilder, error: Exception) -> WorkflowError:
     return WorkflowError(
         f"The dry run of workflow {flow.name!r} failed in {_line(flow, error)}: {type(error).__name__}: {error}\n"
         f"The iteration function is run once on symbols instead of values, to see which worker calls what; they take part in arithmetic, "
@@ -252,7 +250,7 @@ def _untraceable(flow: Workflow, error: Exception) -> WorkflowError:
     )
 
 
-def _line(flow: Workflow, error: BaseException) -> str:
+def _line(flow: FlowBuilder, error: BaseException) -> str:
     """Where in the user's iteration function it happened."""
     code = getattr(inspect.unwrap(flow.body), "__code__", None)
     frames = [(f.f_code, number) for f, number in traceback.walk_tb(error.__traceback__)]
@@ -266,7 +264,7 @@ def _line(flow: Workflow, error: BaseException) -> str:
 
 
 # --- the graph -----------------------------------------------------------------------------------------------------
-def _graph(flow: Workflow, tracers: list[Tracer], example: Tracer) -> WorkflowGraph:
+def _graph(flow: FlowBuilder, tracers: list[Tracer], example: Tracer) -> WorkflowGraph:
     """The union of what all have seen; the calls of one are the program."""
     sites: dict[str, dict[Call, None]] = {name: {} for name in flow.workers}
     values: dict[ValueEdge, None] = {}
@@ -300,7 +298,7 @@ def _sources(spec: CallSpec) -> list[RefArg]:
     return spec.refs() + waited
 
 
-def _site(flow: Workflow, spec: CallSpec) -> Call:
+def _site(flow: FlowBuilder, spec: CallSpec) -> Call:
     declaration = flow.declaration(spec.worker)
     given = signature_of(declaration.function(spec.method)).bind(None, *spec.args, **spec.kwargs).arguments
     sure = declaration.sure_reads(spec.method)

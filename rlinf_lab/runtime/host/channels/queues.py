@@ -11,7 +11,7 @@ from rlinf_lab.planning.engine.engine import Engine
 from rlinf_lab.planning.plan.layout import Layout
 from rlinf_lab.runtime.transport.item_batches import Ordered, Parcel, Piece, split_off, take
 from rlinf_lab.runtime.transport.routing import QueueId, Router, StreamId
-from rlinf_lab.workflow.channel import Tags
+from rlinf_lab.workflow.specs import Tags
 
 MOST_TOGETHER = 1024
 

@@ -23,8 +23,8 @@ from rlinf_lab.runtime.host.channels.queues import Queue
 from rlinf_lab.runtime.host.elastic import turnover
 from rlinf_lab.runtime.host.elastic.meetings import may_meet
 from rlinf_lab.runtime.host.values import Unmade
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
 from rlinf_lab.workflow.declaration import returns_nothing, says_none
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workflow.channel import ChannelSpec
 from rlinf_lab.workflow.graph import WorkflowGraph
+from rlinf_lab.workflow.specs import ChannelSpec
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rlinf_lab.errors import ExecutorError, WorkflowError
 from rlinf_lab.planning.plan.layout import refuse_fixed_place
-from rlinf_lab.workflow.calls import READ, WRITE, CallSpec
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.driver import Loop

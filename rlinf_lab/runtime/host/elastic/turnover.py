@@ -17,8 +17,8 @@ from rlinf_lab.runtime.host.elastic.exchange import leave_behind
 from rlinf_lab.runtime.host.elastic.members import streamed
 from rlinf_lab.runtime.host.rank import Process
 from rlinf_lab.runtime.transport.routing import QueueId, StreamId
-from rlinf_lab.workflow.calls import READ, CallSpec
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import READ, CallSpec
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host

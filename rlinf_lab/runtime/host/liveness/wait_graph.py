@@ -11,8 +11,8 @@ from rlinf_lab.planning.engine.engine import Event
 from rlinf_lab.planning.plan.wait_graph import Wait as Wait
 from rlinf_lab.planning.plan.wait_graph import ranks_of, worker_of
 from rlinf_lab.planning.plan.wait_graph import rings as rings
-from rlinf_lab.workflow.calls import READ, WRITE
 from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.specs import READ, WRITE
 
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.channels.queues import Queue

@@ -17,7 +17,7 @@ from rlinf_lab.runtime.host.rank import Process
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host
     from rlinf_lab.runtime.host.weights.weights import Store
-    from rlinf_lab.workflow.calls import CallSpec
+    from rlinf_lab.workflow.specs import CallSpec
 
 
 class Question(NamedTuple):

@@ -25,7 +25,7 @@ from rlinf_lab.workflow.weights import Published, Weights, check_shipping
 if TYPE_CHECKING:
     from rlinf_lab.runtime.host.host import Host
     from rlinf_lab.runtime.host.rank import Process
-    from rlinf_lab.workflow.calls import CallSpec
+    from rlinf_lab.workflow.specs import CallSpec
 
 
 NEVER = Published(0, None)
