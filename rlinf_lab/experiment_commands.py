@@ -114,7 +114,9 @@ def train(arguments: list[str]) -> int:
     given = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
     settings = {name: parsed(name, value) for name, value in given.items()}
     until = {goal: settings.pop(f"until_{goal}") for goal in ("return", "success_rate", "hours", "patience") if f"until_{goal}" in settings}
-    run = starting.train(found, settings.pop("env"), **({"until": until} if until else {}), **settings)
+    if until:
+        settings["until"] = until
+    run = starting.train(found, settings.pop("env"), **settings)
     try:
         run.wait()
     except KeyboardInterrupt:

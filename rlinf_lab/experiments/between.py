@@ -15,7 +15,7 @@ from typing import Any
 
 from rlinf_lab.errors import ExecutorError
 from rlinf_lab.experiments.storage.snapshot import Snapshot
-from rlinf_lab.runtime.run import Run
+from rlinf_lab.runtime.run.run import Run
 from rlinf_lab.workflow.quantities import returned
 
 Row = dict[str, float]

@@ -13,8 +13,8 @@ from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again
 from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.training import ROOT, TrainingRun
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import devices_here
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.machine.devices import devices_here
 from rlinf_lab.workflow.workflow import Workflow
 
 

@@ -24,8 +24,8 @@ from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_proce
 from rlinf_lab.experiments.storage.keeping import Keeper
 from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.notebook import in_notebook, show
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.run import ENDED, run
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import ENDED, run
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -15,7 +15,7 @@ import numpy as np
 from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.policies.weights import Weights
-from rlinf_lab.timeline.files import whole
+from rlinf_lab.timeline.record.files import whole
 
 _MARK = "~"  # a dict with this key stands for something that JSON has no word for
 FORMAT = "rlinf_lab state 1"
