@@ -119,7 +119,7 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
-_ROOMS = frozenset({"algorithms", "replay"})
+_ROOMS = frozenset({"algorithms", "generation", "replay", "tasks"})
 """packages whose names are reached as ``lab.algorithms.grpo``"""
 
 
