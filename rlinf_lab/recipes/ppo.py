@@ -140,7 +140,7 @@ def _real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/log.md).
+# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/history.md).
 _METAWORLD: dict[str, Any] = {
     "obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1, "gamma": 0.9, "iterations": 120,
 }  # fmt: skip
