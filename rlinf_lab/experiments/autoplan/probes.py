@@ -34,8 +34,8 @@ def probes(flow: Workflow, shares: Mapping[str, int], devices: Sequence[str]) ->
     if not parts:
         return []
     inside = {e.channel: 1 for e in flow.graph.edges if not e.keyed and any(e.producer in c and e.consumer in c for c in flow.graph.cells)}
-    whole = ExecutionPlan.temporal(flow, devices[:1], name="measuring")
-    split = ExecutionPlan.temporal(flow, devices[:1], name="measuring parts", sub_batches=parts, chunks=inside)
+    whole = ExecutionPlan.temporal(flow, devices[:1], name="temporal")
+    split = ExecutionPlan.temporal(flow, devices[:1], name="temporal in parts", sub_batches=parts, chunks=inside)
     return [Probe(whole, ITERATIONS), Probe(split, ITERATIONS - 1)]
 
 
