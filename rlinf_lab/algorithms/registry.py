@@ -41,9 +41,7 @@ class Registry(Generic[F]):
         Raises `ConfigError` for a name that is no text and for what no function, `UnknownNameError` for another ``of``.
         """
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"A {self.kind} needs a name, not {shown(name)}. Next: @lab.algorithms.{self.kind}('mine')."
-            )
+            raise ConfigError(f"A {self.kind} needs a name, not {shown(name)}. Next: @lab.algorithms.{self.kind}('mine').")
         wanted = next(iter(self.takes)) if of is None else of
         if wanted not in self.takes:
             raise UnknownNameError.of(f"of= of a {self.kind}", of, self.takes)

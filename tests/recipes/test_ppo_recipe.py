@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights
 from rlinf_lab.recipes.ppo import PRESETS, PPOConfig, build, build_evaluation, pooled
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv
