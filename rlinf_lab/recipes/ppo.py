@@ -163,8 +163,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`LearnerWorker.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default), ``"evaluate"`` (the greedy policy on fresh seeds) or
-    ``"state"`` (returns the learner's state).
+    An iteration does what its argument says: ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``),
+    ``"evaluate"`` (the greedy policy on fresh seeds) or ``"state"`` (returns the learner's state).
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
@@ -190,7 +190,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             return pooled(result.wait())
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        return learner.train(traj, published).metrics
+        metrics = learner.train(traj, published).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
 
     return flow
 
