@@ -122,6 +122,18 @@ def test_the_readme_lists_the_notebooks() -> None:
     assert sorted(listed) == sorted(path.name for path in (ROOT / "notebooks").glob("*.ipynb"))
 
 
+def test_the_floors_within_rooms_are_those_of_the_contracts() -> None:
+    text = " ".join((ROOT / "ARCHITECTURE.md").read_text().split())
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = [c for c in contracts if c["type"] == "layers" and c["containers"] != ["rlinf_lab"]]
+    assert rooms
+    for contract in rooms:
+        room = contract["containers"][0].removeprefix("rlinf_lab.")
+        folder = ROOT / "rlinf_lab" / room.replace(".", "/")
+        floors = [layer for layer in reversed(contract["layers"]) if (folder / layer).is_dir()]
+        assert "." in room or f"`{room}/` {', '.join(floors)}" in text, floors
+
+
 def test_pictures_are_of_today() -> None:
     """Next, where one is not: python tools/draw_docs.py, which refuses a bubble whose cause the accounting denies."""
     drawing = _drawing()
