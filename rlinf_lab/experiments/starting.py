@@ -32,12 +32,13 @@ def train(
 ) -> TrainingRun:
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
-    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments, rounded up to
-    whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of this machine) and changes to the best plan
-    while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an `ExecutionPlan` of the recipe's workflow, or a function that makes
-    one from it; None: all workers on one core. ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one
-    in ``runs/``; False: nowhere.
-    ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
+    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments,
+    rounded up to whole iterations. ``plan``: "auto" measures the first iterations on one core, searches all ``devices`` (default: the cores of
+    this machine) and changes to the best plan while the run goes on, where that pays (`TrainingRun.auto` says what it found); or an
+    `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core. ``executor``: "local"
+    (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one in
+    ``runs/``; False: nowhere. ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``,
+    ``on_iteration``, ``loggers``, …
 
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
     """
@@ -105,7 +106,7 @@ def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
     if callable(plan) and not isinstance(plan, type):
         plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):
-        raise ConfigError(f"train(plan={shown(plan)}): an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
+        raise ConfigError(f"train(plan={shown(plan)}): 'auto', an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
     plan.validate(workflow)
     return plan
 

@@ -61,7 +61,7 @@ class TrainingRun:
         self._between.newest = start
         self._line: Line | None = None
         self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
-        self._stopped = False
+        self._stopped = self._is_over = False
         self._done = threading.Event()
         self._closing = threading.Lock()
         self.auto = auto
@@ -89,7 +89,7 @@ class TrainingRun:
 
     def stop(self, wait: bool = True, at_once: bool = False) -> None:
         """End the run after the iteration that goes on, and keep its weights. ``at_once``: give that iteration up."""
-        self._stopped = self._stopped or self.run.state not in ENDED
+        self._stopped = self._stopped or not self._is_over
         self._between.end()
         if wait and (at_once or self.run.state == "starting" or not self._done.wait(STOP_SECONDS)):
             self.run.stop()
@@ -109,6 +109,8 @@ class TrainingRun:
         """starting, running, paused, finished, stopped or failed."""
         if self.error is not None or self.run.state == "failed":
             return "failed"
+        if not self._is_over and self.run.state == "finished":  # a phase: the next one begins, or the end is being written
+            return "running"
         return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
 
     @property
@@ -220,7 +222,7 @@ class TrainingRun:
 
     def _end(self) -> None:
         """Take in what is left, write all, and let those who wait go on."""
-        self.error = self.error or self.run.error
+        self.error, self._is_over = self.error or self.run.error, True
         try:
             self._between.harvest()
         except Exception as error:  # of the user's on_iteration, say

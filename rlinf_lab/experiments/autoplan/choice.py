@@ -53,7 +53,8 @@ class Choice:
         if not self.changes:
             return f"Choice(stays under {self.old.name!r}, {self.measured_s:.3g} s an iteration: {self.reason})"
         after = "" if self.result_s is None else f", measured {self.result_s:.3g} s"
-        return f"Choice({self.old.name!r} {self.measured_s:.3g} s -> {self.new.name!r}: predicted {self.predicted_s:.3g} s{after}, {self.gain:.2f}x; {self.reason})"
+        change = f"{self.old.name!r} {self.measured_s:.3g} s -> {self.new.name!r}: predicted {self.predicted_s:.3g} s{after}"
+        return f"Choice({change}, {self.gain:.2f}x; {self.reason})"
 
 
 def choose(
@@ -89,9 +90,9 @@ def choose(
 
 
 def _works(planned: Planned, flow: Workflow, executor: str) -> bool:
-    """Whether every worker accepts the plan (`Worker.preflight`); nothing is started."""
+    """Whether every worker accepts the plan (`Worker.preflight`); nothing is started, and devices are looked at when it is."""
     try:
-        make_executor(executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution)
+        make_executor(executor if len(planned.execution.devices) > 1 else "local", flow, planned.execution, emulate=True)
     except RlinfLabError:
         return False
     return True
