@@ -140,7 +140,7 @@ def _real(value: object) -> bool:
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
-# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/log.md).
+# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/history.md).
 _METAWORLD: dict[str, Any] = {
     "obs_size": 39, "action_size": 4, "horizon": 100, "reward_scale": 0.1, "gamma": 0.9, "iterations": 120,
 }  # fmt: skip
@@ -163,8 +163,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`LearnerWorker.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default), ``"evaluate"`` (the greedy policy on fresh seeds) or
-    ``"state"`` (returns the learner's state).
+    An iteration does what its argument says: ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``),
+    ``"evaluate"`` (the greedy policy on fresh seeds) or ``"state"`` (returns the learner's state).
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
@@ -190,7 +190,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             return pooled(result.wait())
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        return learner.train(traj, published).metrics
+        metrics = learner.train(traj, published).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
 
     return flow
 
