@@ -77,6 +77,11 @@ def test_a_package_has_few_rules_and_each_is_kept_by_something(document: Path) -
     assert [rule.splitlines()[0] for rule in rules if not any(map(_exists, _paths(rule)))] == []
 
 
+def test_every_package_has_its_rules() -> None:
+    packages = {path.parent.name for path in (ROOT / "rlinf_lab").glob("*/__init__.py")}
+    assert packages - {note.stem for note in DESIGN} == set()
+
+
 def test_a_version_has_few_lines_in_the_changelog() -> None:
     newest = re.split(r"^## ", (ROOT / "docs/CHANGELOG.md").read_text(), flags=re.MULTILINE)[1]
     assert rlinf_lab.__version__ in newest.splitlines()[0]
