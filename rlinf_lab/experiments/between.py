@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.experiments.snapshot import Snapshot
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.runtime.run.run import Run
 from rlinf_lab.workflow.quantities import returned
 

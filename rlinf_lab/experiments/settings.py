@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
-from rlinf_lab.experiments.folder import RunFolder, tuples
 from rlinf_lab.experiments.recipe import Recipe
+from rlinf_lab.experiments.storage.folder import RunFolder, tuples
 
 #: Words of earlier versions and of other libraries, and what they are called here; the first of the new ones that the recipe has.
 OLD_WORDS = {

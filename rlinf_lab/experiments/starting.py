@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.experiments.acting import TrainedPolicy
-from rlinf_lab.experiments.folder import RunFolder, env_name, new_folder
 from rlinf_lab.experiments.options import OPTIONS, Options
 from rlinf_lab.experiments.recipe import Recipe, find
 from rlinf_lab.experiments.settings import check_names, configured, configured_again
-from rlinf_lab.experiments.training import TrainingRun
+from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
+from rlinf_lab.experiments.training import ROOT, TrainingRun
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.machine.devices import devices_here
 from rlinf_lab.workflow.workflow import Workflow
-
-ROOT = Path("runs")
 
 
 def train(
@@ -25,7 +23,7 @@ def train(
     env: Any,
     *,
     total_timesteps: int | None = None,
-    plan: ExecutionPlan | None = None,
+    plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | None = None,
     executor: str | None = None,
     folder: str | os.PathLike[str] | bool | None = None,
     **settings: Any,
@@ -33,8 +31,9 @@ def train(
     """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
 
     ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments, rounded up to
-    whole iterations. ``plan``: an `ExecutionPlan` of the recipe's workflow; None: all workers on one core, in this process. ``executor``: "local",
-    "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one in ``runs/``; False: nowhere.
+    whole iterations. ``plan``: an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core.
+    ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one
+    in ``runs/``; False: nowhere.
     ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
 
     Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
@@ -89,6 +88,8 @@ def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
     """The plan, or one core for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
     if plan is None:
         return ExecutionPlan.temporal(workflow, devices_here("cpu")[:1])
+    if callable(plan) and not isinstance(plan, type):
+        plan = plan(workflow)
     if not isinstance(plan, ExecutionPlan):
         raise ConfigError(f"train(plan={shown(plan)}): an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
     plan.validate(workflow)

@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.experiments.acting import TrainedPolicy, vector_of
+from rlinf_lab.experiments.acting import TrainedPolicy
 from rlinf_lab.experiments.between import Between, Row
-from rlinf_lab.experiments.evaluation import Evaluation, Told, check_counts, play
+from rlinf_lab.experiments.evaluation import Evaluation
 from rlinf_lab.experiments.exits import wait_at_exit
-from rlinf_lab.experiments.folder import RunFolder, env_name, this_process, to_plain, versions
 from rlinf_lab.experiments.goals import Watch
-from rlinf_lab.experiments.keeping import Keeper
+from rlinf_lab.experiments.loggers import Loggers
 from rlinf_lab.experiments.options import Options, checked_metrics
 from rlinf_lab.experiments.progress import Line
 from rlinf_lab.experiments.recipe import Recipe
-from rlinf_lab.experiments.snapshot import Snapshot
+from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
+from rlinf_lab.experiments.storage.keeping import Keeper
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.notebook import in_notebook, show
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.runtime.run.run import ENDED, run
@@ -31,6 +32,7 @@ from rlinf_lab.workflow.workflow import Workflow
 if TYPE_CHECKING:
     from rlinf_lab.timeline.timeline import Timeline
 
+ROOT = Path("runs")
 STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
 
 
@@ -56,6 +58,7 @@ class TrainingRun:
         self._between.rows |= rows or {}
         self._between.newest = start
         self._line: Line | None = None
+        self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
         self._stopped = False
         self._done = threading.Event()
         self._closing = threading.Lock()
@@ -131,6 +134,11 @@ class TrainingRun:
         return None if self._folder is None else self._folder.path
 
     @property
+    def name(self) -> str:
+        """Of its folder, else of what is trained."""
+        return f"{self.recipe.name} {env_name(self.config)}" if self.folder is None else self.folder.name
+
+    @property
     def reason(self) -> str:
         """Why the run ended before its last iteration; "" where it did not."""
         return self._watch.reason or ("stopped by the user" if self._stopped else "")
@@ -156,9 +164,7 @@ class TrainingRun:
 
         ``seed``: of the environments, never one of training; None: the run's own, as ``eval_every`` uses.
         """
-        seed = self.config.seed if seed is None else seed
-        check_counts("evaluate", episodes, seed)
-        return self._evaluated(self._best() if best else self._between.snapshot(), episodes, seed)
+        return self.policy(best).evaluate(episodes, seed)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the run as it is now into a folder that `resume` and `load_policy` take. Returns its path."""
@@ -177,11 +183,6 @@ class TrainingRun:
             raise ConfigError("There is no best policy: nothing was evaluated so far. Next: lab.train(..., eval_every=5_000).")
         return self._keeper.best_snapshot
 
-    def _evaluated(self, snapshot: Snapshot, episodes: int, seed: int) -> Evaluation:
-        policy = TrainedPolicy(self.config, snapshot.weights)
-        first = environment_seed(seed, Purpose.EVALUATION)
-        return play(lambda n: vector_of(self.config, n), policy.act, episodes, first, Told(snapshot.iteration, seed))
-
     # --- the run's thread --------------------------------------------------------------------------------
     def _wants_state(self, iteration: int) -> bool:
         return self.options.evaluates_after(iteration, self.config.env_steps) or self._keeper.wants_state()
@@ -190,13 +191,14 @@ class TrainingRun:
         """After each iteration. Returns whether the run shall end."""
         iteration = int(row["iteration"])
         if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
-            found = self._evaluated(snapshot, self.options.eval_episodes, self.config.seed)
+            found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes)
             row |= found.row()
             self._keeper.evaluated(found, snapshot)
         if self.options.on_iteration is not None:
             row |= checked_metrics(self.options.on_iteration(dict(row)))
         if snapshot is not None:
             self._keeper.checkpoint(snapshot, self.metrics)
+        self._loggers.log(row)
         if self._line is not None:
             self._line(row)
         return self._watch.look(row)
@@ -217,6 +219,7 @@ class TrainingRun:
             newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
             error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
         )  # fmt: skip
+        self._loggers.close()
         if self._line is not None:
             self._line.close(repr(self) if self.folder is None else f"{self!r}, in {self.folder}")
         self._between.close()

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
 from rlinf_lab.experiments.recipe import Recipe, find
-from rlinf_lab.experiments.snapshot import Snapshot
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies.weights import Weights
 from rlinf_lab.timeline.record.files import whole
