@@ -32,6 +32,7 @@ from rlinf_lab.tasks import Problem, Task
 from rlinf_lab.workers.reasoning import (
     GeneratorWorker,
     GroupLearner,
+    ModelWeights,
     PromptWorker,
     RewardWorker,
     UpdateSettings,
@@ -277,7 +278,7 @@ def build(config: GRPOConfig, state: dict[str, Any] | None = None) -> Workflow:
         seed=config.seed, start=0 if state is None else state["version"],
     )  # fmt: skip
     params = SamplingParams(max_tokens=config.max_tokens, temperature=config.temperature, seed=config.seed)
-    start = None if state is None else state["weights"]
+    start = None if state is None else ModelWeights(state["version"], state["weights"])
     options = {"slots": config.slots} if config.engine == "own" else {}
     generator = flow.worker(
         GeneratorWorker, model, params, name="generator", engine=config.engine, weights=start, **options

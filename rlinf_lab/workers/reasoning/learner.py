@@ -84,15 +84,14 @@ class GroupLearner(TorchWorker):
     def state_dict(self) -> dict[str, Any]:
         """Everything that `load_state_dict` needs, in host memory; training on does not change it."""
         return {
-            "weights": self._weights(),
+            "weights": dict(self._weights().state),
             "optimizer": _to_host(copy.deepcopy(self.optimizer.state_dict())),
             "version": self.version,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; ``state`` stays as it is."""
-        weights: ModelWeights = state["weights"]
-        self.module.load_state_dict(weights.state)
+        self.module.load_state_dict(state["weights"])
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.version = state["version"]
 
@@ -190,6 +189,7 @@ class _Iteration:
         value = np.array([r.value for r in responses])
         told = {name: float(np.mean([t[name] for t in self._told])) for name in (self._told[0] if self._told else {})}
         return {
+            "env_steps": float((self.learner.version + 1) * len(responses)),
             "reward": float(value.mean()),
             "groups": float(self._used),
             "informative": 1.0 - self._uninformative / len(self._seen),
