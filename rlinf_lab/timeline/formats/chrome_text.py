@@ -1,8 +1,9 @@
 """The events of a file of Chrome trace JSON, whatever is wrong with some of them.
 
-Plain, gzipped or zipped; an array, an object with ``traceEvents``, or one event a line. Profilers write what is no JSON: raw control characters,
-``inf`` and ``nan`` as they are, quotes that are not escaped (pytorch/kineto 105 and 1459, google/perfetto 598). Control characters and bare numbers
-are read as they are meant; an event that cannot be read is left out, and the ones after it are read. A file that was cut off gives what is before.
+Plain, gzipped or zipped; an array, an object with ``traceEvents``, or one event a line. Profilers write what is no
+JSON: raw control characters, ``inf`` and ``nan`` as they are, quotes that are not escaped (pytorch/kineto 105 and 1459,
+google/perfetto 598). Control characters and bare numbers are read as they are meant; an event that cannot be read is
+left out, and the ones after it are read. A file that was cut off gives what is before.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def load(path: Path) -> Loaded:
 
 def cut_off(path: Path, text: str) -> TimelineError:
     return TimelineError(
-        f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with {text[-40:]!r}."
+        f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with "
+        f"{text[-40:]!r}."
         " Next: let the program that writes it end, or copy it again."
     )
 
@@ -82,10 +84,14 @@ def _unzipped(path: Path, data: bytes) -> bytes:
         if len(files) != 1:
             some = ", ".join(repr(info.filename) for info in files[:4])
             raise TimelineError(
-                f"{str(path)!r} is a zip of {len(files)} files ({some}); one trace is needed. Next: unpack it, then Timeline.open([file, file, ...])."
+                f"{str(path)!r} is a zip of {len(files)} files ({some}); one trace is needed. Next: unpack it, then "
+                "Timeline.open([file, file, ...])."
             )
         if files[0].file_size > _MOST_BYTES:
-            raise TimelineError(f"{str(path)!r} is a zip of {files[0].file_size / 2**30:.0f} GiB of text. Next: unpack it, and cut the trace.")
+            raise TimelineError(
+                f"{str(path)!r} is a zip of {files[0].file_size / 2**30:.0f} GiB of text. Next: unpack it, and cut the "
+                "trace."
+            )
         return archive.read(files[0])
 
 
@@ -131,11 +137,18 @@ def _lines(text: str) -> Loaded | None:
 
 
 def _by_event(text: str) -> Loaded | None:
-    """Event by event: an odd one is left out, and so is one that was cut off. An array may lack its end, and is not cut off for that."""
+    """Event by event: an odd one is left out, and so is one that was cut off. An array may lack its end, and is not cut
+    off for that.
+    """
     events_of = _EVENTS.search(text) if text.startswith("{") else None
     if not text.startswith("[") and events_of is None:
         return None
-    decode, events, odd, at = json.JSONDecoder(strict=False).raw_decode, list[Event](), list[str](), events_of.end() if events_of else 1
+    decode, events, odd, at = (
+        json.JSONDecoder(strict=False).raw_decode,
+        list[Event](),
+        list[str](),
+        events_of.end() if events_of else 1,
+    )
     while (at := _next(text, at)) < len(text) and text[at] != "]":
         try:
             event, at = decode(text, at)
@@ -157,11 +170,19 @@ def _by_event(text: str) -> Loaded | None:
         return None
     ended = at < len(text) and text[at] == "]" and (events_of is None or text.endswith("}"))
     before = text[: events_of.start()] if events_of else ""
-    return Loaded(events, _said(before, _other) or {}, not ended and (bool(events_of) or not is_whole), tuple(odd), _said(before, _rank))
+    return Loaded(
+        events,
+        _said(before, _other) or {},
+        not ended and (bool(events_of) or not is_whole),
+        tuple(odd),
+        _said(before, _rank),
+    )
 
 
 def _mended(text: str, at: int) -> tuple[Event | None, int | None]:
-    """An event that is no JSON, with its bare numbers named as JSON's reader names them; and where the next one begins. None for what is not there."""
+    """An event that is no JSON, with its bare numbers named as JSON's reader names them; and where the next one begins.
+    None for what is not there.
+    """
     begin = at
     while (found := _NEXT_EVENT.search(text, begin)) is not None:
         begin = found.start(1)
@@ -169,7 +190,9 @@ def _mended(text: str, at: int) -> tuple[Event | None, int | None]:
             break
     end = len(text) if found is None else begin
     try:
-        event, _ = json.JSONDecoder(strict=False).raw_decode(_BARE.sub(lambda m: m[1] or _NUMBERS[m[0].lower()[:4]], text[at:end]))
+        event, _ = json.JSONDecoder(strict=False).raw_decode(
+            _BARE.sub(lambda m: m[1] or _NUMBERS[m[0].lower()[:4]], text[at:end])
+        )
     except (ValueError, KeyError):
         event = None
     return event if isinstance(event, dict) and "ph" in event else None, None if found is None else begin

@@ -14,12 +14,17 @@ Content = dict[str, Any]
 
 
 def joined(parts: Sequence[tuple[str, Content]]) -> Content:
-    """Of (name, arguments of ``SpanStore._restore``) the arguments for all together. Marks of iterations keep their names: they are of all."""
+    """Of (name, arguments of ``SpanStore._restore``) the arguments for all together. Marks of iterations keep their
+    names: they are of all.
+    """
     tracks: dict[Track, int] = {}
     names: dict[str, int] = {}
     spans, counters = [np.zeros(0, SPAN_DTYPE)], [np.zeros(0, COUNTER_DTYPE)]
     for name, content in parts:
-        own = [Track(f"{name} {t.worker}", t.rank, tuple(f"{name}/{d}" for d in t.devices), t.host) for t in content["tracks"]]
+        own = [
+            Track(f"{name} {t.worker}", t.rank, tuple(f"{name}/{d}" for d in t.devices), t.host)
+            for t in content["tracks"]
+        ]
         of_track = np.array([tracks.setdefault(t, len(tracks)) for t in own], np.int64)
         of_name = np.array([names.setdefault(n, len(names)) for n in content["names"]], np.int64)
         rows, samples = content["spans"].copy(), content["counters"].copy()
@@ -31,6 +36,7 @@ def joined(parts: Sequence[tuple[str, Content]]) -> Content:
         spans.append(rows)
         counters.append(samples)
     return {
-        "spans": np.concatenate(spans), "tracks": list(tracks), "names": list(names), "counters": np.concatenate(counters),
+        "spans": np.concatenate(spans), "tracks": list(tracks), "names": list(names),
+        "counters": np.concatenate(counters),
         "dropped": 0, "foreign_arrows": sum(content["foreign_arrows"] for _, content in parts),
     }  # fmt: skip
