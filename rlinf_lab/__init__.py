@@ -107,8 +107,15 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
+_ROOMS = frozenset({"algorithms"})
+"""packages whose names are reached as ``lab.algorithms.grpo``"""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        from rlinf_lab.runtime.servant import aside
+
+        return aside(lambda: importlib.import_module(f"rlinf_lab.{name}"))
     if name in _HOME:
         from rlinf_lab.runtime.servant import aside
 
@@ -121,9 +128,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     import difflib
 
-    near = difflib.get_close_matches(name, _HOME, n=1)
+    near = difflib.get_close_matches(name, [*_HOME, *_ROOMS], n=1)
     raise AttributeError(f"module 'rlinf_lab' has no attribute {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
+    return sorted([*_HOME, *_ROOMS, "__version__"])
