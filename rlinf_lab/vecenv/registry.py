@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import gymnasium
 
 from rlinf_lab.errors import ConfigError, EnvError, MissingDependencyError, UnknownNameError, refuse_old_names, shown
-from rlinf_lab.vecenv.base import EnvSpec, VecEnv
+from rlinf_lab.vecenv.base import EnvSpec, VecEnv, cannot_leave
 
 GROUP = "rlinf_lab.envs"
 GYMNASIUM = "gymnasium"  # the adapter of single environments and vectors that are gymnasium's
@@ -35,7 +35,7 @@ class Adapter(Protocol):
 
     ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
     ``make(task, num_envs, max_episode_steps, *, options)`` builds a vector, its options by name. A missing simulator raises
-    `MissingDependencyError` in all of them. One that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
+    `MissingDependencyError` in all of them. One whose spaces are known without a simulator may have ``spec(task, max_episode_steps)``; one that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
     """
 
     def tasks(self) -> list[str]: ...
@@ -66,15 +66,30 @@ class EnvFactory:
         """Read from an environment that is made for it and closed."""
         if isinstance(self.given, gymnasium.vector.VectorEnv):
             return self(self.given.num_envs, max_episode_steps, **options).spec
+        if (known := self._known_spec(max_episode_steps)) is not None and not options:
+            return known
         env = self(1, max_episode_steps, **options)
         try:
             return env.spec
         finally:
             env.close()
 
+    def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
+        """As the adapter says without a simulator, where it can."""
+        simulator, _, task = self.id.partition("/")
+        adapter: Any = _adapters()[simulator].load() if self.given is None and simulator in _adapters() else None
+        if not hasattr(adapter, "spec"):
+            return None
+        try:
+            return cast(EnvSpec, adapter.spec(task, max_episode_steps)) if adapter.has(task) else None
+        except MissingDependencyError:  # it is installed where the worker will live, perhaps
+            return cast(EnvSpec, adapter.spec(task, max_episode_steps))
+
     def cannot_leave(self) -> str:
         """Why its vectors cannot leave a device, as far as that can be told without one; "" when they can, or nobody knows."""
         simulator, _, task = self.id.partition("/")
+        if isinstance(self.given, type) and not issubclass(self.given, gymnasium.Env):
+            return cannot_leave(self.given)
         point = None if self.given is not None else _adapters().get(simulator)
         if point is None:
             return ""
