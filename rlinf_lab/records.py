@@ -187,7 +187,8 @@ def mean_interval(values: NDArray, resamples: int = 2000) -> tuple[float, float]
     if len(values) < 2:
         return float("nan"), float("nan")
     draws = np.random.default_rng(0).integers(len(values), size=(resamples, len(values)))
-    low, high = np.percentile(np.asarray(values, np.float64)[draws].mean(1), [2.5, 97.5])
+    ordered = np.sort(np.asarray(values, np.float64))  # so that their order, which is a plan's, changes nothing
+    low, high = np.percentile(ordered[draws].mean(1), [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -196,6 +197,6 @@ def success_rates(success_E: NDArray, once_E: NDArray) -> dict[str, float]:
 
     Where some had one the others count as failures: there are tasks that only report success.
     """
-    if not len(success_E) or np.isnan(success_E).all() and np.isnan(once_E).all():
+    if not len(success_E) or (np.isnan(success_E).all() and np.isnan(once_E).all()):
         return {}
     return {"success_rate": float((success_E == 1).mean()), "success_once": float((once_E == 1).mean())}

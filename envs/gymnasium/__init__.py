@@ -112,6 +112,12 @@ class GymnasiumEnv:
                 raise EnvError(f"{id}: it has no {name}. Next: set self.{name} in its __init__.")
         self.observation_space = presented_observation(self.env.observation_space, id)
         self.action_space = presented_action(self.env.action_space, id)
+        self._draws = bool(getattr(self.env, "render_mode", None))
+
+    @property
+    def draws(self) -> bool:
+        """Whether a picture may be asked for."""
+        return self._draws
 
     @property
     def limit(self) -> int | None:
@@ -132,7 +138,14 @@ class GymnasiumEnv:
         return Outcome(observation, float(reward), bool(terminated), bool(truncated), None if success is None else bool(success))
 
     def render(self) -> NDArray[np.uint8] | None:
-        picture = self.env.render() if self.env.render_mode else None
+        """A picture; None, and a warning the first time, where this machine cannot draw: training goes on without."""
+        if not self._draws:
+            return None
+        try:
+            picture: Any = self.env.render()
+        except Exception as error:  # what a toolkit for drawing lacks it says in its own ways
+            warnings.warn(f"{self._maker.id} cannot be drawn here: {said(error)}. Next: lab.doctor() says what to install.", stacklevel=2)
+            self._draws, picture = False, None
         return picture if isinstance(picture, np.ndarray) else None
 
     def cannot_leave(self) -> str:
@@ -184,7 +197,7 @@ def _vector(maker: Maker, num_envs: int, max_episode_steps: int | None) -> LoopV
         )  # fmt: skip
     limits = [steps for steps in (limit, max_episode_steps) if steps is not None]
     spec = EnvSpec(
-        maker.id, first.observation_space, first.action_space, min(limits) if limits else None, None, renders=bool(getattr(first.env, "render_mode", None))
+        maker.id, first.observation_space, first.action_space, min(limits) if limits else None, None, renders=first.draws
     )
     return LoopVecEnv(envs, spec, Native(first.env.action_space))
 
@@ -217,8 +230,10 @@ def _try_leaving(maker: Maker) -> str:
     finally:
         first.close()
         second.close()
-    same = all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True))
-    return "" if same else f"an environment that was given a copy of all that {maker.id.partition('/')[2]} holds in Python went on differently (its simulator keeps more)"
+    if all(np.array_equal(a, b) for a, b in zip(expected, found, strict=True)):
+        return ""
+    task = maker.id.partition("/")[2]
+    return f"an environment that was given a copy of all that {task} holds in Python went on differently (its simulator keeps more)"
 
 
 def _walk(env: GymnasiumEnv, actions_T: Any, steps: range) -> list[NDArray]:

@@ -97,7 +97,7 @@ class BatchedVecEnv:
             self._advance(i, action_N[i], target_J)
         final_N, reward_N, success_N = self._look()
         self._age_N += 1
-        truncated_N = self._age_N >= self.spec.max_episode_steps
+        truncated_N = self._age_N >= (self.spec.max_episode_steps or np.inf)
         obs_N = final_N
         if truncated_N.any():
             obs_N = final_N.copy()

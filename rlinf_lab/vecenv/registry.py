@@ -35,7 +35,8 @@ class Adapter(Protocol):
 
     ``tasks()`` lists the names of the tasks that can be made here, ``has(task)`` says whether there is one of that name;
     ``make(task, num_envs, max_episode_steps, *, options)`` builds a vector, its options by name. A missing simulator raises
-    `MissingDependencyError` in all of them. One whose spaces are known without a simulator may have ``spec(task, max_episode_steps)``; one that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
+    `MissingDependencyError` in all of them. One whose spaces are known without a simulator may have ``spec(task, max_episode_steps)``; one
+    that knows of vectors that cannot leave a device may have ``cannot_leave(task)``: why not, or "".
     """
 
     def tasks(self) -> list[str]: ...
@@ -149,13 +150,15 @@ def _by_id(id: str) -> EnvFactory:
     task = task if simulator == GYMNASIUM and task else id
     spec = _gymnasium_spec(task)
     if spec is None:
-        raise UnknownNameError.of("environment", id, _known_ids(simulator), "lab.list_envs() lists what there is; make_vec also takes a class or a function.")
+        hint = "lab.list_envs() lists what there is; a class or a function will do, too."
+        raise UnknownNameError.of("environment", id, _known_ids(simulator, "/" in id), hint)
     return EnvFactory(f"{GYMNASIUM}/{task}", partial(_from_gymnasium, "from_spec", f"{GYMNASIUM}/{task}", spec))
 
 
-def _known_ids(simulator: str) -> list[str]:
+def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
     prefix = f"{GYMNASIUM}/" if simulator == GYMNASIUM else ""
-    return [*_REGISTERED, *(f"{name}/…" for name in _adapters()), *(prefix + task for task in gymnasium.registry)]
+    known = [*_REGISTERED, *(f"{name}/…" for name in _adapters()), *(prefix + task for task in gymnasium.registry)]
+    return [id for id in known if "/" in id] if simulator_given else known
 
 
 def _gymnasium_spec(task: str) -> Any:
@@ -207,7 +210,7 @@ def _from_callable(id: str, make: Callable[..., Any], *, num_envs: int, max_epis
     if "num_envs" not in names:
         return _from_zero_arguments(id, make, num_envs, max_episode_steps, options)
     limit = {"max_episode_steps": max_episode_steps} if "max_episode_steps" in names else {}
-    made = make(num_envs=num_envs, **limit, **options)
+    made: Any = make(**{"num_envs": num_envs, **limit, **options})
     return _as_vector(id, made, num_envs, None if limit else max_episode_steps)
 
 
@@ -216,7 +219,11 @@ def _from_zero_arguments(id: str, make: Callable[..., Any], num_envs: int, max_e
     if not isinstance(first, gymnasium.Env):
         return _as_vector(id, first, num_envs, max_episode_steps)
     given = iter([first])
-    return _from_gymnasium("from_maker", id, lambda: next(given, None) or make(**options), num_envs=num_envs, max_episode_steps=max_episode_steps)
+
+    def single() -> Any:
+        return next(given, None) or make(**options)
+
+    return _from_gymnasium("from_maker", id, single, num_envs=num_envs, max_episode_steps=max_episode_steps)
 
 
 def _as_vector(id: str, made: Any, num_envs: int, max_episode_steps: int | None) -> VecEnv:

@@ -192,7 +192,8 @@ def _maps(space: spaces.Space) -> Tree:
 class _Scaled:
     def __init__(self, space: spaces.Box) -> None:
         self._dtype = space.dtype
-        self._middle, self._half = (0.0, 1.0) if not _is_scaled(space) else ((space.high + space.low) / 2, (space.high - space.low) / 2)
+        self._middle: Any = (space.high + space.low) / 2 if _is_scaled(space) else 0.0
+        self._half: Any = (space.high - space.low) / 2 if _is_scaled(space) else 1.0
         self._is_identity = bool(np.all(self._middle == 0) and np.all(self._half == 1))
 
     def __call__(self, leaf: NDArray) -> NDArray:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlinf_lab.errors import EnvError
-from rlinf_lab.records import Action, Episodes, EnvStep, Observation, Trajectory
+from rlinf_lab.records import Action, EnvStep, Episodes, Observation, Trajectory
 from rlinf_lab.trees import Tree, assign, leaves, map_tree, rows
 from rlinf_lab.vecenv.spaces import empty, first_not_finite, is_finite
 from rlinf_lab.workers.seeds import Purpose, environment_seed
@@ -156,10 +156,13 @@ class EnvGroup:
 
     def _ended_episode(self, n: int, step: EnvStep) -> Outcome:
         at_end = np.nan if step.success_N is None else float(step.success_N[n])
-        outcome = Outcome(float(self._return_N[n]), int(self._length_N[n]), at_end, float(self._once_N[n]) if self._told_N[n] else np.nan)
+        outcome = self._outcome(n, at_end)
         self._first.setdefault(n, outcome)
         self._return_N[n], self._length_N[n], self._once_N[n], self._told_N[n] = 0.0, 0, False, False
         return outcome
+
+    def _outcome(self, n: int, at_end: float) -> Outcome:
+        return Outcome(float(self._return_N[n]), int(self._length_N[n]), at_end, float(self._once_N[n]) if self._told_N[n] else np.nan)
 
     def _check(self, what: str, tree: Tree) -> None:
         """`EnvError` naming environment, step and value, before anybody learns from it."""
@@ -167,8 +170,9 @@ class EnvGroup:
             return
         row, name, value = first_not_finite(tree) or (0, "", np.nan)
         raise EnvError(
-            f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._length_N[row])} of its episode ({self.taken} steps in training before): the "
-            f"{what}{name} is {value}. Nothing was learnt from it. Next: mend the environment; lab.check_env finds such steps without training."
+            f"{self.env.spec.id}, environment {self.first_env + row}, step {int(self._length_N[row])} of its episode "
+            f"({self.taken} steps in training before): the {what}{name} is {value}. "
+            f"Nothing was learnt from it. Next: mend the environment; lab.check_env finds such steps without training."
         )
 
     def each_has_ended(self) -> bool:
@@ -178,8 +182,7 @@ class EnvGroup:
     def cut(self) -> None:
         """Count the first episodes that are still under way as they stand."""
         for n in range(self.size):
-            told = bool(self._told_N[n])
-            self._first.setdefault(n, Outcome(float(self._return_N[n]), int(self._length_N[n]), 0.0 if told else np.nan, float(self._once_N[n]) if told else np.nan))
+            self._first.setdefault(n, self._outcome(n, 0.0 if self._told_N[n] else np.nan))
 
     def first_outcomes(self) -> list[Outcome]:
         """Of each environment's first episode since `restart`."""
