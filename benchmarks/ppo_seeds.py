@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Iteration, Session
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Iteration, Session
 from rlinf_lab.workflow.workflow import Workflow
 
 

@@ -8,10 +8,10 @@ import bare_ppo
 import kernel_cell
 from harness import Case
 
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.ray_start import shutdown
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.executors.ray_start import shutdown
+from rlinf_lab.runtime.run.run import session
 
 TASK = "metaworld/button-press-v3"
 

@@ -111,7 +111,7 @@ def print_anything() -> None:
 
 def demo(command: Demo) -> int:
     from rlinf_lab.demo import Demo as DemoRun
-    from rlinf_lab.runtime.ray_start import shutdown
+    from rlinf_lab.runtime.executors.ray_start import shutdown
     from rlinf_lab.terminal import TerminalView
 
     try:

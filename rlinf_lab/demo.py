@@ -21,12 +21,12 @@ from typing import Any
 import pandas as pd
 
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.estimate import Estimate, estimate
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.replay.estimate import Estimate, estimate
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.run import Run, check_executor, run
-from rlinf_lab.timeline.files import writing
+from rlinf_lab.runtime.run.run import Run, check_executor, run
+from rlinf_lab.timeline.record.files import writing
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -136,7 +136,7 @@ class Cancelled(RlinfLabError, RuntimeError):
 class DeadlockError(RlinfLabError, RuntimeError):
     """Nothing can move any more; the message names who waits for whom.
 
-    Attribute ``waits``: the same as `rlinf_lab.planning.waits.Wait` objects, where an executor or the simulator raised it.
+    Attribute ``waits``: the same as `rlinf_lab.planning.plan.wait_graph.Wait` objects, where an executor or the simulator raised it.
     """
 
     waits: tuple[Any, ...] = ()
@@ -167,10 +167,7 @@ class WorkerError(RlinfLabError, RuntimeError):
     @classmethod
     def of(cls, worker: str, rank: int, method: str, cause: BaseException, remote_traceback: str) -> WorkerError:
         kind = type(cause).__name__
-        error = cls(
-            f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {said(cause)}\n"
-            f"--- traceback in the worker ---\n{remote_traceback.rstrip()}"
-        )
+        error = cls(f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {said(cause)}\n--- traceback in the worker ---\n{remote_traceback.rstrip()}")
         error.worker, error.rank, error.method = worker, rank, method
         error.remote_traceback, error.cause_type = remote_traceback, kind
         error.__cause__ = cause

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf_lab.errors import ConfigError, said, shown
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Planned
-from rlinf_lab.runtime import observer
-from rlinf_lab.runtime.observed_session import ObservedSession
-from rlinf_lab.runtime.run import ENDED, Run
-from rlinf_lab.runtime.run import run as run_in_background
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.runtime.run import observer
+from rlinf_lab.runtime.run.observed_session import ObservedSession
+from rlinf_lab.runtime.run.run import ENDED, Run
+from rlinf_lab.runtime.run.run import run as run_in_background
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:

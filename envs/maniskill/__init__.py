@@ -97,8 +97,7 @@ class ManiSkillEnv:
             except (SystemExit, EOFError, FileNotFoundError) as error:  # it asks at the prompt, then leaves the interpreter
                 reason = said.getvalue().strip().partition("\n")[0] or str(error)
                 raise EnvError(
-                    f"maniskill/{task} needs assets that are not on this machine: {reason}. "
-                    f"Next: python -m mani_skill.utils.download_asset {task}"
+                    f"maniskill/{task} needs assets that are not on this machine: {reason}. Next: python -m mani_skill.utils.download_asset {task}"
                 ) from error
             except RuntimeError as error:
                 if draws or "rendering device" not in str(error):

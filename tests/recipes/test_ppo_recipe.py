@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from rlinf_lab.errors import ConfigError, RenamedError, UnknownNameError
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights
 from rlinf_lab.recipes.ppo import OLD_NAMES, PRESETS, PPOConfig, build, build_evaluation, pooled
 from rlinf_lab.recipes.schedules import linear
 from rlinf_lab.records import Episodes
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "workers"))
 from line_env import LineEnv

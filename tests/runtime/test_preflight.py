@@ -21,9 +21,9 @@ from own_threads import own_threads
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
 from rlinf_lab.policies import make_policy
-from rlinf_lab.runtime.nodes import facts_here
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.preflight import _Looking
+from rlinf_lab.runtime.executors.node_probe import facts_here
+from rlinf_lab.runtime.run.preflight import _Looking
+from rlinf_lab.runtime.transport.pickling import Packed
 from rlinf_lab.workers import PolicyWorker, SimulatorWorker
 
 RAY = [pytest.mark.ray, pytest.mark.xdist_group("ray")]

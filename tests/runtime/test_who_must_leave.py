@@ -11,7 +11,7 @@ from torch import nn
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError, WorkflowError
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.timeline import SpanKind
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, register_env, registry
 from rlinf_lab.workers import SimulatorWorker, TorchWorker

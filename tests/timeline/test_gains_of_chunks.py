@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from mock_chain import chain
 
 import rlinf_lab as lab
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.causal import in_causal_order
-from rlinf_lab.timeline.gains import gains
-from rlinf_lab.timeline.short import cut_short
+from rlinf_lab.timeline.critical.causal_order import in_causal_order
+from rlinf_lab.timeline.critical.gains import gains
+from rlinf_lab.timeline.critical.short_gets import cut_short
 
 
 class Link(lab.Worker):

@@ -157,6 +157,7 @@ def test_a_run_that_goes_on_repeats_no_episode():
     assert first.groups[0].env.resets != second.groups[0].env.resets
     assert [o.step for o in more] == [4, 5]
 
+
 def test_pictures_only_when_somebody_looks():
     shown = []
     hooks = {"wants_frame": lambda: len(shown) < 1, "frame": shown.append}
