@@ -41,6 +41,8 @@ class Head(nn.Module):
     """P: numbers that the net gives for each action"""
     noise_size: int
     """K: numbers of noise that an action takes"""
+    acts_in_numpy: bool = True
+    """`act` computes in numpy; where it does not, `choose` is the shorter way"""
 
     def draw_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
         """Noise for ``n`` actions, (n, K)."""
@@ -52,9 +54,17 @@ class Head(nn.Module):
         """
         raise NotImplementedError
 
+    def choose(self, params_BP: Tensor, noise_BK: NDArray | None) -> tuple[Any, NDArray[np.float32]]:
+        """`act`, for parameters that lie in tensors, on whatever device. Called without gradients."""
+        return self.act(params_BP.float().cpu().numpy(), noise_BK)
+
     def greedy(self, params_BP: Tensor) -> Any:
-        """What `act` gives without noise."""
+        """What an environment gets of `act` without noise."""
         raise NotImplementedError
+
+    def executed(self, action: Any) -> Any:
+        """Of what `act` returned, the part that an environment gets: all of it, unless the head says otherwise."""
+        return action
 
     def log_prob(self, params_BP: Tensor, action: Any) -> Tensor:
         """Of each action, (B)."""
@@ -64,18 +74,29 @@ class Head(nn.Module):
         """Of the distribution over each action, (B)."""
         raise NotImplementedError
 
+    def draw_clone_noise(self, rng: np.random.Generator, n: int) -> NDArray[np.float32]:
+        """What `clone_loss` of ``n`` actions takes: nothing (n, 0), where the loss is a log-probability."""
+        return np.zeros((n, 0), np.float32)
+
+    def clone_loss(self, params_BP: Tensor, executed: Any, noise: Tensor) -> Tensor:
+        """How far the policy is from having chosen what an expert did, (B)."""
+        return -self.log_prob(params_BP, executed)
+
 
 class GaussianHead(Head):
     """``action ~ Normal(mean, exp(log_std))``, the standard deviation independent of the observation.
 
     Not squashed: an environment clips what leaves its range. The density is that of the action before it is clipped.
+    ``per_action``: the space is one of chunks, whose first axis counts actions; log-probabilities and entropies are
+    those of each of them, (B, that many).
     """
 
-    def __init__(self, space: spaces.Box, log_std_init: float) -> None:
+    def __init__(self, space: spaces.Box, log_std_init: float, per_action: bool = False) -> None:
         super().__init__()
         self.space = space
         self.shape = tuple(space.shape)
         self.size = self.noise_size = int(np.prod(self.shape))
+        self.per_action = per_action
         self.log_std = nn.Parameter(torch.full((self.size,), float(log_std_init)))
         self._views = HostViews((self, "log_std"))
 
@@ -85,22 +106,27 @@ class GaussianHead(Head):
     def act(self, params_BP: NDArray, noise_BK: NDArray | None) -> tuple[NDArray, NDArray[np.float32]]:
         (log_std_A,) = self._views()
         if noise_BK is None:
-            return self._shaped(params_BP), np.full(len(params_BP), -(log_std_A + _LOG_SQRT_2PI).sum(), np.float32)
-        log_prob_B = (-0.5 * noise_BK * noise_BK - log_std_A - _LOG_SQRT_2PI).sum(-1)
-        return self._shaped(params_BP + np.exp(log_std_A) * noise_BK), log_prob_B
+            at_mean = self._summed(-(log_std_A + _LOG_SQRT_2PI)[None])
+            return self._shaped(params_BP), np.repeat(at_mean, len(params_BP), 0)
+        log_prob = self._summed(-0.5 * noise_BK * noise_BK - log_std_A - _LOG_SQRT_2PI)
+        return self._shaped(params_BP + np.exp(log_std_A) * noise_BK), log_prob
 
     def _shaped(self, action_BA: Any) -> Any:
         return action_BA if len(self.shape) == 1 else action_BA.reshape(action_BA.shape[0], *self.shape)
+
+    def _summed(self, each_BA: Any) -> Any:
+        """Over the components of an action, or of a chunk."""
+        return (each_BA.reshape(each_BA.shape[0], self.shape[0], -1) if self.per_action else each_BA).sum(-1)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
         return self._shaped(params_BP)
 
     def log_prob(self, params_BP: Tensor, action: Tensor) -> Tensor:
         z_BA = (action.reshape(params_BP.shape) - params_BP) * (-self.log_std).exp()
-        return (-0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI).sum(-1)
+        return self._summed(-0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
-        return (self.log_std + 0.5 + _LOG_SQRT_2PI).sum(-1) + torch.zeros_like(params_BP[:, 0])
+        return self._summed(self.log_std + 0.5 + _LOG_SQRT_2PI + torch.zeros_like(params_BP))
 
     def extra_repr(self) -> str:
         return f"action {self.shape}"
@@ -119,8 +145,8 @@ class SquashedGaussianHead(GaussianHead):
     points: Tensor
     mass: Tensor
 
-    def __init__(self, space: spaces.Box, log_std_init: float) -> None:
-        super().__init__(space, log_std_init)
+    def __init__(self, space: spaces.Box, log_std_init: float, per_action: bool = False) -> None:
+        super().__init__(space, log_std_init, per_action)
         low, high = space.low.reshape(-1).astype(np.float64), space.high.reshape(-1).astype(np.float64)
         self._centre, self._reach = ((low + high) / 2).astype(np.float32), ((high - low) / 2).astype(np.float32)
         self.register_buffer("centre", torch.from_numpy(self._centre), persistent=False)
@@ -137,8 +163,8 @@ class SquashedGaussianHead(GaussianHead):
         squashed_BA = np.clip((action_BA - self._centre) / self._reach, -_LARGEST, _LARGEST)
         above, below = np.log1p(squashed_BA), np.log1p(-squashed_BA)
         z_BA = (0.5 * (above - below) - params_BP) * np.exp(-log_std_A)
-        log_prob_B = (-0.5 * z_BA * z_BA - log_std_A - _LOG_SQRT_2PI - above - below - np.log(self._reach)).sum(-1)
-        return self._shaped(action_BA), log_prob_B
+        log_prob = -0.5 * z_BA * z_BA - log_std_A - _LOG_SQRT_2PI - above - below - np.log(self._reach)
+        return self._shaped(action_BA), self._summed(log_prob)
 
     def greedy(self, params_BP: Tensor) -> Tensor:
         return self._shaped(self.centre + self.reach * torch.tanh(params_BP))
@@ -147,12 +173,13 @@ class SquashedGaussianHead(GaussianHead):
         squashed_BA = ((action.reshape(params_BP.shape) - self.centre) / self.reach).clamp(-_LARGEST, _LARGEST)
         above, below = torch.log1p(squashed_BA), torch.log1p(-squashed_BA)
         z_BA = (0.5 * (above - below) - params_BP) * (-self.log_std).exp()
-        return (-0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI - above - below - self.reach.log()).sum(-1)
+        log_prob = -0.5 * z_BA.square() - self.log_std - _LOG_SQRT_2PI - above - below - self.reach.log()
+        return self._summed(log_prob)
 
     def entropy(self, params_BP: Tensor) -> Tensor:
         u_BAQ = params_BP.unsqueeze(-1) + self.log_std.exp().unsqueeze(-1) * self.points
         log_slope_BAQ = 2.0 * (math.log(2.0) - u_BAQ - F.softplus(-2.0 * u_BAQ))  # log(1 − tanh²u), stable for any u
-        return super().entropy(params_BP) + ((log_slope_BAQ * self.mass).sum(-1) + self.reach.log()).sum(-1)
+        return super().entropy(params_BP) + self._summed((log_slope_BAQ * self.mass).sum(-1) + self.reach.log())
 
 
 class CategoricalHead(Head):
@@ -292,7 +319,14 @@ class MixedHead(Head):
         return torch.stack([head.entropy(p) for _, head, p in self._each(params_BP)]).sum(0)
 
 
-def make_head(space: Space, *, log_std_init: float = -0.5, squash: bool = False, name: str = "action_space") -> Head:
+def make_head(
+    space: Space,
+    *,
+    log_std_init: float = -0.5,
+    squash: bool = False,
+    per_action: bool = False,
+    name: str = "action_space",
+) -> Head:
     """The head for a space of actions. Raises `ConfigError` naming a leaf for which there is none, and what to do."""
     if isinstance(space, (spaces.Dict, spaces.Tuple)):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -305,7 +339,8 @@ def make_head(space: Space, *, log_std_init: float = -0.5, squash: bool = False,
             )
         return MixedHead(space, heads)
     if isinstance(space, spaces.Box):
-        return _box_head(space, log_std_init, squash, name)
+        check_box(space, name, squash)
+        return (SquashedGaussianHead if squash else GaussianHead)(space, log_std_init, per_action)
     if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         return CategoricalHead(space)
     if isinstance(space, spaces.MultiBinary):
@@ -313,12 +348,12 @@ def make_head(space: Space, *, log_std_init: float = -0.5, squash: bool = False,
     what = "" if isinstance(space, Space) else f", a {type(space).__name__} and no gymnasium space"
     raise ConfigError(
         f"{name} is {shown(space)}{what}: policies act in Box, Discrete, MultiDiscrete, MultiBinary, Dict and Tuple of "
-        "those. "
-        f"Next: gymnasium.wrappers.TransformAction to one of them."
+        f"those. Next: gymnasium.wrappers.TransformAction to one of them."
     )
 
 
-def _box_head(space: spaces.Box, log_std_init: float, squash: bool, name: str) -> Head:
+def check_box(space: spaces.Box, name: str, bounded: bool) -> None:
+    """Raise `ConfigError` unless real numbers can be chosen in it, within bounds where they are needed."""
     if not np.prod(space.shape):
         raise ConfigError(
             f"{name} is {shown(space)}: nothing can be chosen. Next: give the environment at least one action."
@@ -326,15 +361,11 @@ def _box_head(space: spaces.Box, log_std_init: float, squash: bool, name: str) -
     if not np.issubdtype(space.dtype, np.floating):
         raise ConfigError(
             f"{name} is {shown(space)}, a Box of {space.dtype}: a Gaussian is not made for whole numbers. Next: "
-            "declare it as MultiDiscrete, or wrap it with "
-            f"gymnasium.wrappers.TransformAction."
+            "declare "
+            f"it as MultiDiscrete, or wrap it with gymnasium.wrappers.TransformAction."
         )
-    if not squash:
-        return GaussianHead(space, log_std_init)
-    if not space.is_bounded() or not (space.low < space.high).all():
+    if bounded and not (space.is_bounded() and (space.low < space.high).all()):
         raise ConfigError(
             f"{name} is {shown(space)}: squash=True needs finite bounds, the lower below the upper one. Next: "
-            "squash=False, or bounds by "
-            f"gymnasium.wrappers.RescaleAction or ClipAction."
+            f"squash=False, or bounds by gymnasium.wrappers.RescaleAction or ClipAction."
         )
-    return SquashedGaussianHead(space, log_std_init)

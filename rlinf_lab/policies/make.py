@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import Space
+from gymnasium import Space, spaces
 from torch import nn
 
 from rlinf_lab.errors import ConfigError, UnknownNameError, shown
 from rlinf_lab.policies.actor_critic import ActorCritic
 from rlinf_lab.policies.encoders import CombinedEncoder
-from rlinf_lab.policies.heads import make_head
+from rlinf_lab.policies.flow import Flow, FlowHead, VelocityMLP
+from rlinf_lab.policies.heads import Head, check_box, make_head
 from rlinf_lab.policies.mlp import ACTIVATIONS, mlp
 from rlinf_lab.policies.preprocess import Preprocess
 
@@ -33,6 +34,9 @@ def make_policy(
     normalize_obs: bool = True,
     encoder: Encoder | None = None,
     share_encoder: bool = False,
+    chunk: int | None = None,
+    per_action: bool = False,
+    flow: Flow | None = None,
     seed: int = 0,
 ) -> ActorCritic:
     """A policy and a value net for these spaces, of one environment.
@@ -47,18 +51,56 @@ def make_policy(
     (B, ``features_dim``), an attribute of it. Prepared: float32, images in [0, 1] with channels first, categories
     one-hot. Without one images get a convolutional net, and everything is joined in one row.
     ``share_encoder``: policy and value net have one encoder, not one each.
+    ``chunk``: so many actions of a Box are chosen at once, (B, chunk, *shape). ``per_action``: their log-probabilities
+    and entropies are those of each action, (B, chunk), and not of the chunk (B).
+    ``flow``: actions come of a flow-matching head with these settings; see `rlinf_lab.policies.flow`.
     ``seed`` fixes the initial weights whatever the global random state is, so two workers construct equal policies.
     Raises `ConfigError` naming the argument, or the leaf of a space which no policy can handle.
     """
     _check(net_arch, activation, log_std_init, seed)
     preprocess = Preprocess(observation_space, normalize_obs)
-    head = make_head(action_space, log_std_init=log_std_init, squash=squash)
+    if per_action and chunk is None:
+        raise ConfigError(
+            "make_policy(per_action=True) is about the actions of a chunk. Next: chunk=5, or leave it out."
+        )
+    chosen_space = action_space if chunk is None else chunked(action_space, chunk)
     first = _encoder(observation_space, encoder, seed, 0)
     second = first if share_encoder else _encoder(observation_space, encoder, seed, 1)
     generator = torch.Generator().manual_seed(seed)
-    actor = mlp([first.features_dim, *net_arch, head.size], activation, 0.01, generator)  # type: ignore[list-item]
+    features: int = first.features_dim  # type: ignore[assignment]
+    head: Head
+    if flow is None:
+        head = make_head(chosen_space, log_std_init=log_std_init, squash=squash, per_action=per_action)
+        actor = mlp([features, *net_arch, head.size], activation, 0.01, generator)
+    else:
+        box = flow_space(chosen_space, squash)
+        velocity = VelocityMLP(int(np.prod(box.shape)), features, tuple(net_arch), activation, generator)
+        head, actor = FlowHead(box, velocity, flow, per_action), nn.Sequential()
     critic = mlp([second.features_dim, *net_arch, 1], activation, 1.0, generator)  # type: ignore[list-item]
     return ActorCritic(preprocess, (first, second), actor, critic, head, activation)
+
+
+def chunked(space: Space, chunk: int) -> spaces.Box:
+    """The space of ``chunk`` actions of a Box, one after another along the first axis. Raises `ConfigError`."""
+    if not _whole(chunk, 1):
+        raise ConfigError(f"chunk={shown(chunk)}: it must be a whole number of at least 1.")
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(
+            f"action_space is {shown(space)}: chunks are made of actions in a Box. Next: leave chunk out, or wrap the "
+            f"environment with gymnasium.wrappers.TransformAction."
+        )
+    low, high = (np.repeat(bound[None], chunk, axis=0) for bound in (space.low, space.high))
+    return spaces.Box(low, high, dtype=space.dtype)
+
+
+def flow_space(space: Space, squash: bool) -> spaces.Box:
+    """The space, if a flow can give actions in it. Raises `ConfigError`."""
+    if not isinstance(space, spaces.Box):
+        raise ConfigError(f"action_space is {shown(space)}: a flow gives actions in a Box only. Next: leave flow out.")
+    check_box(space, "action_space", bounded=False)
+    if squash:
+        raise ConfigError("make_policy(flow=..., squash=True): a flow is not squashed. Next: leave squash out.")
+    return space
 
 
 def _encoder(space: Space, factory: Encoder | None, seed: int, number: int) -> nn.Module:

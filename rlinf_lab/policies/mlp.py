@@ -66,6 +66,8 @@ class NumpyMLP:
 
     def __call__(self, x_BI: NDArray) -> NDArray:
         x, views = x_BI, self._views()
+        if not views:  # no layer at all
+            return x
         for i in range(0, len(views) - 2, 2):
             x = self._activation(x @ views[i].T + views[i + 1])
         return x @ views[-2].T + views[-1]

@@ -217,7 +217,7 @@ def _real(value: object) -> bool:
 
 
 _ANNEALED = linear(1e-3, 1e-4)
-# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/log.md).
+# gamma 0.95 learns faster on most seeds but leaves some pressing the button not quite far enough (docs/history.md).
 _METAWORLD: dict[str, Any] = {
     "max_episode_steps": 100, "num_envs": 8, "n_steps": 100, "reward_scale": 0.1, "gamma": 0.9, "gae_lambda": 0.9, "iterations": 120, "batch_size": 200,
     "learning_rate": _ANNEALED,
@@ -257,8 +257,9 @@ def _settings(env: Any) -> dict[str, Any]:
 def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     """The training workflow. ``state``: of a learner (`LearnerWorker.state_dict`), to go on where another run stopped.
 
-    An iteration does what its argument says: ``"train"`` (the default), ``"evaluate"`` (the greedy policy on fresh seeds) or
-    ``"state"`` (returns the learner's state). Raises what `make_policy` raises for a space that no policy can handle.
+    An iteration does what its argument says: ``"train"`` (the default), ``"checkpoint"`` (the same; returns ``metrics`` and ``state``),
+    ``"evaluate"`` (the greedy policy on fresh seeds) or ``"state"`` (returns the learner's state).
+    Raises what `make_policy` raises for a space that no policy can handle.
     """
     flow = Workflow("ppo")
     obs, act, traj = flow.channel("obs"), flow.channel("act", keyed=True), flow.channel("traj", whole=True)
@@ -283,7 +284,8 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
             return pooled(result.wait())
         simulator.collect(act, obs, traj)
         policy.act(obs, act, published)
-        return learner.train(traj, published).metrics
+        metrics = learner.train(traj, published).metrics
+        return {"metrics": metrics, "state": learner.state_dict()} if request == "checkpoint" else metrics
 
     return flow
 

@@ -140,6 +140,8 @@ RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousa
 ELSEWHERE = {
     "crowding", "message_costs", "planned", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
     "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
+    "train", "resume", "load_policy", "compare", "runs", "sweep",
+    "algorithms", "replay", "tasks",
 }  # fmt: skip
 
 

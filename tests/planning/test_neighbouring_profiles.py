@@ -69,7 +69,7 @@ def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
     compared(seed)
 
 
-#: A plan that differs by two changes, of which neither alone is faster, is found for a neighbour only: 1.4 % (decision 450).
+#: A plan that differs by two changes, of which neither alone is faster, is found for a neighbour only (1.4 %).
 NOT_FOUND = pytest.mark.xfail(reason="a climb goes from neighbour to faster neighbour", strict=True)
 
 

@@ -1,6 +1,6 @@
 """Published comparisons from their inputs (`docs/profiles`): the planner must come to what was measured, without knowing it.
 
-Expected figures: RLinf (arXiv 2509.15965), Figs. 9, 14, 15, 16a. `docs/log.md` says which of its figures cannot be reproduced, and why.
+Expected figures: RLinf (arXiv 2509.15965), Figs. 9, 14, 15, 16a. `docs/history.md` says which of its figures cannot be reproduced, and why.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_acting_and_learning_agree_on_every_space(observation, action):
     obs_space, action_space = OBSERVATIONS[observation], ACTIONS[action]
     policy = alive(make_policy(obs_space, action_space, net_arch=(32,), activation="elu"))
     obs, n = sampled(obs_space, 7), 7
-    if policy._is_plain:
+    if policy._numpy_actor is not None:
         np.testing.assert_allclose(
             policy._numpy_actor(policy.preprocess.numpy(obs)), by_torch(policy, obs), atol=1e-6, rtol=1e-6
         )
