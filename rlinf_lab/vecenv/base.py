@@ -46,8 +46,8 @@ class VecEnv(Protocol):
     """N environments stepped together, gymnasium's names, trees of numpy arrays.
 
     Episodes that end are reset within the same step (gymnasium's SAME_STEP): ``obs_N`` is then the new episode's first
-    observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that are handed over may be used again by the
-    next step: whoever keeps them copies them.
+    observation and ``final_obs_N`` the old one's last. Actions outside of a Box are clipped. Arrays that were handed over are not written
+    again; the workers copy what they keep all the same.
     """
 
     num_envs: int

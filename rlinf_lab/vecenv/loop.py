@@ -60,6 +60,10 @@ class LoopVecEnv:
         """The single environments."""
         return tuple(self._envs)
 
+    def native(self, action_N: Tree) -> Tree:
+        """What the environments' `step` takes, of checked actions."""
+        return action_N if self._native is None else self._native(action_N)
+
     def reset(self, *, seed: int | None = None) -> Tree:
         self._age_N[:] = 0
         self._started = True
@@ -71,8 +75,7 @@ class LoopVecEnv:
     def step(self, action_N: Tree) -> EnvStep:
         n = self.num_envs
         action_N = checked_actions(self.spec, n, action_N, self._started)
-        if self._native is not None:
-            action_N = self._native(action_N)
+        action_N = self.native(action_N)
         final_N = empty(self.spec.observation_space, n)
         reward_N = np.empty(n, np.float32)
         terminated_N, truncated_N, success_N = np.zeros((3, n), bool)
