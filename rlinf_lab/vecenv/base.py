@@ -5,6 +5,7 @@ Legend: N environments.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -39,6 +40,17 @@ class EnvSpec:
     """where ``success_N`` comes from; None: the task has no such signal, as far as is known yet"""
     renders: bool = False
     """whether `render` may give a picture"""
+
+    @functools.cached_property
+    def action_bounds(self) -> tuple[NDArray[Any], NDArray[Any]] | None:
+        """(low, high) of a Box of actions, without axes where they are the same everywhere, which clips twice as fast; None for other spaces."""
+        space = self.action_space
+        if not isinstance(space, spaces.Box):
+            return None
+        bounds = space.low, space.high
+        if space.low.size and all((bound == bound.flat[0]).all() for bound in bounds):
+            bounds = np.array(space.low.flat[0]), np.array(space.high.flat[0])
+        return bounds
 
 
 @runtime_checkable

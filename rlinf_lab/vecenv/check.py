@@ -22,7 +22,7 @@ from gymnasium import spaces
 from rlinf_lab.errors import ConfigError, EnvError, said, shown
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, leaves, map_tree, named_leaves, rows
-from rlinf_lab.vecenv.base import EnvSpec, Restorable, VecEnv, cannot_leave
+from rlinf_lab.vecenv.base import Restorable, VecEnv, cannot_leave
 from rlinf_lab.vecenv.check_single import check_singles
 from rlinf_lab.vecenv.hidden_goals import check_goal_is_shown
 from rlinf_lab.vecenv.loop import LoopVecEnv
@@ -88,7 +88,8 @@ class _Pair:
         self.require(bool(self._ended_N.any()) or limit is None or steps < limit, f"no episode ended in {steps} steps, max_episode_steps is {limit}")
         stale = np.flatnonzero(self._ended_N & ~self._differed_N)
         self.require(
-            not len(stale), f"an episode of environment {stale[:1]} ended, but obs_N is still its last observation: reset in the same step, and keep final_obs_N"
+            not len(stale),
+            f"an episode of environment {stale[:1]} ended, but obs_N is still its last observation: reset in the same step, and keep final_obs_N",
         )
         self._check_again(history)
         self._check_first_steps(steps)
@@ -113,7 +114,8 @@ class _Pair:
             action_N = sampled(self.spec.action_space, rng, self.n)
             step, other = self.env.step(action_N), self.twin.step(action_N)
             if last is not None:
-                self.require(same_step(last, history[-1][1]), f"step {t} changed arrays that step {t - 1} had handed over: they are used again; hand over copies")
+                problem = f"step {t} changed arrays that step {t - 1} had handed over: they are used again; hand over copies"
+                self.require(same_step(last, history[-1][1]), problem)
             self._check_step(step, t)
             for name in ("obs_N", "reward_N", "terminated_N", "truncated_N"):
                 same = equal(getattr(step, name), getattr(other, name))
@@ -165,8 +167,8 @@ class _Pair:
                 swallowed = np.flatnonzero(done_N & ~counts_N)
                 self.require(
                     not len(swallowed),
-                    f"the first step after an end does nothing in environment {swallowed[:1]}, whatever the action: the reset swallows a step. Is it gymnasium's "
-                    f"NEXT_STEP? Then hand over the VectorEnv itself, which is converted",
+                    f"the first step after an end does nothing in environment {swallowed[:1]}, whatever the action: the reset swallows a step. "
+                    f"Is it gymnasium's NEXT_STEP? Then hand over the VectorEnv itself, which is converted",
                 )
                 return
 

@@ -44,10 +44,10 @@ def _steps(vector: LoopVecEnv, env: SingleEnv, rng: np.random.Generator) -> Iter
 
 def _checked(id: str, space: Any, obs: Any, when: str, strictly: bool, name: str = "") -> list[tuple[str, Any, Any]]:
     """Its arrays, with copies. ``strictly``: their types must be those of the space, which the environment's author wrote."""
-    if isinstance(space, spaces.Dict):
-        return [part for key, inner in space.spaces.items() for part in _checked(id, inner, _part(id, obs, key, when, name), when, strictly, f"{name}[{key!r}]")]
-    if isinstance(space, spaces.Tuple):
-        return [part for i, inner in enumerate(space.spaces) for part in _checked(id, inner, _part(id, obs, i, when, name), when, strictly, f"{name}[{i}]")]
+    if isinstance(space, (spaces.Dict, spaces.Tuple)):
+        inner = list(space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces))
+        parts = [_checked(id, part, _part(id, obs, key, when, name), when, strictly, f"{name}[{key!r}]") for key, part in inner]
+        return [each for part in parts for each in part]
     if np.shape(obs) != space.shape:
         raise EnvError(f"{id}: {when} gave an observation{name} of the shape {np.shape(obs)}, its space says {space.shape}.")
     array = np.asarray(obs)

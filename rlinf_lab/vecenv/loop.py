@@ -18,7 +18,7 @@ from rlinf_lab.errors import EnvError
 from rlinf_lab.records import EnvStep
 from rlinf_lab.trees import Tree, map_tree, rows
 from rlinf_lab.vecenv.base import EnvSpec, Restorable, cannot_leave
-from rlinf_lab.vecenv.spaces import checked_batch, empty, write_one
+from rlinf_lab.vecenv.spaces import checked_batch, checked_box, empty, write_one
 
 
 class Outcome(NamedTuple):
@@ -162,4 +162,6 @@ def checked_actions(spec: EnvSpec, num_envs: int, action_N: Tree, started: bool)
     """Actions, new arrays, clipped to the bounds of a Box. `EnvError` when shape or type is wrong, a number is not finite, or `reset` was not called."""
     if not started:
         raise EnvError(f"{spec.id}: step() before reset(). Next: obs = env.reset(seed=0).")
+    if spec.action_bounds is not None:
+        return checked_box(spec.action_space, spec.action_bounds, num_envs, np.asarray(action_N), spec.id)
     return checked_batch(spec.action_space, num_envs, action_N, spec.id)
