@@ -7,8 +7,9 @@ pickling, so that it can cross a process. A message names the object, shows the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -59,6 +60,41 @@ class UnknownNameError(RlinfLabError, LookupError):
 
 class ConfigError(RlinfLabError, ValueError):
     """A field of a configuration has a value that cannot work."""
+
+
+class RenamedError(ConfigError, TypeError, AttributeError):
+    """A name of an earlier version; says the new one."""
+
+
+def refuse_old_names(where: str, given: Iterable[str], renamed: Mapping[str, str]) -> None:
+    """Raise `RenamedError` for the first of the names ``given`` that has another one now. ``renamed``: old name to new one, or to what to write."""
+    for name in given:
+        if name in renamed:
+            raise RenamedError(f"{where}: {name} is {renamed[name]} now.")
+
+
+C = TypeVar("C", bound=type)
+
+
+def with_old_names(renamed: Mapping[str, str]) -> Callable[[C], C]:
+    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
+
+    def decorated(cls: C) -> C:
+        construct = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(construct)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            refuse_old_names(cls.__name__, named, renamed)
+            construct(self, *values, **named)
+
+        def absent(self: Any, name: str) -> Any:
+            refuse_old_names(cls.__name__, [name], renamed)
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+
+        cls.__init__, cls.__getattr__ = checked, absent  # type: ignore[misc,attr-defined]
+        return cls
+
+    return decorated
 
 
 class WorkflowError(RlinfLabError, ValueError):

@@ -90,4 +90,4 @@ def test_one_failure_of_a_sweep_stops_no_other(tmp_path: Path, monkeypatch: pyte
         lab.sweep("ppo", "numpy/ReachArm-v0", grid={"gamma": [0.9, 7]})
 
 
-SMALL = {"num_envs": 4, "steps": 20, "minibatch": 40, "epochs": 1, "horizon": 20, "iterations": 2, "folder": False}
+SMALL = {"num_envs": 4, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "max_episode_steps": 20, "iterations": 2, "folder": False}
