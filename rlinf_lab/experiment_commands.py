@@ -152,7 +152,9 @@ def flags_of(recipe: Any) -> type[Any]:
 
 def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]:
     said = " ".join(text.split())
-    return name, Annotated[kind | None, tyro.conf.arg(help=f"{said} (default: {default})")], dataclasses.field(default=None)
+    what = getattr(kind, "__name__", "text").upper() if kind in PLAIN else None
+    told = tyro.conf.arg(help=said, metavar=what, help_behavior_hint=f"(default: {default})")
+    return name, Annotated[kind | None, told], dataclasses.field(default=None)
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

@@ -54,7 +54,7 @@ class TrainingRun:
         best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
         self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
         self._watch = Watch(options.goals, options.eval_every is not None)
-        self._between = Between(first, config.iterations, self._wants_state, self._took)
+        self._between = Between(first, config.updates, self._wants_state, self._took)
         self._between.rows |= rows or {}
         self._between.newest = start
         self._line: Line | None = None
@@ -62,10 +62,10 @@ class TrainingRun:
         self._stopped = False
         self._done = threading.Event()
         self._closing = threading.Lock()
-        self.run = run(workflow, plan, config.iterations - first, executor, self._between.requests(), plan.staleness + 2)
+        self.run = run(workflow, plan, config.updates - first, executor, self._between.requests(), plan.staleness + 2)
         self._between.run = self.run
         self.plan = self.run.plan
-        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=config.iterations, executor=executor, **this_process())
+        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=config.updates, executor=executor, **this_process())
         wait_at_exit(self)
         self._show()
         self.run.on_update(self._on_update)
@@ -152,7 +152,7 @@ class TrainingRun:
         last = self._between.rows.get(self.iteration, {})
         value = f", return {last['return']:.4g}" if "return" in last else ""
         why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
-        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.iterations}{value})"
+        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.updates}{value})"
 
     # --- the policy ----------------------------------------------------------------------------------------
     def policy(self, best: bool = False) -> TrainedPolicy:
@@ -175,7 +175,7 @@ class TrainingRun:
         if self._keeper.best_snapshot is not None:
             self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
         folder.write_state(snapshot)
-        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.iterations, saved=time.time(), **this_process())
+        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.updates, saved=time.time(), **this_process())
         return folder.path
 
     def _best(self) -> Snapshot:
@@ -233,7 +233,7 @@ class TrainingRun:
             self.show()
         else:
             steps = self.config.env_steps
-            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.iterations * steps, self._between.first * steps)
+            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.updates * steps, self._between.first * steps)
 
     def _tell_folder(self, **about: Any) -> None:
         if self._folder is not None:
