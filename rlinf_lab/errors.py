@@ -9,7 +9,10 @@ from __future__ import annotations
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -27,6 +30,27 @@ def said(error: BaseException) -> str:
         return str(error)
     except Exception as problem:
         return f"<{type(error).__name__}, whose str raises {type(problem).__name__}>"
+
+
+def renamed(**names: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """Decorator: an argument by the name that it had before is refused, and the new name said. ``names``: old to new."""
+
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(function)
+        def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            refuse_old_names(f"{function.__qualname__.removesuffix('.__init__')}()", kwargs, names)
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def refuse_old_names(who: str, given: Iterable[str], names: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for what is ``given`` by the name that it had before. ``names``: old to new."""
+    for old in given:
+        if old in names:
+            raise ConfigError(f"{who}: {old!r} is called {names[old]!r} now. Next: {names[old]}=...")
 
 
 class RlinfLabError(Exception):
