@@ -20,8 +20,8 @@ from rlinf_lab.trees import Tree
 
 @with_old_names(
     {
-        "horizon": "max_episode_steps", "obs_size": "observation_space, which is read from the environment",
-        "action_size": "action_space, which is read from the environment",
+        "horizon": "max_episode_steps", "obs_size": "observation_space=, as the environment has it",
+        "action_size": "action_space=, as the environment has it",
     }
 )  # fmt: skip
 @dataclass(frozen=True)

@@ -307,7 +307,7 @@ OldGym.__module__ = "gym.envs"
         (lambda: np.zeros(3), EnvError, "no environment"),
         (lambda num_envs: Good(), EnvError, "takes num_envs and gave a single environment"),
         (lambda num_envs: Vector(num_envs + 1), EnvError, "gave 4 environments, 3 are needed"),
-        (lambda num_envs, horizon: Vector(num_envs), ConfigError, "horizon is max_episode_steps now"),
+        (lambda num_envs, horizon: Vector(num_envs), ConfigError, "'horizon' is called 'max_episode_steps' now"),
     ],
 )
 def test_what_is_no_environment_is_said(thing, error, said: str) -> None:

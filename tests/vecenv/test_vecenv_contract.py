@@ -84,7 +84,7 @@ class NotFinite(LoopVecEnv):
         (Stale, "reset in the same step"),
         (Unseeded, "same seed gives another first observation"),
         (Alike, "begin alike"),
-        (Endless, "no episode ended"),
+        (Endless, "goes on after 5 steps, which is max_episode_steps"),
         (NotFinite, "reward_N is not finite"),
     ],
 )
