@@ -56,7 +56,7 @@ def refuse_old_names(who: str, given: Iterable[str], names: Mapping[str, str]) -
             raise RenamedError(f"{who}: {old!r} is gone. Next: {names[old]}.")
 
 
-def with_old_names(renamed: Mapping[str, str]) -> _Callable[[_C], _C]:
+def with_old_names(renamed: Mapping[str, str]) -> Callable[[_C], _C]:
     """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
 
     def decorated(cls: _C) -> _C:

@@ -291,6 +291,11 @@ def build(config: PPOConfig, state: dict[str, Any] | None = None) -> Workflow:
     return flow
 
 
+def shares(config: PPOConfig) -> dict[str, int]:
+    """The simulator may have as many ranks as there are environments."""
+    return {"simulator": config.num_envs}
+
+
 def build_evaluation(config: PPOConfig, weights: Weights | None = None, episodes: int = 50) -> Workflow:
     """A workflow of its own that evaluates a policy greedily, ``episodes`` each iteration. Without weights: the initial policy."""
     flow = Workflow("ppo_evaluation")
