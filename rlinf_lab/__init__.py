@@ -37,6 +37,9 @@ _HOME = {
     "train": "rlinf_lab.experiments",
     "resume": "rlinf_lab.experiments",
     "load_policy": "rlinf_lab.experiments",
+    "compare": "rlinf_lab.experiments",
+    "runs": "rlinf_lab.experiments",
+    "sweep": "rlinf_lab.experiments",
     "Run": "rlinf_lab.runtime.run.run",
     "session": "rlinf_lab.runtime.run.run",
     "run": "rlinf_lab.notebook",
@@ -66,8 +69,11 @@ _HOME = {
 if TYPE_CHECKING:
     from rlinf_lab.checkup import doctor as doctor
     from rlinf_lab.errors import WorkerError as WorkerError
+    from rlinf_lab.experiments import compare as compare
     from rlinf_lab.experiments import load_policy as load_policy
     from rlinf_lab.experiments import resume as resume
+    from rlinf_lab.experiments import runs as runs
+    from rlinf_lab.experiments import sweep as sweep
     from rlinf_lab.experiments import train as train
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show

@@ -8,7 +8,7 @@ import torch
 
 from rlinf_lab.algorithms.moments import Moments
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.experiments.snapshot import Snapshot
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 from rlinf_lab.policies.weights import Weights
 
 STATE = {

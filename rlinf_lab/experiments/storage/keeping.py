@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf_lab.errors import ConfigError
 from rlinf_lab.experiments.evaluation import Evaluation
-from rlinf_lab.experiments.folder import RunFolder
-from rlinf_lab.experiments.snapshot import Snapshot
+from rlinf_lab.experiments.storage.folder import RunFolder
+from rlinf_lab.experiments.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
