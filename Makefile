@@ -7,7 +7,7 @@ STAMP := .venv/.installed
 export OMP_NUM_THREADS := 1
 export PYTHONUNBUFFERED := 1
 
-.PHONY: help demo test test-all env-vllm test-vllm bench bench-smoke lint lab doctor clean
+.PHONY: help demo test test-quick test-all env-vllm test-vllm bench bench-smoke lint lab doctor clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,10 @@ demo: $(STAMP)  ## train a robot arm to press a button, under two schedules, wit
 	@.venv/bin/rlinf-lab demo $(ARGS)
 
 test: $(STAMP)  ## the test suite (about 17 minutes on 2 cores)
-	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm" $(ARGS)
+	@$(PY) -m pytest -n 3 --dist loadgroup $(ARGS)
+
+test-quick: $(STAMP)  ## without Ray and browser
+	@$(PY) -m pytest -n 3 --dist loadgroup -m "not slow and not gpu and not vllm and not ray and not browser" $(ARGS)
 
 test-all: $(STAMP)  ## every test, slow ones and (where there is one) GPU ones too
 	@$(PY) -m pytest -n 3 --dist loadgroup -m "not vllm" $(ARGS)
