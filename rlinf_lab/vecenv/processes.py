@@ -128,9 +128,9 @@ class ProcessVecEnv:
 
     def step(self, action_N: Tree) -> EnvStep:
         self._ready()
-        arrays = self._arrays
-        assign(arrays.action_N, slice(None), checked_actions(self.spec, self.num_envs, action_N, self._started))
+        assign(self._arrays.action_N, slice(None), checked_actions(self.spec, self.num_envs, action_N, self._started))
         self._run(STEP)
+        arrays = self._arrays
         obs_N = map_tree(np.copy, arrays.obs_N)
         has = arrays.notes_K8.any(axis=0)
         return EnvStep(
@@ -288,6 +288,7 @@ class ProcessVecEnv:
         self._done.close()
         if self._arrays is not None:
             self._arrays.close()
+            self._arrays = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         processes = f"{self.cores} process{'es' if self.cores > 1 else ''}"
