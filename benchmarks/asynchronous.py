@@ -13,9 +13,9 @@ from typing import Any
 from harness import Case
 
 import rlinf_lab as lab
-from rlinf_lab.planning.scripts import Script, SimCall, Turn, get, put, run
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.simulator.scripts import Script, SimCall, Turn, get, put, run
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
 
 COLLECTORS = 2
 LEARNING_MS = 40

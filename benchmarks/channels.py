@@ -208,7 +208,7 @@ class Peers:
         import ray
         from ray.util.queue import Queue
 
-        from rlinf_lab.runtime.ray_start import ensure_ray
+        from rlinf_lab.runtime.executors.ray_start import ensure_ray
 
         ensure_ray(None)
         ray.cloudpickle.register_pickle_by_value(sys.modules[block.__module__])  # actors know nothing of this folder

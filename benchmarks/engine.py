@@ -8,7 +8,7 @@ from typing import Any
 from harness import Case
 
 import rlinf_lab as lab
-from rlinf_lab.planning.engine import Engine, Event
+from rlinf_lab.planning.engine.engine import Engine, Event
 
 
 def microseconds_per_event(pairs: int, rounds: int) -> float:

@@ -19,9 +19,9 @@ from torch import nn
 import rlinf_lab as lab
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.ray_start import ensure_ray
+from rlinf_lab.runtime.executors.ray_start import ensure_ray
 from rlinf_lab.timeline import Recorder
-from rlinf_lab.timeline.sampler import UtilisationSampler
+from rlinf_lab.timeline.record.sampler import UtilisationSampler
 from rlinf_lab.workers import Residence
 
 MIB, GPU = 2**20, "cuda:0"

@@ -60,7 +60,7 @@ def machine() -> dict[str, Any]:
 
 def gpu() -> str | None:
     """The name of the first one that torch can use; torch is not imported where there is none."""
-    from rlinf_lab.runtime.devices import gpus
+    from rlinf_lab.runtime.machine.devices import gpus
 
     if not gpus().usable:
         return None

@@ -13,9 +13,9 @@ from harness import Case
 from prediction_error import devices, in_turn
 
 import rlinf_lab as lab
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.ray_start import shutdown
+from rlinf_lab.runtime.executors.ray_start import shutdown
 
 ROUNDS, TURNS = 3, 12
 

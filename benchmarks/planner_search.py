@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 from harness import Case
 
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import Profile
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import solve
 

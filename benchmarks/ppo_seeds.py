@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Iteration, Session
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Iteration, Session
 from rlinf_lab.workflow.workflow import Workflow
 
 
@@ -41,10 +41,10 @@ def learn(config: PPOConfig, staleness: int = 0) -> dict[str, Any]:
         before = session.step("evaluate")
         start, rates, behind, reached = time.perf_counter(), [], [], {}
         started: deque[Iteration] = deque()
-        for i in range(config.iterations + staleness):
-            if i < config.iterations:
+        for i in range(config.updates + staleness):
+            if i < config.updates:
                 started.append(session.submit())
-            if len(started) <= staleness and i < config.iterations:
+            if len(started) <= staleness and i < config.updates:
                 continue
             metrics = started.popleft().wait()
             behind.append(metrics["staleness"])
@@ -57,7 +57,7 @@ def learn(config: PPOConfig, staleness: int = 0) -> dict[str, Any]:
     finally:
         executor.stop()
     return {
-        "env": config.env_id, "seed": config.seed, "before": before["success_rate"], "after": after["success_rate"],
+        "env": config.factory.id, "seed": config.seed, "before": before["success_rate"], "after": after["success_rate"],
         "episodes": after["episodes"], "return_before": before["return"], "return_after": after["return"],
         "reached": reached, "env_steps": int(metrics["env_steps"]), "seconds": round(seconds, 1), "staleness": staleness,
         "mean_staleness": float(np.mean(behind)), "worst_staleness": max(behind),

@@ -19,10 +19,10 @@ from typing import Any
 from harness import Case
 
 import rlinf_lab as lab
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.ray_start import shutdown
-from rlinf_lab.runtime.run import run
+from rlinf_lab.runtime.executors.ray_start import shutdown
+from rlinf_lab.runtime.run.run import run
 from rlinf_lab.timeline.timeline import Timeline
 
 PICTURE = Path(__file__).parents[1] / "docs" / "prediction_error.png"

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.run import run
-from rlinf_lab.timeline.batch import SpanBatch
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.timeline.record.batch import SpanBatch
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.widgets.feed import TimelineFeed, message
 

@@ -16,10 +16,10 @@ import pandas as pd
 from harness import Case
 from watched import counted_percent, median_percent, nanoseconds_per_write, paired_blocks
 
-from rlinf_lab.runtime.observer import LOOK_SECONDS
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.runtime.run.observer import LOOK_SECONDS
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.widgets.feed import TimelineFeed
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 from harness import Case
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import Script, SimCall, Simulator, Turn, get, put, run
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.simulator import Script, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

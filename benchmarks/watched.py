@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import kernel_cell
 
-from rlinf_lab.runtime.spans import SpanWriter
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.timeline.waiting import NUMBERS
+from rlinf_lab.runtime.host.spans import SpanWriter
+from rlinf_lab.timeline.record.pending import NUMBERS
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 
 PAIRED = """
 import json, random, time
@@ -90,7 +90,7 @@ COUNTED = """
 import json, threading, time
 import rlinf_lab as lab
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime import observer
+from rlinf_lab.runtime.run import observer
 WARM, COUNTED = 3, {iterations}
 observer.LOOK_SECONDS = {period} or observer.LOOK_SECONDS
 flow = build(PPOConfig.preset("metaworld/button-press-v3"))

@@ -13,13 +13,13 @@ from pathlib import Path
 from harness import Case
 
 from rlinf_lab.errors import PlanError
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
 from rlinf_lab.planning.costs import fitted
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.planner import Plans, plan, simulated_one_by_one
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.whatif import Question, described, moved, sliders
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.planner.gantt import gantt
+from rlinf_lab.planning.planner.planner import Plans, plan, simulated_one_by_one
+from rlinf_lab.planning.profile.profile import Profile
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "planning"))
 from six_workers import six_workers

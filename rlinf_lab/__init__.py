@@ -22,30 +22,36 @@ _HOME = {
     "Weights": "rlinf_lab.workflow.weights",
     "Workflow": "rlinf_lab.workflow.workflow",
     "Filler": "rlinf_lab.workflow.filler",
-    "ExecutionPlan": "rlinf_lab.planning.plan",
-    "Simulator": "rlinf_lab.planning.simulator",
-    "Outage": "rlinf_lab.planning.scripts",
-    "Profile": "rlinf_lab.planning.profile",
-    "profile": "rlinf_lab.runtime.profiler",
-    "profile_from_run": "rlinf_lab.planning.fitting",
-    "profile_from_trace": "rlinf_lab.planning.imported",
-    "plan": "rlinf_lab.planning.planner",
-    "planned": "rlinf_lab.planning.planner",
-    "sensitivity": "rlinf_lab.planning.sensitivity",
-    "replan": "rlinf_lab.planning.replan",
-    "estimate": "rlinf_lab.planning.estimate",
-    "Run": "rlinf_lab.runtime.run",
-    "session": "rlinf_lab.runtime.run",
+    "ExecutionPlan": "rlinf_lab.planning.plan.execution_plan",
+    "Simulator": "rlinf_lab.planning.simulator.simulator",
+    "Outage": "rlinf_lab.planning.simulator.scripts",
+    "Profile": "rlinf_lab.planning.profile.profile",
+    "profile": "rlinf_lab.runtime.profiling.profiler",
+    "profile_from_run": "rlinf_lab.planning.fit.fit",
+    "profile_from_trace": "rlinf_lab.planning.fit.from_trace",
+    "plan": "rlinf_lab.planning.planner.planner",
+    "planned": "rlinf_lab.planning.planner.planner",
+    "sensitivity": "rlinf_lab.planning.adapt.sensitivity",
+    "replan": "rlinf_lab.planning.adapt.replan",
+    "estimate": "rlinf_lab.planning.replay.estimate",
+    "train": "rlinf_lab.experiments",
+    "resume": "rlinf_lab.experiments",
+    "load_policy": "rlinf_lab.experiments",
+    "compare": "rlinf_lab.experiments",
+    "runs": "rlinf_lab.experiments",
+    "sweep": "rlinf_lab.experiments",
+    "Run": "rlinf_lab.runtime.run.run",
+    "session": "rlinf_lab.runtime.run.run",
     "run": "rlinf_lab.notebook",
     "show": "rlinf_lab.notebook",
     "TimelineView": "rlinf_lab.widgets.timeline_view",
     "PlanExplorer": "rlinf_lab.widgets.explorer",
     "timeline_html": "rlinf_lab.widgets.report",
     "WorkerError": "rlinf_lab.errors",
-    "devices": "rlinf_lab.runtime.cluster",
-    "shutdown": "rlinf_lab.runtime.ray_start",
+    "devices": "rlinf_lab.runtime.executors.ray_nodes",
+    "shutdown": "rlinf_lab.runtime.executors.ray_start",
     "Timeline": "rlinf_lab.timeline.timeline",
-    "Recorder": "rlinf_lab.timeline.recorder",
+    "Recorder": "rlinf_lab.timeline.record.recorder",
     "make_vec": "rlinf_lab.vecenv",
     "list_envs": "rlinf_lab.vecenv",
     "register_env": "rlinf_lab.vecenv",
@@ -53,40 +59,46 @@ _HOME = {
     "VecEnv": "rlinf_lab.vecenv",
     "EnvSpec": "rlinf_lab.vecenv",
     "doctor": "rlinf_lab.checkup",
-    "check": "rlinf_lab.runtime.preflight",
-    "message_costs": "rlinf_lab.runtime.messages",
-    "PingPong": "rlinf_lab.runtime.messages",
-    "crowding": "rlinf_lab.runtime.crowding",
-    "Crowd": "rlinf_lab.runtime.crowding",
+    "check": "rlinf_lab.runtime.run.preflight",
+    "message_costs": "rlinf_lab.runtime.profiling.messages",
+    "PingPong": "rlinf_lab.runtime.profiling.messages",
+    "crowding": "rlinf_lab.runtime.profiling.crowding",
+    "Crowd": "rlinf_lab.runtime.profiling.crowding",
 }
 
 if TYPE_CHECKING:
     from rlinf_lab.checkup import doctor as doctor
     from rlinf_lab.errors import WorkerError as WorkerError
+    from rlinf_lab.experiments import compare as compare
+    from rlinf_lab.experiments import load_policy as load_policy
+    from rlinf_lab.experiments import resume as resume
+    from rlinf_lab.experiments import runs as runs
+    from rlinf_lab.experiments import sweep as sweep
+    from rlinf_lab.experiments import train as train
     from rlinf_lab.notebook import run as run
     from rlinf_lab.notebook import show as show
-    from rlinf_lab.planning.estimate import estimate as estimate
-    from rlinf_lab.planning.fitting import profile_from_run as profile_from_run
-    from rlinf_lab.planning.imported import profile_from_trace as profile_from_trace
-    from rlinf_lab.planning.plan import ExecutionPlan as ExecutionPlan
-    from rlinf_lab.planning.planner import plan as plan
-    from rlinf_lab.planning.planner import planned as planned
-    from rlinf_lab.planning.profile import Profile as Profile
-    from rlinf_lab.planning.replan import replan as replan
-    from rlinf_lab.planning.scripts import Outage as Outage
-    from rlinf_lab.planning.sensitivity import sensitivity as sensitivity
-    from rlinf_lab.planning.simulator import Simulator as Simulator
-    from rlinf_lab.runtime.cluster import devices as devices
-    from rlinf_lab.runtime.crowding import Crowd as Crowd
-    from rlinf_lab.runtime.crowding import crowding as crowding
-    from rlinf_lab.runtime.messages import PingPong as PingPong
-    from rlinf_lab.runtime.messages import message_costs as message_costs
-    from rlinf_lab.runtime.preflight import check as check
-    from rlinf_lab.runtime.profiler import profile as profile
-    from rlinf_lab.runtime.ray_start import shutdown as shutdown
-    from rlinf_lab.runtime.run import Run as Run
-    from rlinf_lab.runtime.run import session as session
-    from rlinf_lab.timeline.recorder import Recorder as Recorder
+    from rlinf_lab.planning.adapt.replan import replan as replan
+    from rlinf_lab.planning.adapt.sensitivity import sensitivity as sensitivity
+    from rlinf_lab.planning.fit.fit import profile_from_run as profile_from_run
+    from rlinf_lab.planning.fit.from_trace import profile_from_trace as profile_from_trace
+    from rlinf_lab.planning.plan.execution_plan import ExecutionPlan as ExecutionPlan
+    from rlinf_lab.planning.planner.planner import plan as plan
+    from rlinf_lab.planning.planner.planner import planned as planned
+    from rlinf_lab.planning.profile.profile import Profile as Profile
+    from rlinf_lab.planning.replay.estimate import estimate as estimate
+    from rlinf_lab.planning.simulator.scripts import Outage as Outage
+    from rlinf_lab.planning.simulator.simulator import Simulator as Simulator
+    from rlinf_lab.runtime.executors.ray_nodes import devices as devices
+    from rlinf_lab.runtime.executors.ray_start import shutdown as shutdown
+    from rlinf_lab.runtime.profiling.crowding import Crowd as Crowd
+    from rlinf_lab.runtime.profiling.crowding import crowding as crowding
+    from rlinf_lab.runtime.profiling.messages import PingPong as PingPong
+    from rlinf_lab.runtime.profiling.messages import message_costs as message_costs
+    from rlinf_lab.runtime.profiling.profiler import profile as profile
+    from rlinf_lab.runtime.run.preflight import check as check
+    from rlinf_lab.runtime.run.run import Run as Run
+    from rlinf_lab.runtime.run.run import session as session
+    from rlinf_lab.timeline.record.recorder import Recorder as Recorder
     from rlinf_lab.timeline.timeline import Timeline as Timeline
     from rlinf_lab.vecenv import EnvSpec as EnvSpec
     from rlinf_lab.vecenv import VecEnv as VecEnv
@@ -107,17 +119,17 @@ if TYPE_CHECKING:
     from rlinf_lab.workflow.worker import Worker as Worker
     from rlinf_lab.workflow.workflow import Workflow as Workflow
 
-_ROOMS = frozenset({"algorithms"})
+_ROOMS = frozenset({"algorithms", "generation", "replay", "tasks"})
 """packages whose names are reached as ``lab.algorithms.grpo``"""
 
 
 def __getattr__(name: str) -> Any:
     if name in _ROOMS:
-        from rlinf_lab.runtime.servant import aside
+        from rlinf_lab.runtime.threads.main_thread_guard import aside
 
         return aside(lambda: importlib.import_module(f"rlinf_lab.{name}"))
     if name in _HOME:
-        from rlinf_lab.runtime.servant import aside
+        from rlinf_lab.runtime.threads.main_thread_guard import aside
 
         # Aside: an interrupt in the middle of pandas' import would leave half a pandas until the kernel is restarted.
         value = getattr(aside(lambda: importlib.import_module(_HOME[name])), name)

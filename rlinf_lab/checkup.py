@@ -13,7 +13,7 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import rlinf_lab
-from rlinf_lab.runtime.report import BROKEN, OK, OPTIONAL, Check, Report
+from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
 
 
 def doctor() -> Report:
@@ -37,7 +37,7 @@ def _python() -> Check:
 def _processors() -> Check:
     import psutil
 
-    from rlinf_lab.runtime.devices import cores
+    from rlinf_lab.runtime.machine.devices import cores
 
     memory = psutil.virtual_memory()
     return Check("processors", OK, f"{len(cores())} cores, {memory.total / 2**30:.0f} GiB memory ({memory.available / 2**30:.0f} free)")
@@ -62,7 +62,7 @@ def _package(name: str, distribution: str, extra: str, needed: bool = False, mod
 def _gpus() -> Check:
     import pynvml
 
-    from rlinf_lab.runtime.devices import gpus
+    from rlinf_lab.runtime.machine.devices import gpus
 
     found = gpus()
     if not found.usable:
@@ -72,7 +72,7 @@ def _gpus() -> Check:
 
 
 def _gpu_curves() -> Check:
-    from rlinf_lab.timeline.sampler import missing_gpu_curves
+    from rlinf_lab.timeline.record.sampler import missing_gpu_curves
 
     problem = missing_gpu_curves()
     if problem:

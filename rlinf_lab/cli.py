@@ -1,4 +1,4 @@
-"""The shell's way in: ``rlinf-lab demo``, ``doctor``, ``plan``, ``simulate``, ``trace``."""
+"""The shell's way in: ``rlinf-lab train``, ``evaluate``, ``runs``, ``compare``, ``demo``, ``doctor``, ``plan``, ``simulate``, ``trace``."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from rlinf_lab.demo import DemoConfig
 from rlinf_lab.errors import RlinfLabError, UnknownNameError
+from rlinf_lab.experiment_commands import Compare, Evaluate, ListRuns, Train
+from rlinf_lab.experiment_commands import train as train_by_flags
 from rlinf_lab.planning_commands import PlanCommand, SimulateCommand, in_flags
 
 if TYPE_CHECKING:
@@ -52,7 +54,11 @@ class Trace:
 
 
 Command = (
-    Annotated[Demo, tyro.conf.subcommand("demo")]
+    Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Evaluate, tyro.conf.subcommand("evaluate")]
+    | Annotated[ListRuns, tyro.conf.subcommand("runs")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
     | Annotated[Trace, tyro.conf.subcommand("trace")]
     | Annotated[PlanCommand, tyro.conf.subcommand("plan")]
@@ -62,6 +68,8 @@ Command = (
 
 #: Of each command, one that is complete.
 EXAMPLES = {
+    "train": "rlinf-lab train ppo CartPole-v1 --total-timesteps 100000", "evaluate": "rlinf-lab evaluate runs/cartpole",
+    "runs": "rlinf-lab runs", "compare": "rlinf-lab compare runs/one runs/other",
     "demo": "rlinf-lab demo", "doctor": "rlinf-lab doctor", "trace": "rlinf-lab trace run.parquet",
     "plan": "rlinf-lab plan --profile profile.json --devices 64", "simulate": "rlinf-lab simulate --profile profile.json --devices 64",
 }  # fmt: skip
@@ -71,17 +79,26 @@ def main(arguments: list[str] | None = None) -> int:
     """Entry point of ``rlinf-lab``. Returns the exit status; errors of ours are printed without a traceback."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print_anything()
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    command: Any = None
     try:
-        command = tyro.cli(Command, prog="rlinf-lab", args=arguments)
+        if given[:1] == ["train"] and any(not a.startswith("-") for a in given[1:]):
+            return train_by_flags(given[1:])  # its flags are those of the algorithm
+        command = tyro.cli(Command, prog="rlinf-lab", args=given)
+    except RlinfLabError as error:
+        print(f"rlinf-lab: {error}", file=sys.stderr)
+        return 2
     except SystemExit as ended:
         if ended.code:  # what is wrong has been said; 0: somebody asked for help
-            print(_next(sys.argv[1:] if arguments is None else arguments), file=sys.stderr)
+            print(_next(given), file=sys.stderr)
         raise
     try:
         if isinstance(command, PlanCommand):
             if isinstance(command, SimulateCommand) and command.out is not None:
                 _known_ending(command.out)  # before everything is planned and simulated
             return command.run(write_timeline)
+        if isinstance(command, (Evaluate, ListRuns, Compare)):
+            return command.run()
         return demo(command) if isinstance(command, Demo) else doctor(command) if isinstance(command, Doctor) else trace(command)
     except RlinfLabError as error:
         print(f"rlinf-lab: {in_flags(str(error)) if isinstance(command, PlanCommand) else error}", file=sys.stderr)
@@ -111,7 +128,7 @@ def print_anything() -> None:
 
 def demo(command: Demo) -> int:
     from rlinf_lab.demo import Demo as DemoRun
-    from rlinf_lab.runtime.ray_start import shutdown
+    from rlinf_lab.runtime.executors.ray_start import shutdown
     from rlinf_lab.terminal import TerminalView
 
     try:

@@ -21,12 +21,12 @@ from typing import Any
 import pandas as pd
 
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.estimate import Estimate, estimate
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.replay.estimate import Estimate, estimate
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PPOConfig, build
-from rlinf_lab.runtime.run import Run, check_executor, run
-from rlinf_lab.timeline.files import writing
+from rlinf_lab.runtime.run.run import Run, check_executor, run
+from rlinf_lab.timeline.record.files import writing
 from rlinf_lab.workers.seeds import Purpose, environment_seed
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -137,7 +137,7 @@ class Demo:
 
     def _until_learnt(self) -> Iterator[str]:
         """Train until the success rate stays high, or the iterations are used up; then evaluate."""
-        for _ in range(self.ppo.iterations - PROBE_ITERATIONS):
+        for _ in range(self.ppo.updates - PROBE_ITERATIONS):
             yield "train"
             recent = [r.get("success_rate") for r in self.phases[-1].run.results if isinstance(r, dict)]
             known = [r for r in recent if r is not None][-GOOD_ITERATIONS:]

@@ -7,8 +7,9 @@ pickling, so that it can cross a process. A message names the object, shows the 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
 
 
 def shown(value: object, limit: int = 80) -> str:
@@ -61,6 +62,41 @@ class ConfigError(RlinfLabError, ValueError):
     """A field of a configuration has a value that cannot work."""
 
 
+class RenamedError(ConfigError, TypeError, AttributeError):
+    """A name of an earlier version; says the new one."""
+
+
+def refuse_old_names(where: str, given: Iterable[str], renamed: Mapping[str, str]) -> None:
+    """Raise `RenamedError` for the first of the names ``given`` that has another one now. ``renamed``: old name to new one, or to what to write."""
+    for name in given:
+        if name in renamed:
+            raise RenamedError(f"{where}: {name} is {renamed[name]} now.")
+
+
+C = TypeVar("C", bound=type)
+
+
+def with_old_names(renamed: Mapping[str, str]) -> Callable[[C], C]:
+    """Class decorator: constructing with an old name, or reading it, raises `RenamedError` in one line with the new one."""
+
+    def decorated(cls: C) -> C:
+        construct = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(construct)
+        def checked(self: Any, *values: Any, **named: Any) -> None:
+            refuse_old_names(cls.__name__, named, renamed)
+            construct(self, *values, **named)
+
+        def absent(self: Any, name: str) -> Any:
+            refuse_old_names(cls.__name__, [name], renamed)
+            raise AttributeError(f"{cls.__name__} has no attribute {name!r}")
+
+        cls.__init__, cls.__getattr__ = checked, absent  # type: ignore[misc,attr-defined]
+        return cls
+
+    return decorated
+
+
 class WorkflowError(RlinfLabError, ValueError):
     """The workflow itself is wrong: a channel without a consumer, a call with the wrong arguments."""
 
@@ -100,7 +136,7 @@ class Cancelled(RlinfLabError, RuntimeError):
 class DeadlockError(RlinfLabError, RuntimeError):
     """Nothing can move any more; the message names who waits for whom.
 
-    Attribute ``waits``: the same as `rlinf_lab.planning.waits.Wait` objects, where an executor or the simulator raised it.
+    Attribute ``waits``: the same as `rlinf_lab.planning.plan.wait_graph.Wait` objects, where an executor or the simulator raised it.
     """
 
     waits: tuple[Any, ...] = ()
@@ -131,10 +167,7 @@ class WorkerError(RlinfLabError, RuntimeError):
     @classmethod
     def of(cls, worker: str, rank: int, method: str, cause: BaseException, remote_traceback: str) -> WorkerError:
         kind = type(cause).__name__
-        error = cls(
-            f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {said(cause)}\n"
-            f"--- traceback in the worker ---\n{remote_traceback.rstrip()}"
-        )
+        error = cls(f"Worker {worker!r} rank {rank} failed in {method}(): {kind}: {said(cause)}\n--- traceback in the worker ---\n{remote_traceback.rstrip()}")
         error.worker, error.rank, error.method = worker, rank, method
         error.remote_traceback, error.cause_type = remote_traceback, kind
         error.__cause__ = cause

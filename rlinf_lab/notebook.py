@@ -6,19 +6,19 @@ import io
 import operator
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlinf_lab.errors import ConfigError, said, shown
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Planned
-from rlinf_lab.runtime import observer
-from rlinf_lab.runtime.observed_session import ObservedSession
-from rlinf_lab.runtime.run import ENDED, Run
-from rlinf_lab.runtime.run import run as run_in_background
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.runtime.run import observer
+from rlinf_lab.runtime.run.observed_session import ObservedSession
+from rlinf_lab.runtime.run.run import ENDED, Run
+from rlinf_lab.runtime.run.run import run as run_in_background
 from rlinf_lab.workflow.workflow import Workflow
 
 if TYPE_CHECKING:
@@ -69,11 +69,18 @@ def in_notebook() -> bool:
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "return|reward", "value_loss|loss")) -> Any:
-    """Display the live dashboard of a run or a session, also of one that has ended. Returns the `Dashboard`.
+def show(
+    run: Run | ObservedSession | Any,
+    charts: Iterable[str] = ("success_rate", "return|reward", "value_loss|loss"),
+    controls: Mapping[str, Callable[[], object]] | None = None,
+) -> Any:
+    """Display the live dashboard of a run, a training or a session, also of one that has ended. Returns the `Dashboard`.
 
     ``charts``: which metrics to plot; those that the run does not have are left out. "a|b" is b where the run has no a.
+    ``controls``: what the buttons "pause", "resume" and "stop" do, where that is not the run's own.
     """
+    if not isinstance(run, (Run, ObservedSession)) and callable(own := getattr(run, "show", None)):
+        return own()
     if not isinstance(run, (Run, ObservedSession)):
         raise ConfigError(f"show() takes a Run or a session, not {shown(run)}. Next: lab.show(lab.run(flow)); a workflow or a timeline displays itself.")
     wished = () if isinstance(charts, str) or not isinstance(charts, Iterable) else tuple(charts)
@@ -85,12 +92,16 @@ def show(run: Run | ObservedSession, charts: Iterable[str] = ("success_rate", "r
 
     board = Dashboard(run.flow.name, run.plan.name, run.plan.devices, run.iterations, wished, isinstance(run, Run), CLOCK_SECONDS)
     if isinstance(run, Run):
-        commands = {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
-        board.on_command(lambda command: commands[command]())
+        commands = controls or {"pause": run.pause, "resume": run.resume, "stop": lambda: run.stop(wait=False)}
+        board.on_command(partial(_obey, commands))
     handle = display(board, display_id=True)
     feeder = _Feeder(run, board, handle)
     run.on_update(feeder, afterwards=feeder.account, glances=feeder.glances)
     return board
+
+
+def _obey(commands: Mapping[str, Callable[[], object]], command: str) -> None:
+    commands[command]()
 
 
 CLOCK_SECONDS = 0.5  # between messages that tell more than spans: progress, metrics, load, pictures

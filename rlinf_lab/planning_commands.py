@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, PlanError, shown
-from rlinf_lab.planning.json_files import read_text
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Planned, Plans, plan, planned
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Planned, Plans, plan, planned
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.schema.files import read_text
 from rlinf_lab.timeline.timeline import Timeline
 
 Writer = Callable[[Timeline, Path], None]
@@ -191,4 +191,3 @@ def _text(report: Mapping[str, Any]) -> str:
     lines = [f"{report['plan']}: {report['shape']}", f"  seconds of the iterations: {seconds}", f"  devices busy {100 * report['busy_share']:.1f} %"]
     lines += [f"  idle: {cause:<9} {100 * share:.1f} %" for cause, share in report["idle_share"].items() if share >= 0.0005]
     return "\n".join(lines)
-

@@ -42,7 +42,7 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(trylast=True)  # after the fixtures of the test, which may still use it
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """The private Ray that one test has started, which takes seconds, serves the next ones, and ends with the last of them."""
-    started = sys.modules.get("rlinf_lab.runtime.ray_start")
+    started = sys.modules.get("rlinf_lab.runtime.executors.ray_start")
     if started and item.get_closest_marker("ray") and not _another_needs_ray(item, nextitem):
         started.shutdown()
 
@@ -83,6 +83,6 @@ def _warm_processes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """Hosts of the processes executor begin with torch imported, except where a test is about how they begin."""
     anew = any(map(request.node.get_closest_marker, ("fresh", "gpu"))) or os.environ.get("RLINF_LAB_FRESH_PROCESSES")  # CUDA survives no fork
     if sys.platform == "linux" and not anew and "rlinf_lab.runtime" in sys.modules:
-        from rlinf_lab.runtime import child
+        from rlinf_lab.runtime.executors import child
 
         monkeypatch.setattr(child, "subprocess", warm_processes.instead_of(child, NURSERY))

@@ -54,8 +54,6 @@ def _total(value: Tensor, mask: Tensor | None, how: str, constant: float | None)
         return (masked.sum(-1) / tokens).sum()
     if how == "constant":
         if constant is None or not constant > 0:
-            raise ConfigError(
-                f"aggregation 'constant' divides by constant={shown(constant)}. Next: the longest response's tokens."
-            )
+            raise ConfigError(f"aggregation 'constant' divides by constant={shown(constant)}. Next: the longest response's tokens.")
         return masked.sum() / constant
     raise UnknownNameError.of("aggregation", how, AGGREGATIONS)

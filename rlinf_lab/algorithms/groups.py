@@ -94,6 +94,4 @@ def _require_groups(reward_PG: FloatArray, least: int = 2) -> None:
         )
     if not np.isfinite(reward_PG).all():
         prompt, response = np.argwhere(~np.isfinite(reward_PG))[0]
-        raise ConfigError(
-            f"the reward of response {response} of group {prompt} is {reward_PG[prompt, response]}, not a finite number."
-        )
+        raise ConfigError(f"the reward of response {response} of group {prompt} is {reward_PG[prompt, response]}, not a finite number.")

@@ -18,9 +18,7 @@ def clone_loss(log_prob: Tensor, mask: Tensor | None = None) -> Tensor:
     return -aggregate(log_prob, mask)
 
 
-def regression_loss(
-    action_BA: Tensor, expert_BA: Tensor, mask_B: Tensor | None = None, *, absolute: bool = False
-) -> Tensor:
+def regression_loss(action_BA: Tensor, expert_BA: Tensor, mask_B: Tensor | None = None, *, absolute: bool = False) -> Tensor:
     """Behaviour cloning of a deterministic policy: mean square (or absolute) error of an action's number.
 
     Any shape whose last axis is A; padded steps of action chunks are masked. The absolute error is ACT's
@@ -37,15 +35,11 @@ def dagger_beta(iteration: int, *, decay: float = 0.0) -> float:
     Source: Ross et al., DAgger (arXiv 1011.0686), algorithm 3.1 and section 3.3.
     """
     if not 0.0 <= decay <= 1.0 or iteration < 0:
-        raise ConfigError(
-            f"dagger_beta({shown(iteration)}, decay={shown(decay)}): an iteration from 0, a decay in [0, 1]."
-        )
+        raise ConfigError(f"dagger_beta({shown(iteration)}, decay={shown(decay)}): an iteration from 0, a decay in [0, 1].")
     return float(decay**iteration)
 
 
-def dagger_mix(
-    learner_BA: NDArray, expert_BA: NDArray, beta: float, rng: np.random.Generator
-) -> tuple[NDArray, NDArray[np.bool_]]:
+def dagger_mix(learner_BA: NDArray, expert_BA: NDArray, beta: float, rng: np.random.Generator) -> tuple[NDArray, NDArray[np.bool_]]:
     """The actions to take, and which of them are the expert's (shape B): each row by its own coin. Experimental.
 
     The *labels* are the expert's actions for all rows, whoever acted. Source: Ross et al. (arXiv 1011.0686).

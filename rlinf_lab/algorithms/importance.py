@@ -27,9 +27,7 @@ def truncated_importance(trainer_log_prob: Tensor, sampler_log_prob: Tensor, *, 
 
 
 @torch.no_grad()
-def mismatch(
-    trainer_log_prob: Tensor, sampler_log_prob: Tensor, mask: Tensor | None = None, *, cap: float = 2.0
-) -> dict[str, Tensor]:
+def mismatch(trainer_log_prob: Tensor, sampler_log_prob: Tensor, mask: Tensor | None = None, *, cap: float = 2.0) -> dict[str, Tensor]:
     """How far sampler and trainer disagree about the same tokens, as scalars.
 
     ``mismatch_kl``: KL(sampler || trainer) in nats a token (k3, never negative); ``mismatch_max``: largest difference

@@ -68,9 +68,7 @@ def td3_target(reward_B: Tensor, discount_B: Tensor, next_q_KB: Tensor) -> Tenso
     return (reward_B + discount_B * next_q_KB.min(0).values).detach()
 
 
-def smoothed_action(
-    action_BA: Tensor, noise_BA: Tensor, *, noise_clip: float = 0.5, low: float = -1.0, high: float = 1.0
-) -> Tensor:
+def smoothed_action(action_BA: Tensor, noise_BA: Tensor, *, noise_clip: float = 0.5, low: float = -1.0, high: float = 1.0) -> Tensor:
     """The target policy's action with clipped noise, within the bounds.
 
     ``noise_BA`` as drawn, of the wished deviation. Source: Fujimoto et al. (arXiv 1802.09477), equation 14.

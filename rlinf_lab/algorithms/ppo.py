@@ -103,9 +103,7 @@ def policy_loss(
 
 
 @loss("reinforce")
-def reinforce_loss(
-    log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor | None = None, **options: object
-) -> PolicyLoss:
+def reinforce_loss(log_prob: Tensor, old_log_prob: Tensor, advantage: Tensor, mask: Tensor | None = None, **options: object) -> PolicyLoss:
     """``−aggregate(log_prob · A)``, the gradient of `policy_loss` at ``old_log_prob = log_prob``, whatever is older.
 
     Source: Williams, Simple Statistical Gradient-Following Algorithms (1992). ``kl`` still tells the distance from
@@ -187,9 +185,7 @@ def value_loss(
     error_B = (value_B - return_B).square()
     if value_clip is not None:
         if old_value_B is None:
-            raise ValueError(
-                f"value_clip={value_clip} needs old_value_B, the values before the update. Next: pass them."
-            )
+            raise ValueError(f"value_clip={value_clip} needs old_value_B, the values before the update. Next: pass them.")
         near_B = old_value_B + (value_B - old_value_B).clamp(-value_clip, value_clip)
         error_B = torch.maximum(error_B, (near_B - return_B).square())
     return 0.5 * aggregate(error_B, mask_B)

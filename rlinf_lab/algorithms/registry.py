@@ -41,9 +41,7 @@ class Registry(Generic[F]):
         Raises `ConfigError` for a name that is no text and for what no function, `UnknownNameError` for another ``of``.
         """
         if not isinstance(name, str) or not name:
-            raise ConfigError(
-                f"A {self.kind} needs a name, not {shown(name)}. Next: @lab.algorithms.{self.kind}('mine')."
-            )
+            raise ConfigError(f"A {self.kind} needs a name, not {shown(name)}. Next: @lab.algorithms.{self.kind}('mine').")
         wanted = next(iter(self.takes)) if of is None else of
         if wanted not in self.takes:
             raise UnknownNameError.of(f"of= of a {self.kind}", of, self.takes)
@@ -81,7 +79,7 @@ class Registry(Generic[F]):
     def __repr__(self) -> str:
         by = {of: [n for n in self if self._entries[n].of == of] for of in self.takes}
         lines = [f"{of}: {', '.join(names) or 'none'}  {self.takes[of]}" for of, names in by.items()]
-        return "\n".join([f"{self.kind}s by name", *lines])
+        return "\n".join([f"Registry of {self.kind}:", *lines])
 
 
 advantage: Registry = Registry(

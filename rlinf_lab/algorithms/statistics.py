@@ -34,14 +34,10 @@ def scores_of(scores: ArrayLike) -> Scores:
     if score_RM.ndim == 1:
         score_RM = score_RM[:, None]
     if score_RM.ndim != 2 or not score_RM.size:
-        raise ConfigError(
-            f"scores have the shape runs × tasks, not {score_RM.shape}. Next: a number for each run and task."
-        )
+        raise ConfigError(f"scores have the shape runs × tasks, not {score_RM.shape}. Next: a number for each run and task.")
     if not np.isfinite(score_RM).all():
         run, task = np.argwhere(~np.isfinite(score_RM))[0]
-        raise ConfigError(
-            f"the score of run {run} on task {task} is {score_RM[run, task]}: a run that failed has no mean."
-        )
+        raise ConfigError(f"the score of run {run} on task {task} is {score_RM[run, task]}: a run that failed has no mean.")
     return score_RM
 
 
@@ -97,9 +93,7 @@ def bootstrap_interval(
     `ConfigError` for a confidence outside (0, 1) or fewer than one resample.
     """
     if not 0.0 < confidence < 1.0 or resamples < 1:
-        raise ConfigError(
-            f"bootstrap_interval(confidence={shown(confidence)}, resamples={shown(resamples)}): between 0 and 1, at least 1."
-        )
+        raise ConfigError(f"bootstrap_interval(confidence={shown(confidence)}, resamples={shown(resamples)}): between 0 and 1, at least 1.")
     sets = [scores_of(s) for s in scores]
     rng = np.random.default_rng(seed)
     drawn = [statistic(*(_resampled(s, rng) for s in sets)) for _ in range(resamples)]

@@ -1,6 +1,9 @@
 """Torch modules from observation to action, and the form in which their weights travel."""
 
+from rlinf_lab.policies.actor_critic import ActorCritic
+from rlinf_lab.policies.flow import Flow
 from rlinf_lab.policies.gaussian_mlp import GaussianMLP
+from rlinf_lab.policies.make import make_policy
 from rlinf_lab.policies.weights import Weights
 
-__all__ = ["GaussianMLP", "Weights"]
+__all__ = ["ActorCritic", "Flow", "GaussianMLP", "Weights", "make_policy"]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from rlinf_lab.timeline.files import whole
+from rlinf_lab.timeline.record.files import whole
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import devices_here
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.machine.devices import devices_here
 from rlinf_lab.workflow.workflow import Workflow
 
 SIMULATORS = 2  # ranks of the simulator at most: the presets have environments for so many

@@ -5,10 +5,10 @@ Importing this loads numpy only; pandas and pyarrow come with the first frame or
 
 from __future__ import annotations
 
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.clock import Clock, MonotonicClock
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import Cause, Span, SpanKind, Track
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import Cause, Span, SpanKind, Track
 from rlinf_lab.timeline.timeline import Timeline
 
 __all__ = ["Cause", "Clock", "MonotonicClock", "Recorder", "Span", "SpanBatch", "SpanKind", "Timeline", "Track"]

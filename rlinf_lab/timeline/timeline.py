@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from rlinf_lab.errors import TimelineError, shown
-from rlinf_lab.timeline.accounting import FARTHEST_NS, Accounting, Ledger, shares
-from rlinf_lab.timeline.clock import seconds_shown
-from rlinf_lab.timeline.files import holds, path_of, reading, writing
-from rlinf_lab.timeline.span import Span
-from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.account.accounting import FARTHEST_NS, Accounting, Ledger, shares
+from rlinf_lab.timeline.record.clock import seconds_shown
+from rlinf_lab.timeline.record.files import holds, path_of, reading, writing
+from rlinf_lab.timeline.record.span import Span
+from rlinf_lab.timeline.record.store import SpanStore
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlinf_lab.timeline.gains import Rerun
-    from rlinf_lab.timeline.picture import Scene
-    from rlinf_lab.timeline.summary import Summary
+    from rlinf_lab.timeline.critical.gains import Rerun
+    from rlinf_lab.timeline.draw.picture import Scene
+    from rlinf_lab.timeline.draw.summary import Summary
 
 
 class Timeline(SpanStore):
@@ -32,7 +32,7 @@ class Timeline(SpanStore):
     def __init__(self, devices: Sequence[str] = ()) -> None:
         super().__init__(devices)
         self._ledger = Ledger()
-        self.rerun: Rerun | None = None  # of a run: how to do it again; see `rlinf_lab.timeline.gains`
+        self.rerun: Rerun | None = None  # of a run: how to do it again; see `rlinf_lab.timeline.critical.gains`
 
     def snapshot(self) -> Self:
         copy = super().snapshot()
@@ -43,13 +43,13 @@ class Timeline(SpanStore):
     # --- tables -----------------------------------------------------------------------------------------
     def rows(self) -> list[Span]:
         """Every span as a `Span`, by start, end and track. For tests and small timelines."""
-        from rlinf_lab.timeline import tables
+        from rlinf_lab.timeline.account import tables
 
         return tables.rows(self.snapshot())
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per span, in order of arrival: worker, rank, devices, host, kind, name, start_ns, end_ns, …"""
-        from rlinf_lab.timeline import tables
+        from rlinf_lab.timeline.account import tables
 
         return tables.to_pandas(self.snapshot())
 
@@ -59,8 +59,8 @@ class Timeline(SpanStore):
         ``timeline.sql("select worker, sum(seconds) from spans where kind = 'run' group by all")``. Raises `TimelineError` for a query
         that DuckDB refuses, `MissingDependencyError` without DuckDB.
         """
-        from rlinf_lab.timeline import bubbles, tables
-        from rlinf_lab.timeline import query as queries
+        from rlinf_lab.timeline.account import bubbles, tables
+        from rlinf_lab.timeline.account import query as queries
 
         now = self.snapshot()
         frames = {
@@ -71,7 +71,7 @@ class Timeline(SpanStore):
 
     def counters(self) -> pd.DataFrame:
         """One row per counter sample: name, time_ns, value. "<channel> items" is a sample of two a second; `depths` has every change."""
-        from rlinf_lab.timeline import tables
+        from rlinf_lab.timeline.account import tables
 
         return tables.counters(self.snapshot())
 
@@ -81,19 +81,19 @@ class Timeline(SpanStore):
         Exact, from the spans: put until then less taken until then, 0 at least (clocks of several hosts differ a little); what an iteration leaves goes
         with its end. A depth holds until the channel's next row. Where spans were dropped (``dropped``), those items are missing until the iteration ends.
         """
-        from rlinf_lab.timeline import depths
+        from rlinf_lab.timeline.account import queue_depths as depths
 
         return depths.depths(self.snapshot())
 
     def iterations(self) -> pd.DataFrame:
         """One row per finished iteration: iteration, start_ns, end_ns, seconds, failed; where iterations overlap, seconds from the end of those before."""
-        from rlinf_lab.timeline import tables
+        from rlinf_lab.timeline.account import tables
 
         return tables.iterations(self.snapshot())
 
     def diff(self, other: SpanStore, limit: int = 5) -> str:
         """How this timeline differs from another, readable; ``""`` when they hold the same spans in any order."""
-        from rlinf_lab.timeline import tables
+        from rlinf_lab.timeline.account import tables
 
         if not isinstance(other, SpanStore) or isinstance(limit, bool) or not isinstance(limit, int):
             raise TimelineError(f"diff({shown(other)}, limit={shown(limit)}): another Timeline, and how many lines. Next: run.timeline.diff(predicted).")
@@ -101,12 +101,12 @@ class Timeline(SpanStore):
 
     # --- where the time went ----------------------------------------------------------------------------
     def accounting(self) -> Accounting:
-        """Busy time and bubbles of every device as arrays; see `rlinf_lab.timeline.accounting` for the rule."""
+        """Busy time and bubbles of every device as arrays; see `rlinf_lab.timeline.account.accounting` for the rule."""
         return self._ledger.account(self.snapshot())
 
     def busy(self) -> pd.DataFrame:
         """One row per device: device, ns, seconds, share of the elapsed time that a RUN span covers."""
-        from rlinf_lab.timeline import bubbles
+        from rlinf_lab.timeline.account import bubbles
 
         return bubbles.busy(self.accounting())
 
@@ -118,9 +118,9 @@ class Timeline(SpanStore):
         """Idle time by cause, device, worker, rank, iteration, channel, waiting_for, or a list of those; largest first.
 
         ``by=None`` gives every single bubble with its times. Columns: those of ``by``, ns, seconds, share (of the elapsed
-        time of all devices). Causes are explained at `Cause`, the rule in `rlinf_lab.timeline.accounting`.
+        time of all devices). Causes are explained at `Cause`, the rule in `rlinf_lab.timeline.account.accounting`.
         """
-        from rlinf_lab.timeline import bubbles
+        from rlinf_lab.timeline.account import bubbles
 
         return bubbles.bubbles(self, self.accounting(), by)
 
@@ -128,9 +128,9 @@ class Timeline(SpanStore):
         """What the run's length consisted of, walking back from its end over every wait to who was waited for; largest first.
 
         ``by``: worker, rank, kind, name, iteration or a list of those; ``None``: every step in order, with its times. All ns sum to the
-        elapsed time. The rule is in `rlinf_lab.timeline.critical`.
+        elapsed time. The rule is in `rlinf_lab.timeline.critical.critical_path`.
         """
-        from rlinf_lab.timeline import critical
+        from rlinf_lab.timeline.critical import critical_path as critical
 
         return critical.critical_path(self.snapshot(), by)
 
@@ -139,17 +139,18 @@ class Timeline(SpanStore):
 
         ``by``: worker, rank, name or a list of those. A run is done again in virtual time by its scheduler, which decides anew who takes what and when
         (``attrs["basis"]`` is "scheduler"). Where only spans are known (files, other tools), these are replayed with those of one row shortened, waiting
-        for each other as they did ("spans"); the rule, and what it leaves out, is in `rlinf_lab.timeline.gains`. Of a long timeline the last iterations
-        count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done again. Of very many rows the
+        for each other as they did ("spans"); the rule, and what it leaves out, is in `rlinf_lab.timeline.critical.gains`. Of a long timeline the last
+        iterations count, and what they would gain is taken for the whole: ``attrs["note"]`` says so, and why a run could not be done
+        again. Of very many rows the
         run is done again for the ``most`` that gain most by the spans (default: as many as a few seconds allow), and the note says so.
         """
-        from rlinf_lab.timeline import gains
+        from rlinf_lab.timeline.critical import gains
 
         return gains.gains(self.snapshot(), times, by, self.rerun, most)
 
     def summary(self) -> Summary:
         """Lanes, busy devices, bubbles by cause, the critical path and what faster workers would gain, printable and as JSON."""
-        from rlinf_lab.timeline.summary import summary
+        from rlinf_lab.timeline.draw.summary import summary
 
         now = self.snapshot()  # one moment of a run that goes on
         return summary(now, now.accounting(), now.gains())
@@ -161,7 +162,7 @@ class Timeline(SpanStore):
     # --- files and pictures -----------------------------------------------------------------------------
     def to_chrome(self, path: str | Path) -> Path:
         """Chrome trace JSON, with lanes, arrows and counters. Returns the path."""
-        from rlinf_lab.timeline import chrome
+        from rlinf_lab.timeline.formats import chrome
 
         with writing("to_chrome", path) as target:
             chrome.to_chrome(self.snapshot(), target)
@@ -169,7 +170,7 @@ class Timeline(SpanStore):
 
     def to_perfetto(self, path: str | Path) -> Path:
         """Perfetto's protobuf (``.pftrace``), with lanes, arrows and counters. Returns the path."""
-        from rlinf_lab.timeline import perfetto
+        from rlinf_lab.timeline.formats import perfetto
 
         with writing("to_perfetto", path) as target:
             perfetto.to_perfetto(self.snapshot(), target)
@@ -177,7 +178,7 @@ class Timeline(SpanStore):
 
     def to_parquet(self, path: str | Path) -> Path:
         """One row per span, readable as it is, and exact through `from_parquet`. Returns the path."""
-        from rlinf_lab.timeline import parquet
+        from rlinf_lab.timeline.formats import parquet
 
         with writing("to_parquet", path) as target:
             parquet.to_parquet(self.snapshot(), target)
@@ -208,7 +209,7 @@ class Timeline(SpanStore):
     @classmethod
     def from_parquet(cls, path: str | Path) -> Self:
         """A timeline equal to the one that `to_parquet` wrote. Raises `TimelineError` for another file."""
-        from rlinf_lab.timeline import parquet
+        from rlinf_lab.timeline.formats import parquet
 
         with reading("from_parquet", path) as source:
             return cls._of(*parquet.read_parquet(source))
@@ -216,7 +217,7 @@ class Timeline(SpanStore):
     @classmethod
     def from_perfetto(cls, path: str | Path) -> Self:
         """A timeline equal to the one that `to_perfetto` wrote. Raises `TimelineError` for a trace of another tool."""
-        from rlinf_lab.timeline import perfetto_import
+        from rlinf_lab.timeline.formats import perfetto_import
 
         with reading("from_perfetto", path) as source:
             return cls._of(*perfetto_import.read_perfetto(source))
@@ -234,7 +235,7 @@ class Timeline(SpanStore):
         Arrows of other tools, from any span to any other one, are left out; ``foreign_arrows`` says how many.
         Raises `TimelineError` for a file that holds no trace.
         """
-        from rlinf_lab.timeline import chrome_import
+        from rlinf_lab.timeline.formats import chrome_import
 
         with reading("from_chrome", path) as source:
             return cls._of(*chrome_import.read_chrome(source))
@@ -245,7 +246,7 @@ class Timeline(SpanStore):
 
         Files of a folder that are cut or damaged are left out, and a warning says how many.
         """
-        from rlinf_lab.timeline import spill
+        from rlinf_lab.timeline.record import spill
 
         timeline = cls()
         with reading("from_spill", folder) as source:
@@ -254,16 +255,16 @@ class Timeline(SpanStore):
         return timeline
 
     def packed(self, since: int = 0) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.packed.pack_spans`."""
-        from rlinf_lab.timeline import packed
+        """(JSON-able header, bytes) for a browser; the layout is documented at `rlinf_lab.timeline.formats.packed.pack_spans`."""
+        from rlinf_lab.timeline.formats import packed
 
         if isinstance(since, bool) or not isinstance(since, int) or since < 0:
             raise TimelineError(f"packed(since={shown(since)}): the number of a span, from 0. Next: packed(0), or the 'next' of the header before.")
         return packed.pack_spans(self.snapshot(), since)
 
     def packed_bubbles(self) -> tuple[dict[str, Any], bytes]:
-        """(JSON-able header, bytes) of every bubble; the layout is at `rlinf_lab.timeline.packed.pack_bubbles`."""
-        from rlinf_lab.timeline import packed
+        """(JSON-able header, bytes) of every bubble; the layout is at `rlinf_lab.timeline.formats.packed.pack_bubbles`."""
+        from rlinf_lab.timeline.formats import packed
 
         return packed.pack_bubbles(self.accounting())
 
@@ -272,7 +273,7 @@ class Timeline(SpanStore):
 
         ``lanes``: "device" or "worker" (a lane for each rank); ``theme``: "light" or "dark" for a paper or slides, "auto" for a page.
         """
-        from rlinf_lab.timeline.svg import to_svg
+        from rlinf_lab.timeline.draw.svg import to_svg
 
         text = to_svg(self._scene(width, lanes), theme)
         if path is not None:
@@ -282,14 +283,14 @@ class Timeline(SpanStore):
 
     def to_png(self, path: str | Path, width: int = 960, *, lanes: str = "device", theme: str = "light", scale: float = 3.0) -> Path:
         """The static picture as PNG, ``width * scale`` pixels wide; arguments as of `to_svg`. Returns the path."""
-        from rlinf_lab.timeline.png import to_png
+        from rlinf_lab.timeline.draw.png import to_png
 
         with writing("to_png", path) as target:
             to_png(self._scene(width, lanes), target, theme, scale)
         return Path(path)
 
     def _scene(self, width: int, lanes: str) -> Scene:
-        from rlinf_lab.timeline.picture import scene
+        from rlinf_lab.timeline.draw.picture import scene
 
         if isinstance(width, bool) or not isinstance(width, int) or not 100 <= width <= 20_000:
             raise TimelineError(f"A picture of width={shown(width)}: CSS pixels, from 100 to 20,000. Next: width=960.")
@@ -299,7 +300,7 @@ class Timeline(SpanStore):
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from rlinf_lab.timeline.svg import shown_html, shown_svg
+        from rlinf_lab.timeline.draw.svg import shown_html, shown_svg
 
         frozen = self.snapshot()
         plain, drawn = repr(frozen), frozen._scene(960, "device")

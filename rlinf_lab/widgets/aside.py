@@ -1,4 +1,4 @@
-"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up (`planning.patience`), so nothing waits for it."""
+"""Work for a widget in a thread beside the kernel's own: what is newly asked has what runs given up (`planning.cancellation`), so nothing waits for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from rlinf_lab.planning.patience import Abandoned, as_long_as
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as
 
 
 class Aside:

@@ -12,8 +12,8 @@ import traitlets
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.batch import AT_A_GLANCE
-from rlinf_lab.timeline.packed import json_of_waiting
+from rlinf_lab.timeline.formats.packed import json_of_waiting
+from rlinf_lab.timeline.record.batch import AT_A_GLANCE
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.assets import DASHBOARD, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, Update

@@ -12,13 +12,13 @@ from typing import Any
 import traitlets
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, shown
-from rlinf_lab.planning.entries import Entry
-from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.patience import as_long_as, check, wanted_now
-from rlinf_lab.planning.planner import Plans, simulated_one_by_one
-from rlinf_lab.planning.sensitivity import Asked, Range, Sensitivity, sensitivity
-from rlinf_lab.planning.whatif import Question, Slider, described, moved, sliders
-from rlinf_lab.timeline.svg import shown_html
+from rlinf_lab.planning.adapt.perturb import Entry
+from rlinf_lab.planning.adapt.sensitivity import Asked, Range, Sensitivity, sensitivity
+from rlinf_lab.planning.adapt.whatif import Question, Slider, described, moved, sliders
+from rlinf_lab.planning.cancellation import as_long_as, check, wanted_now
+from rlinf_lab.planning.planner.gantt import gantt
+from rlinf_lab.planning.planner.planner import Plans, simulated_one_by_one
+from rlinf_lab.timeline.draw.svg import shown_html
 from rlinf_lab.widgets import fallback
 from rlinf_lab.widgets.aside import Aside
 from rlinf_lab.widgets.assets import module, stylesheet
@@ -69,7 +69,7 @@ class PlanExplorer(PushedWidget):
 
     # --- asking ------------------------------------------------------------------------------------------------
     def ask(self, simulate: bool = True, **changes: Any) -> Plans:
-        """Change fields of the question (`planning.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show the answer, which is returned.
+        """Change fields of the question (`planning.adapt.whatif.Question`: ``items=``, ``memory_gib=`` ...) and show the answer, which is returned.
 
         ``devices``: how many, or how many of each kind; ``memory_gib``: of all kinds, or of some. Raises `PlanError` when nothing fits.
         What the page has asked meanwhile is given up.
@@ -257,7 +257,7 @@ def _what(entry: Entry, factor: float) -> str:
 
 
 def _drawn(plans: Plans, in_haste: bool = False) -> Drawn:
-    """Plans as the page takes them. ``in_haste``: of `planning.whatif.described`."""
+    """Plans as the page takes them. ``in_haste``: of `planning.adapt.whatif.described`."""
     pictures = [gantt(p) for p in plans]
     charts = [
         {"name": p.name, "mode": p.mode, "shape": p.shape, "seconds": p.seconds, "how": "followed" if p.simulated is None else "simulated",

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE, SpanArray, stacked
-from rlinf_lab.timeline.packed import pack_delta, pack_rows, pack_waiting
-from rlinf_lab.timeline.store import Growing
+from rlinf_lab.timeline.formats.packed import pack_delta, pack_rows, pack_waiting
+from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE, SpanArray, stacked
+from rlinf_lab.timeline.record.store import Growing
 from rlinf_lab.widgets.packing import CAUSES, IDLE_WIRE, make_tables, pack_idle, pack_samples
 
 #: Spans of other processes come a little late: an iteration's bubbles are final only after this.
@@ -38,7 +38,7 @@ class Update:
     """News of a timeline. ``tables`` only when they changed; ``bubbles``: seconds by cause, one row per iteration.
 
     ``layout`` says where the columns of ``spans`` are and how far their times are shifted against the origin; without columns they are
-    rows as `rlinf_lab.timeline.packed.pack_delta` has them, or `pack_waiting` (``narrow``). ``idle`` replaces all
+    rows as `rlinf_lab.timeline.formats.packed.pack_delta` has them, or `pack_waiting` (``narrow``). ``idle`` replaces all
     device time from ``idle_from`` (ns after the origin) on: what was said of the end of a timeline may have been grown past.
     """
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlinf_lab.timeline.files import writing
-from rlinf_lab.workflow.drawing import graph_html, graph_svg
+from rlinf_lab.timeline.record.files import writing
+from rlinf_lab.workflow.drawing.graph_svg import graph_html, graph_svg
 from rlinf_lab.workflow.graph import WorkflowGraph
 
 

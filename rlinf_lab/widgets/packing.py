@@ -1,6 +1,6 @@
 """Device time as the browser reads it: 24-byte rows, little-endian, times relative to an origin so that a double is exact.
 
-Spans travel as `rlinf_lab.timeline.packed` lays them out.
+Spans travel as `rlinf_lab.timeline.formats.packed` lays them out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rlinf_lab.timeline.span import Cause
-from rlinf_lab.timeline.store import SpanStore
+from rlinf_lab.timeline.record.span import Cause
+from rlinf_lab.timeline.record.store import SpanStore
 
 #: One bubble of a device, 24 bytes: ``device``, ``cause``, ``kind`` (of the wait that explains it, 255: none), ``track`` (who waited,
 #: -1: nobody) and ``channel`` (-1: none) are numbers in the tables.

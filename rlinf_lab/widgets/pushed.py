@@ -14,7 +14,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from rlinf_lab.widgets import apart, express
+from rlinf_lab.widgets import express, fallback
 from rlinf_lab.widgets.fallback import WIDGET, Still
 
 
@@ -91,10 +91,10 @@ class PushedWidget(anywidget.AnyWidget):
         """
         live, bundle = self._on_page or express.attended(), super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        again = apart.is_update()
-        if not live or not apart.is_possible() or data is None or WIDGET not in data or (again and not self._has_pictures):
+        again = fallback.is_update()
+        if not live or not fallback.is_possible() or data is None or WIDGET not in data or (again and not self._has_pictures):
             return still.beside(bundle, live)
-        apart.show(still, self._pictures, again)
+        fallback.show(still, self._pictures, again)
         self._has_pictures = True
         # A page that does not trust the notebook takes the next best of the output, which would be a line of words below the picture.
         return {**data, "text/plain": still.text, "text/html": "<div></div>"}, metadata
@@ -102,7 +102,7 @@ class PushedWidget(anywidget.AnyWidget):
     def renew_pictures(self, still: Still) -> None:
         """Only the pictures above the views: a page makes no view anew for it, nor moves. Does nothing where the picture is not an output of its own."""
         if self._has_pictures:
-            apart.show(still, self._pictures, True)
+            fallback.show(still, self._pictures, True)
 
     def renew(self, shown: Any) -> None:
         """Make what is stored of an output up to date: the picture is that of now. ``shown``: the output's display handle."""

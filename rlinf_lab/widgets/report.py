@@ -11,8 +11,8 @@ from pathlib import Path
 
 from rlinf_lab.errors import ConfigError, shown
 from rlinf_lab.timeline import Timeline
-from rlinf_lab.timeline.files import writing
-from rlinf_lab.timeline.span import writable
+from rlinf_lab.timeline.record.files import writing
+from rlinf_lab.timeline.record.span import writable
 from rlinf_lab.widgets.assets import TIMELINE, module, stylesheet
 from rlinf_lab.widgets.feed import TimelineFeed, message
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlinf_lab.planning.gantt import BUSY, Gantt, gantt
-from rlinf_lab.planning.planner import Planned, Plans
-from rlinf_lab.timeline.picture import Bar, Scene, add_legend, heading, stacked
-from rlinf_lab.timeline.span import Cause
+from rlinf_lab.planning.planner.gantt import BUSY, Gantt, gantt
+from rlinf_lab.planning.planner.planner import Planned, Plans
+from rlinf_lab.timeline.draw.picture import Bar, Scene, add_legend, heading, stacked
+from rlinf_lab.timeline.record.span import Cause
 
 _WIDTH, _LEFT = 960, 8  # px
 _LANE, _HIGH, _HOST = 14, 120, 8  # px: a device, all devices of a plan at most, and a worker that has none

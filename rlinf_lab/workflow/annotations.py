@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.workflow.specs import READ, WRITE
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
-READ, WRITE = "read", "write"
 _ENDS = {Inbox: READ, Outbox: WRITE}
 
 

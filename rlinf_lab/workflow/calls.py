@@ -1,114 +1,23 @@
-"""A call of a worker's method, as data: what the executor sends, what the graph is traced from."""
+"""From a call as it is written to a call as data: what may be passed for which parameter."""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rlinf_lab.errors import WorkflowError, shown
-from rlinf_lab.workflow.annotations import READ as READ
-from rlinf_lab.workflow.annotations import WRITE as WRITE
 from rlinf_lab.workflow.annotations import channel_ends
 from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import signature_of
-from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart, Ref
-from rlinf_lab.workflow.structure import Path, rebuilt
+from rlinf_lab.workflow.handles import Dispatcher, FlowBuilder, Handle, LoopPart, Ref
+from rlinf_lab.workflow.specs import CallSpec, ChannelArg, Hole, Nested, RefArg, WeightsArg
+from rlinf_lab.workflow.structure import rebuilt
 from rlinf_lab.workflow.symbol import Symbol
 from rlinf_lab.workflow.weights import WeightsHandle
 
-if TYPE_CHECKING:
-    from rlinf_lab.workflow.workflow import Workflow
-
-@dataclass(frozen=True, slots=True)
-class ChannelArg:
-    """An argument that is a channel end: ``direction`` is ``"read"`` (Inbox) or ``"write"`` (Outbox)."""
-
-    channel: str
-    direction: str
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsArg:
-    """An argument that is a store of weights."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class RefArg:
-    """An argument that is (a part of) the value of another call. ``path``: attributes (".x") and items ("[", key)."""
-
-    call_id: int
-    path: Path = ()
-    producer: str = ""
-    iteration: int = -1  # of the call that makes it
-
-
-class Hole:
-    """Where in a `Nested` argument the value of ``refs[index]`` belongs. (No dataclass: those are containers of values.)"""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-    def __repr__(self) -> str:
-        return "<the value of another call>"
-
-
-@dataclass(frozen=True, slots=True)
-class Nested:
-    """An argument that contains values of other calls: a structure with holes, and what fills them."""
-
-    template: Any
-    refs: tuple[RefArg, ...]
-
-    @staticmethod
-    def filled(template: Any, values: list[Any]) -> Any:
-        """The template with a value in every hole."""
-        return rebuilt(template, lambda leaf: values[leaf.index] if type(leaf) is Hole else leaf)
-
-
-@dataclass(frozen=True, slots=True)
-class CallSpec:
-    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have come since).
-    ``starts_on_device``: it computes before its first get."""
-
-    call_id: int
-    worker: str
-    method: str
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    iteration: int = 0
-    starts_on_device: bool = True
-    ranks: tuple[int, ...] = ()
-    began: int = 0
-
-    def taken_by(self, ranks: int) -> tuple[int, ...]:
-        """Who takes part, of so many."""
-        return self.ranks or tuple(range(ranks))
-
-    def place(self, rank: int, ranks: int) -> tuple[int, int]:
-        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of who has come since is that or larger."""
-        return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)
-
-    def arguments(self) -> list[Any]:
-        return [*self.args, *self.kwargs.values()]
-
-    def channels(self, direction: str) -> list[str]:
-        return [a.channel for a in self.arguments() if isinstance(a, ChannelArg) and a.direction == direction]
-
-    def refs(self) -> list[RefArg]:
-        """Also those inside lists and dicts."""
-        found: list[RefArg] = []
-        for argument in self.arguments():
-            found += argument.refs if isinstance(argument, Nested) else [argument] if isinstance(argument, RefArg) else []
-        return found
-
 
 def bind(
-    owner: Dispatcher, flow: Workflow, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int
+    owner: Dispatcher, flow: FlowBuilder, call_id: int, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], iteration: int
 ) -> CallSpec:
     """Turn live arguments (channels, handles, values) into a `CallSpec` of ``owner``. Raises `WorkflowError` for a wrong call."""
     declaration = flow.declaration(worker)
@@ -144,7 +53,7 @@ def bind(
 class _Argument:
     """One parameter of a method: what may be passed for it, and how that travels."""
 
-    def __init__(self, owner: Dispatcher, flow: Workflow, method: str, parameter: inspect.Parameter, direction: str | None) -> None:
+    def __init__(self, owner: Dispatcher, flow: FlowBuilder, method: str, parameter: inspect.Parameter, direction: str | None) -> None:
         self._owner, self._flow, self._method, self._parameter = owner, flow, method, parameter
         self._name = parameter.name
         self._direction = direction

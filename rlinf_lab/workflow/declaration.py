@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.beginning import computes_first
-from rlinf_lab.workflow.sure_reads import Reads, sure_reads
+from rlinf_lab.workflow.source.first_action import computes_first
+from rlinf_lab.workflow.source.sure_reads import Reads, sure_reads
 from rlinf_lab.workflow.worker import Context, FunctionWorker, Worker
 
 

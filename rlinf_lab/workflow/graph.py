@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rlinf_lab.errors import UnknownNameError, WorkflowError
-from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.workflow.specs import ChannelSpec
 
 DRIVER = "driver"
 
@@ -128,10 +128,7 @@ class WorkflowGraph:
     def edges(self) -> tuple[Edge, ...]:
         """One edge for every (producer, consumer) pair of every channel, in order of declaration."""
         return tuple(
-            Edge(c.name, p, q, c.keyed, c.whole, c.capacity, c.group)
-            for c in self.channels
-            for p in self.producers(c.name)
-            for q in self.consumers(c.name)
+            Edge(c.name, p, q, c.keyed, c.whole, c.capacity, c.group) for c in self.channels for p in self.producers(c.name) for q in self.consumers(c.name)
         )
 
     @cached_property
@@ -245,7 +242,7 @@ class WorkflowGraph:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from rlinf_lab.workflow.drawing import graph_html, graph_svg
+        from rlinf_lab.workflow.drawing.graph_svg import graph_html, graph_svg
 
         return graph_html(graph_svg(self.nodes, self.edges, self.value_edges, self.cells))
 

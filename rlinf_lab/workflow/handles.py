@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.workflow.declaration import Declaration
+from rlinf_lab.workflow.specs import CallSpec, ChannelSpec
 from rlinf_lab.workflow.structure import Path, path_text
-
-if TYPE_CHECKING:
-    from rlinf_lab.workflow.calls import CallSpec
-    from rlinf_lab.workflow.channel import ChannelSpec
 
 
 class Dispatcher(Protocol):
@@ -22,6 +22,21 @@ class Dispatcher(Protocol):
     def done(self, call: CallSpec) -> bool: ...
     def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None: ...
     def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]: ...
+
+
+class FlowBuilder(Protocol):
+    """A workflow as its parts know it: what is declared, and who receives the calls of its loop now."""
+
+    name: str
+    workers: dict[str, Declaration]
+    channel_specs: dict[str, ChannelSpec]
+
+    @property
+    def body(self) -> Callable[..., Any]: ...
+    def declaration(self, worker: str) -> Declaration: ...
+    def dispatcher(self) -> Dispatcher: ...
+    def listener(self) -> Dispatcher | None: ...
+    def dispatching(self, dispatcher: Dispatcher) -> AbstractContextManager[None]: ...
 
 
 class LoopPart:

@@ -6,13 +6,18 @@ import dis
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 from rlinf_lab.errors import WorkflowError
+from rlinf_lab.workflow.specs import RefArg
 
-if TYPE_CHECKING:
-    from rlinf_lab.workflow.calls import RefArg
-    from rlinf_lab.workflow.trace import Tracer
+
+class Asked(Protocol):
+    """Who traces: it says which way a branch goes, and which number stands for one that is not known yet."""
+
+    def decide(self) -> bool: ...
+    def number(self) -> int: ...
+    def current(self) -> Asked | None: ...
 
 
 class Symbol:
@@ -22,7 +27,7 @@ class Symbol:
     ``source``: the call whose value (or a part of it) this is computed from.
     """
 
-    def __init__(self, tracer: Tracer, text: str, source: RefArg | None = None) -> None:
+    def __init__(self, tracer: Asked, text: str, source: RefArg | None = None) -> None:
         self._tracer = tracer
         self._text = text
         self._source = source
@@ -72,7 +77,7 @@ class Symbol:
             f"variable anew before the run, or let the iteration return the value instead."
         )
 
-    def _live(self) -> Tracer:
+    def _live(self) -> Asked:
         tracer = self._tracer.current()
         return self._without_tracer() if tracer is None else tracer
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from rlinf_lab.errors import ConfigError, WorkflowError
-from rlinf_lab.workflow.handles import LoopPart
-
-if TYPE_CHECKING:
-    from rlinf_lab.workflow.workflow import Workflow
+from rlinf_lab.workflow.handles import FlowBuilder, LoopPart
 
 
 class Published(NamedTuple):
@@ -71,7 +68,7 @@ def check_shipping(weights: Weights, bucket_mib: float | None) -> None:
 class WeightsHandle(LoopPart):
     """A declared store inside the iteration function: an argument for workers' methods."""
 
-    def __init__(self, flow: Workflow, name: str) -> None:
+    def __init__(self, flow: FlowBuilder, name: str) -> None:
         if not isinstance(name, str) or not name.isidentifier():
             raise ConfigError(f"The name of weights is {name!r}, which is not an identifier. Next: use letters, digits and underscores.")
         self._flow = flow

@@ -364,9 +364,7 @@ class Scripted(Generic[T]):
     ``weight``: of an item, as the channel has it.
     """
 
-    def __init__(
-        self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None
-    ) -> None:
+    def __init__(self, items: Iterable[T], chunk: int | None = None, *, keys: Iterable[int] | None = None, weight: Callable[[T], int] | None = None) -> None:
         found = list(items)
         self._weight = weight
         self._keyed, self._chunk = keys is not None, chunk

@@ -11,11 +11,12 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf_lab.errors import ConfigError, RlinfLabError, UnknownNameError, WorkflowError
-from rlinf_lab.workflow.channel import DEFAULT_CAPACITY, Channel, ChannelSpec
+from rlinf_lab.workflow.channel import Channel
 from rlinf_lab.workflow.declaration import Declaration, check_constructor, check_function, would_not_run
 from rlinf_lab.workflow.graph import DRIVER, WorkflowGraph, counted
 from rlinf_lab.workflow.handles import Dispatcher, Handle, LoopPart
-from rlinf_lab.workflow.trace import trace
+from rlinf_lab.workflow.specs import DEFAULT_CAPACITY, ChannelSpec
+from rlinf_lab.workflow.tracing.trace import trace
 from rlinf_lab.workflow.weights import WeightsHandle
 from rlinf_lab.workflow.worker import FunctionWorker, Worker
 
@@ -135,8 +136,7 @@ class Workflow(LoopPart):
         """Decorator: the function that is one iteration of the loop. A later one takes its place; runs keep the one they began with."""
         if not callable(body):
             raise WorkflowError(
-                f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration`, without parentheses, "
-                f"above a `def`."
+                f"The iteration of workflow {self.name!r} is {body!r}, which is no function. Next: `@flow.iteration`, without parentheses, above a `def`."
             )
         if inspect.iscoroutinefunction(body) or inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise WorkflowError(f"The iteration {body.__name__!r} of workflow {self.name!r} {would_not_run(body)}")
@@ -153,9 +153,7 @@ class Workflow(LoopPart):
     @property
     def body(self) -> Callable[..., Any]:
         if self._body is None:
-            raise WorkflowError(
-                f"Workflow {self.name!r} has no iteration yet. Next: decorate the function with @flow.iteration."
-            )
+            raise WorkflowError(f"Workflow {self.name!r} has no iteration yet. Next: decorate the function with @flow.iteration.")
         return self._body
 
     def declaration(self, worker: str) -> Declaration:

@@ -27,9 +27,7 @@ NEXT_Q_KB = torch.tensor([[3.0, 5.0], [2.0, 9.0], [7.0, 1.0]])
 
 def test_targets_by_hand():
     log_prob_B = torch.tensor([-1.0, -2.0])
-    torch.testing.assert_close(
-        sac_target(REWARD_B, DISCOUNT_B, NEXT_Q_KB, log_prob_B, 0.5), torch.tensor([1 + 0.9 * 2.5, 2.0])
-    )
+    torch.testing.assert_close(sac_target(REWARD_B, DISCOUNT_B, NEXT_Q_KB, log_prob_B, 0.5), torch.tensor([1 + 0.9 * 2.5, 2.0]))
     subset = sac_target(REWARD_B, DISCOUNT_B, NEXT_Q_KB, log_prob_B, 0.5, subset=torch.tensor([0, 2]))
     torch.testing.assert_close(subset, torch.tensor([1 + 0.9 * 3.5, 2.0]))
     torch.testing.assert_close(td3_target(REWARD_B, DISCOUNT_B, NEXT_Q_KB), torch.tensor([1 + 0.9 * 2.0, 2.0]))
@@ -48,9 +46,7 @@ def test_the_actor_of_least_loss_is_the_boltzmann_policy():
     q, alpha = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64), 0.7
     logits = (q / alpha).clone().requires_grad_()
     probability = logits.softmax(-1)
-    expected = sum(
-        probability[a] * sac_actor_loss(q[a].view(1, 1), probability[a].log().view(1), alpha) for a in range(3)
-    )
+    expected = sum(probability[a] * sac_actor_loss(q[a].view(1, 1), probability[a].log().view(1), alpha) for a in range(3))
     (gradient,) = torch.autograd.grad(expected, logits)
     torch.testing.assert_close(gradient, torch.zeros(3, dtype=torch.float64), atol=1e-9, rtol=0)
     assert sac_actor_loss(NEXT_Q_KB, torch.zeros(2), alpha).item() == pytest.approx(-(2 + 1) / 2)

@@ -69,8 +69,7 @@ def test_parts_over_the_wholes_count_have_the_wholes_gradient(how):
     (whole,) = torch.autograd.grad(policy_loss(new, old, advantage, mask, **options).total, new)
     count = count_of(new, mask, how)
     parts = [
-        policy_loss(new[rows], old[rows], advantage[rows], mask[rows], denominator=count, **options).total
-        for rows in (slice(0, 1), slice(1, 4), slice(4, 5))
+        policy_loss(new[rows], old[rows], advantage[rows], mask[rows], denominator=count, **options).total for rows in (slice(0, 1), slice(1, 4), slice(4, 5))
     ]
     torch.testing.assert_close(torch.autograd.grad(sum(parts), new)[0], whole)
 
@@ -107,9 +106,7 @@ def test_decoupled_ppo_is_unbiased_and_clips_around_the_recent_policy():
     advantage = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     logits = near.clone().requires_grad_()
     new = logits.log_softmax(-1)
-    loss = decoupled_policy_loss(
-        new, behaviour, advantage * 3 * behaviour.exp(), proximal_log_prob=near, weight_cap=10.0
-    )
+    loss = decoupled_policy_loss(new, behaviour, advantage * 3 * behaviour.exp(), proximal_log_prob=near, weight_cap=10.0)
     (got,) = torch.autograd.grad(loss.total, logits)
     other = near.clone().requires_grad_()
     (expected,) = torch.autograd.grad(-(other.log_softmax(-1).exp() * advantage).sum(), other)

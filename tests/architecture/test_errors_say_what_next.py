@@ -12,7 +12,7 @@ ADVISED = {  # which end in advice themselves
     "advice", "error", "fault", "must", "need", "wanted", "found", "would_not_run", "_why_nothing_comes", "_next", "why_none",
 }  # fmt: skip
 
-QUOTED = {"rerun.py", "calls_again.py", "pieces.py"}  # what they refuse is a reason within a note: why a record cannot be asked
+QUOTED = {"rerun.py", "recorded_calls.py"}  # what they refuse is a reason within a note: why a record cannot be asked
 
 
 def silent(path: Path) -> Iterator[str]:

@@ -26,6 +26,14 @@ def test_the_import_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_the_timeline_loads_numpy_only() -> None:
+    """Pandas and pyarrow come with the first frame or file, psutil and NVML with the first sampler."""
+    heavy = (*HEAVY, "pyarrow", "psutil", "pynvml")
+    code = f"import sys, rlinf_lab.timeline; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['numpy']"
+
+
 def test_the_import_adds_few_modules() -> None:
     """A bound on what is loaded instead of on seconds, which a busy machine stretches: about 0.02 s."""
     code = "import sys; before = len(sys.modules); import rlinf_lab; print(len(sys.modules) - before)"

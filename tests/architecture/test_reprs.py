@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import rlinf_lab as lab
-from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.simulator import SimCall
-from rlinf_lab.runtime.run import run
-from rlinf_lab.runtime.session import Iteration
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.simulator.simulator import SimCall
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.session.session import Iteration
 from rlinf_lab.workers import Residence
-from rlinf_lab.workflow.trace import Tracer
+from rlinf_lab.workflow.tracing.trace import Tracer
 from rlinf_lab.workflow.worker import FunctionWorker, Inbox, Outbox
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
@@ -140,6 +140,8 @@ RICH = {"Workflow", "WorkflowGraph", "ExecutionPlan", "ExecutionPlan of a thousa
 ELSEWHERE = {
     "crowding", "message_costs", "planned", "profile", "profile_from_run", "profile_from_trace", "replan", "sensitivity",
     "session", "run", "show", "timeline_html", "shutdown", "list_envs", "register_env", "check_env", "VecEnv",
+    "train", "resume", "load_policy", "compare", "runs", "sweep",
+    "algorithms", "replay", "tasks",
 }  # fmt: skip
 
 

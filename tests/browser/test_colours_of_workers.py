@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, palette
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.draw import palette
 from rlinf_lab.widgets import timeline_html
 from rlinf_lab.widgets.assets import TIMELINE, module
 

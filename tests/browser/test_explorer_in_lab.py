@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from test_live_widgets import data, pixels, watch_errors
 
-from rlinf_lab.timeline.palette import colour_numbers, worker_colour
+from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser"), pytest.mark.timeout(300)]
 
 PROFILES = Path(__file__).parents[2] / "docs" / "profiles"
 EXPLORER = """
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Memory
+from rlinf_lab.planning.profile.profile import Memory
 profile = lab.Profile.load({path!r})
 for name, gib in {gib!r}.items():
     profile = profile.with_worker(name, memory=Memory(gib), onload_s=2.0, offload_s=2.0)
@@ -135,8 +135,8 @@ CUT = """(root) => {
 SLOW_RANGES = """
 import time
 import rlinf_lab.widgets.explorer as shown
-from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.sensitivity import Range
+from rlinf_lab.planning.cancellation import check
+from rlinf_lab.planning.adapt.sensitivity import Range
 def one(self, entry):
     for i in range(10 if entry.owner == "rollout" else 600):  # half a second, half a minute
         self.looked(entry, 1 + i / 100, min(1.0, i / 20))
@@ -226,7 +226,7 @@ def test_a_drag_waits_for_no_simulation_and_what_is_older_is_marked(jupyterlab: 
 
 SOME_RANGES = """
 import rlinf_lab.widgets.explorer as shown
-from rlinf_lab.planning.sensitivity import Range
+from rlinf_lab.planning.adapt.sensitivity import Range
 # Found in no time: only how they are drawn is looked at.
 entries = shown.Asked.entries
 shown.Asked.entries = lambda self: entries(self, ("seconds",))

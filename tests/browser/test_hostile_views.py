@@ -122,13 +122,16 @@ def test_the_rank_stays_behind_a_name_that_is_written_from_right_to_left(browser
     page.close()
 
 
-TWO = DASHBOARD.rsplit("board\n", 1)[0] + """
+TWO = (
+    DASHBOARD.rsplit("board\n", 1)[0]
+    + """
 from IPython.display import display
 from rlinf_lab.widgets import TimelineView
 view = TimelineView(sample.timeline)
 display(view)
 display(view)
 """
+)
 CLOSED = """
 view.close(); board.close()
 sample.step()

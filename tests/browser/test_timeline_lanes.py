@@ -14,7 +14,7 @@ from lanes import fill
 from widget_samples import pipeline
 
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.flows import arrows
+from rlinf_lab.timeline.critical.flows import arrows
 from rlinf_lab.widgets import feed
 from rlinf_lab.widgets.feed import TimelineFeed
 

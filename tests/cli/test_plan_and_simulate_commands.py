@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.cli import main
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.reading import schema
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.schema.json_schema import schema
 
 DOCS = Path(__file__).parents[2] / "docs"
 MANISKILL = str(DOCS / "profiles" / "maniskill_openvla.json")
@@ -128,9 +128,7 @@ def test_a_plan_of_a_file_is_simulated(tmp_path: Path, capsys: pytest.CaptureFix
         ({}, ["--memory-gib", "0"], "--memory-gib is 0"),
     ],
 )
-def test_a_plan_of_a_file_that_cannot_be_is_refused_in_words(
-    changed: dict, flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_plan_of_a_file_that_cannot_be_is_refused_in_words(changed: dict, flags: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     path = tmp_path / "plan.json"
     plan(Profile.load(MANISKILL), 16)["temporal"].execution.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changed}))

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from rlinf_lab.cli import main
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.narrow import narrow
+from rlinf_lab.timeline.draw.short_names import narrow
 
 K = SpanKind
 

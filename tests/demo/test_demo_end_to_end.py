@@ -24,11 +24,11 @@ from rich.console import Console
 
 import rlinf_lab.demo as demo_module
 from rlinf_lab.demo import PROBE_ITERATIONS, Demo, DemoConfig
-from rlinf_lab.planning.plan import ExecutionPlan
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
 from rlinf_lab.policies import Weights
-from rlinf_lab.runtime import devices as devices_module
-from rlinf_lab.runtime import local
-from rlinf_lab.runtime.devices import Gpus
+from rlinf_lab.runtime.executors import local
+from rlinf_lab.runtime.machine import devices as devices_module
+from rlinf_lab.runtime.machine.devices import Gpus
 from rlinf_lab.terminal import TerminalView
 from rlinf_lab.vecenv import make_vec
 

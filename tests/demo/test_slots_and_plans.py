@@ -11,11 +11,11 @@ import torch
 from rlinf_lab.checkup import doctor
 from rlinf_lab.demo import moved
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.layout import checked_layout
+from rlinf_lab.planning.plan.layout import checked_layout
 from rlinf_lab.recipes.plans import candidates, slots
 from rlinf_lab.recipes.ppo import PRESETS, PPOConfig, build
-from rlinf_lab.runtime.cluster import devices
-from rlinf_lab.runtime.devices import gpus
+from rlinf_lab.runtime.executors.ray_nodes import devices
+from rlinf_lab.runtime.machine.devices import gpus
 
 
 class Machine:

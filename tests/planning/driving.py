@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.local import LocalExecutor
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.timeline.timeline import Timeline
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 
 def run(flow: lab.Workflow, plan: lab.ExecutionPlan | lab.Planned, iterations: int = 4) -> lab.Run:

@@ -8,16 +8,16 @@ from collections.abc import Collection
 from typing import Any
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.candidates import Candidate, alike
-from rlinf_lab.planning.entries import Entry, of_kind
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.adapt.perturb import Entry, of_kind
+from rlinf_lab.planning.adapt.sensitivity import FINE, TOLERANCE, WIDEST, Range
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.candidates import Candidate, alike
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.search.plan_tree import compositions
 from rlinf_lab.planning.search.solver import Only, solve
-from rlinf_lab.planning.search.trees import compositions
-from rlinf_lab.planning.sensitivity import FINE, TOLERANCE, WIDEST, Range
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.steady import settled, steady
 
 BEYOND, INSIDE = 1 + 3 * FINE, 1 + FINE / 2  # not the factors at which the ends were looked at
 Turns = Collection[frozenset[str]]

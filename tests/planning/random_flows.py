@@ -9,9 +9,9 @@ import dataclasses
 import random
 from dataclasses import dataclass, field
 
-from rlinf_lab.planning.engine import ALL
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, Turn, get, put, run
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.simulator import SimCall, Turn, get, put, run
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile.profile import Profile
 
 
 def six_workers(workers: int = 6) -> Profile:

@@ -10,11 +10,11 @@ import pytest
 from random_profiles import any_flow
 from six_workers import six_workers
 
-from rlinf_lab.planning.at_once import NOBODY, NOT_AT_ONCE
-from rlinf_lab.planning.engine import ALL, Do, Engine, Event
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.puts_in_a_row import PutsInARow
+from rlinf_lab.planning.engine.engine import ALL, Do, Engine, Event
+from rlinf_lab.planning.engine.fast_path import NOBODY, NOT_AT_ONCE
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.simulator.batched_puts import PutsInARow
 
 
 def made(capacity: int | None, producers: int, consumers: int = 1, devices: int = 0, whole: bool = False) -> tuple[Engine, int]:

@@ -12,14 +12,14 @@ import pytest
 
 from rlinf_lab.cli import main
 from rlinf_lab.errors import PlanError, RlinfLabError
-from rlinf_lab.planning.fitting import profile_from_run
-from rlinf_lab.planning.imported import profile_from_trace
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.scripts import Outage
-from rlinf_lab.planning.sensitivity import sensitivity
-from rlinf_lab.planning.whatif import Question
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.adapt.sensitivity import sensitivity
+from rlinf_lab.planning.adapt.whatif import Question
+from rlinf_lab.planning.fit.fit import profile_from_run
+from rlinf_lab.planning.fit.from_trace import profile_from_trace
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.simulator.scripts import Outage
 from rlinf_lab.widgets.explorer import PlanExplorer
 
 WORK = WorkerProfile((Sample(1, 8.0, 1.0),))

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from rlinf_lab.planning.circulation import Circulation
-from rlinf_lab.planning.fitting import fitted, profile_from_run
-from rlinf_lab.planning.measured import Observed
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import planned
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.fit.fit import fitted, profile_from_run
+from rlinf_lab.planning.fit.habits import Circulation
+from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import planned
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

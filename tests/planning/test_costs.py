@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs import BatchModel, CapacityCliff, CellModel, DampedScaling, GenerationModel, SimulatorModel, fit, fit_worker
 from rlinf_lab.planning.costs.lengths import QUANTILES
-from rlinf_lab.planning.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 SHAPE = ModelShape(28, 4, 128, 15.2)
 

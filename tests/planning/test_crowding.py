@@ -11,13 +11,13 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.crowding import checked_factors, stretched
-from rlinf_lab.planning.estimate import estimate
-from rlinf_lab.runtime import crowding
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.crowding import Crowd
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.fit.crowding import checked_factors, stretched
+from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.runtime.profiling import crowding
+from rlinf_lab.runtime.profiling.crowding import Crowd
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 FACTORS = (1.0, 1.5, 2.0)

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.consumed import fit
-from rlinf_lab.planning.estimate import Estimate, estimate
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, Simulator, call, get, put, run, wait
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.replay.batch_model import fit
+from rlinf_lab.planning.replay.estimate import Estimate, estimate
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, call, get, put, run, wait
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -9,8 +9,8 @@ import pytest
 from mock_runs import run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.profile.profile import Profile
 
 ITEMS = 32
 

@@ -17,13 +17,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
 
 from rlinf_lab.errors import DeadlockError, PlanError, WorkflowError
-from rlinf_lab.planning.filling import Fillers
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Session
-from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.planning.engine.fillers import Fillers
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.simulator import SimCall, SimFiller, Simulator, Turn, get, put, run
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import Span, SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker

@@ -11,8 +11,8 @@ import pytest
 from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.timeline.record.span import SpanKind
 
 ITEMS, SWITCH, EACH = 8, 3.0, 1.0
 

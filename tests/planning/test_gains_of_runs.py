@@ -13,12 +13,13 @@ from test_parity import execute
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.planning.layout import checked_layout
-from rlinf_lab.planning.pieces import Batch, Deed, Pieces
-from rlinf_lab.planning.rerun import Rerun
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, gains
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.gains import SCHEDULER, SPANS
+from rlinf_lab.planning.plan.layout import checked_layout
+from rlinf_lab.planning.replay.recorded_calls import Batch, Deed, Pieces
+from rlinf_lab.planning.replay.rerun import Rerun
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.critical import gains
+from rlinf_lab.timeline.critical.gains import SCHEDULER, SPANS
+from rlinf_lab.timeline.record.batch import SpanBatch
 
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import Scenario, scenario

@@ -9,11 +9,11 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.fitting import fitted
-from rlinf_lab.planning.measured import Observed
-from rlinf_lab.planning.profile import Cell, EdgeProfile, Profile, RankRule
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.profiler import _Measuring
+from rlinf_lab.planning.fit.fit import fitted
+from rlinf_lab.planning.fit.samples import Observed
+from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Profile, RankRule
+from rlinf_lab.runtime.profiling.profiler import _Measuring
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 ITEMS, STEPS = 12, 3
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]

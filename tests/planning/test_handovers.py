@@ -11,8 +11,8 @@ from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.handovers import Values, handed_over, is_closed, tail
-from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.handovers import Values, handed_over, is_closed, tail
+from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, Sample, WorkerProfile
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 

@@ -11,7 +11,7 @@ from mock_runs import profiled, run, seconds
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 

@@ -7,8 +7,8 @@ from mock_runs import run, seconds
 from test_whole_calls import chain
 
 import rlinf_lab as lab
-from rlinf_lab.planning.by_rank import by_rank
-from rlinf_lab.planning.whole_calls import Calls
+from rlinf_lab.planning.forecast.per_rank import by_rank
+from rlinf_lab.planning.placement.calls import Calls
 
 
 @pytest.mark.parametrize("items, ranks, chunks", [(8, 3, 2), (10, 4, 2), (20, 3, 4), (33, 5, 2), (40, 7, 4), (50, 4, 8), (50, 7, 4), (14, 4, 16)])

@@ -13,15 +13,15 @@ from random_profiles import random_profile
 
 from rlinf_lab import Profile, plan
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.forecast import graph_of
-from rlinf_lab.planning.profile import Memory
+from rlinf_lab.planning.forecast.forecast import graph_of
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.profile.profile import Memory
 from rlinf_lab.planning.search import effort
 from rlinf_lab.planning.search.effort import FEW_COUNTS, SMOOTH, search_of, spaced
-from rlinf_lab.planning.search.fronts import spread
+from rlinf_lab.planning.search.pareto import spread
+from rlinf_lab.planning.search.plan_tree import SPATIAL, evaluate
 from rlinf_lab.planning.search.problem import FEW_LEAVES, GROUPS, LONG, MOST_CUTS, Cuts, Orders, Problem, members, subsets
 from rlinf_lab.planning.search.solver import Only, solve, stepwise
-from rlinf_lab.planning.search.trees import SPATIAL, evaluate
-from rlinf_lab.planning.setting import Setting
 
 Edges = frozenset[tuple[int, int]]
 
@@ -90,6 +90,7 @@ def test_a_generator_far_above_is_found_in_a_ladder_of_diamonds() -> None:
         edges += [(3 * i, 3 * i + 1), (3 * i, 3 * i + 2), (3 * i + 1, 3 * i + 3), (3 * i + 2, 3 * i + 3)]
     graph = graph_of(profile_of(edges, 3 * steps + 1))
     assert len(graph.nodes) == 3 * steps + 1
+
 
 def test_few_workers_have_all_their_cuts_whatever_their_edges() -> None:
     def cuts(leaves: int) -> int:

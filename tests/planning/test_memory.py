@@ -13,14 +13,14 @@ import pytest
 from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning import memory
-from rlinf_lab.planning.candidates import candidates
-from rlinf_lab.planning.engine import Do, Engine, Event
-from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.tables import Tables
+from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.placement.cost_table import Tables
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.candidates import candidates
+from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.profile import memory
+from rlinf_lab.planning.profile.fingerprint import Fingerprint
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 
 NO_MEMORY, ANY_RANKS = Memory(), RankRule()
 

@@ -8,16 +8,16 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.estimate import estimate
-from rlinf_lab.planning.flights import seen_messages
-from rlinf_lab.planning.hops import Hops, message_of
-from rlinf_lab.planning.layout import checked_layout
-from rlinf_lab.planning.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.forecast.message_costs import Hops, message_of
+from rlinf_lab.planning.plan.layout import checked_layout
+from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Message, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.planning.replay.loop_script import seen_messages
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 UNIX, TCP = Message("unix", 0.003, 0.001), Message("tcp", 0.03, 0.01)

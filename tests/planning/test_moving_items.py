@@ -8,7 +8,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.planning.profile import EdgeProfile, Link, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import EdgeProfile, Link, Profile, Sample, WorkerProfile
 
 ITEMS = 64
 

@@ -13,15 +13,15 @@ from random_profiles import branching, random_profile
 from six_workers import six_workers
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.candidates import Candidate
-from rlinf_lab.planning.choosing import Shown, order, preference
-from rlinf_lab.planning.nearby import neighbours
-from rlinf_lab.planning.planner import Plans, plan, planned
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.replan import WORTH, replan
-from rlinf_lab.planning.search.trees import Leaf, evaluate, nodes
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.whatif import Question, moved
+from rlinf_lab.planning.adapt.replan import WORTH, replan
+from rlinf_lab.planning.adapt.whatif import Question, moved
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.candidates import Candidate
+from rlinf_lab.planning.planner.nearby import neighbours
+from rlinf_lab.planning.planner.planner import Plans, plan, planned
+from rlinf_lab.planning.planner.ranking import Shown, order, preference
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.search.plan_tree import Leaf, evaluate, nodes
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 FACTORS = (0.8, 0.9, 0.95, 0.988, 1.012, 1.05, 1.1, 1.25)
@@ -69,7 +69,7 @@ def test_no_plan_of_a_neighbouring_profile_is_faster(seed: int) -> None:
     compared(seed)
 
 
-#: A plan that differs by two changes, of which neither alone is faster, is found for a neighbour only: 1.4 % (decision 450).
+#: A plan that differs by two changes, of which neither alone is faster, is found for a neighbour only (1.4 %).
 NOT_FOUND = pytest.mark.xfail(reason="a climb goes from neighbour to faster neighbour", strict=True)
 
 

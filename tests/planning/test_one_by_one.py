@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.steady import settled, steady
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 
 ITEMS, ITERATIONS = 64, 14
 FIXED, EACH = {"source": 0.0, "middle": 0.01, "last": 0.0}, {"source": 0.01, "middle": 0.005, "last": 0.005}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.simulator import Outage, SimCall, Simulator, get, put, run
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.simulator.simulator import Outage, SimCall, Simulator, get, put, run
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

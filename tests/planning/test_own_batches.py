@@ -6,9 +6,9 @@ import pytest
 from test_habits_of_workers import DEVICES, ITEMS, Habitual, Learner, Source, Stage, collecting, measured, observed, took
 
 import rlinf_lab as lab
-from rlinf_lab.planning.fitting import fitted
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.profiler import _Measuring
+from rlinf_lab.planning.fit.fit import fitted
+from rlinf_lab.runtime.profiling.profiler import _Measuring
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 
 class Choosy(Habitual):

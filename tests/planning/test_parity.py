@@ -16,10 +16,10 @@ from driving import hold_up_threads, recorded
 sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import Scenario, scenario
 
-from rlinf_lab.planning.simulator import Simulator
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 3

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.patience import Abandoned, as_long_as, check
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.sensitivity import sensitivity
-from rlinf_lab.planning.streams import follow
-from rlinf_lab.planning.whatif import Question
+from rlinf_lab.planning.adapt.sensitivity import sensitivity
+from rlinf_lab.planning.adapt.whatif import Question
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.forecast.stream_estimate import follow
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import Profile
 
 PROFILE = Profile.load(Path(__file__).parents[2] / "docs" / "profiles" / "grpo_7b_by_hand.json")
 

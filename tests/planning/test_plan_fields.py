@@ -17,11 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import ConfigError, PlanError, PlanNameError, UnknownNameError
-from rlinf_lab.planning.estimate import estimate
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import plan as plan_of
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.simulator import ALL, SimCall, Simulator, Turn, get, put, run
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import plan as plan_of
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.planning.simulator.simulator import ALL, SimCall, Simulator, Turn, get, put, run
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

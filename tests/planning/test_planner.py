@@ -15,13 +15,13 @@ from random_profiles import random_profile
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.bounds import lower_bound
-from rlinf_lab.planning.choosing import TIED
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.lower_bound import lower_bound
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.planner.ranking import TIED
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import DeadlockError, PlanError, UnknownNameError, WorkflowError
-from rlinf_lab.planning.estimate import Recorded, _one_token, estimate
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.replay.estimate import Recorded, _one_token, estimate
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

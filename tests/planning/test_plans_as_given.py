@@ -10,9 +10,9 @@ from random_profiles import random_profile
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Plans, plan, planned
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Plans, plan, planned
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 
 PROFILES = sorted((Path(__file__).parents[2] / "docs" / "profiles").glob("*.json"))
 WORK = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 2.0)))

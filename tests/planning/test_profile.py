@@ -12,8 +12,8 @@ import jsonschema
 import pytest
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.planning.profile import EdgeProfile, Fingerprint, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.reading import schema
+from rlinf_lab.planning.profile.profile import EdgeProfile, Fingerprint, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.schema.json_schema import schema
 
 ROOT = Path(__file__).parents[2]
 GOOD: dict[str, Any] = {

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.engine import ALL
-from rlinf_lab.planning.fitting import fitted, profile_from_run
-from rlinf_lab.planning.imported import profile_from_trace
-from rlinf_lab.planning.measured import Observed, within
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import plan as search
-from rlinf_lab.planning.profile import RankRule
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.simulator import SimCall, Simulator, get, put, run
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.fit.fit import fitted, profile_from_run
+from rlinf_lab.planning.fit.from_trace import profile_from_trace
+from rlinf_lab.planning.fit.samples import Observed, within
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import plan as search
+from rlinf_lab.planning.profile.profile import RankRule
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, get, put, run
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -1,6 +1,6 @@
 """Published comparisons from their inputs (`docs/profiles`): the planner must come to what was measured, without knowing it.
 
-Expected figures: RLinf (arXiv 2509.15965), Figs. 9, 14, 15, 16a. `docs/log.md` says which of its figures cannot be reproduced, and why.
+Expected figures: RLinf (arXiv 2509.15965), Figs. 9, 14, 15, 16a. `docs/history.md` says which of its figures cannot be reproduced, and why.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.search.trees import SPATIAL, Composed, Leaf
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.streams import follow
+from rlinf_lab.planning.forecast.stream_estimate import follow
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.planning.search.plan_tree import SPATIAL, Composed, Leaf
 
 PROFILES = Path(__file__).parents[2] / "docs" / "profiles"
 

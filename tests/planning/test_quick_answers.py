@@ -11,15 +11,15 @@ import pytest
 from brute_force import random_problem
 from six_workers import six_workers
 
+from rlinf_lab.planning.adapt.whatif import Question
 from rlinf_lab.planning.costs import fit_worker, fitted
 from rlinf_lab.planning.costs.batch import EXPONENTS, Curve, _affine, _whole
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import Memory, Sample
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import Memory, Sample
 from rlinf_lab.planning.search import solver
+from rlinf_lab.planning.search.plan_tree import evaluate
 from rlinf_lab.planning.search.solver import Only, guess, solve
-from rlinf_lab.planning.search.trees import evaluate
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.whatif import Question
 
 pytestmark = pytest.mark.xdist_group("six workers")  # planned once: it takes a quarter of a minute
 

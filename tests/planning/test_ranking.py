@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from random_profiles import random_profile
 
-from rlinf_lab.planning.bounds import Bound
-from rlinf_lab.planning.choosing import TIED
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.reasons import reason
+from rlinf_lab.planning.planner.explain import reason
+from rlinf_lab.planning.planner.lower_bound import Bound
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.planner.ranking import TIED
+from rlinf_lab.planning.profile.profile import Profile
 
 
 def samples(devices: int, items: int, seconds: float) -> dict[str, Any]:

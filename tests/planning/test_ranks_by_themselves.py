@@ -10,15 +10,15 @@ import pytest
 from mock_runs import run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.planning.by_rank import by_rank
-from rlinf_lab.planning.planner import Planned, Plans
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.scripts import ALL, SimCall, Turn, get, put
-from rlinf_lab.planning.scripts import run as compute
-from rlinf_lab.planning.search.trees import leaf_of
-from rlinf_lab.planning.simulator import Simulator
-from rlinf_lab.planning.streams import stream_of
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.forecast.per_rank import by_rank
+from rlinf_lab.planning.forecast.stream_estimate import stream_of
+from rlinf_lab.planning.planner.planner import Planned, Plans
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import leaf_of
+from rlinf_lab.planning.simulator.scripts import ALL, SimCall, Turn, get, put
+from rlinf_lab.planning.simulator.scripts import run as compute
+from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 FLOWS = {"chain": ("ab", "bc"), "long": ("ab", "bc", "cd"), "fork": ("ab", "ac"), "diamond": ("ab", "ac", "bd", "cd"), "join": ("ac", "bc")}
@@ -180,7 +180,7 @@ def test_whose_ranks_are_simulated() -> None:
 
 
 def test_of_very_many_batches_a_gang_stands_for_the_ranks_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlinf_lab.planning.by_rank.BATCHES", 7)
+    monkeypatch.setattr("rlinf_lab.planning.forecast.per_rank.BATCHES", 7)
     planned = of_shape(long_chain().plans(8), "(a | b | c) > d")
     assert by_rank(planned.candidate.placement) == set("ab") and len(planned.timeline.tracks) == 1 + 4
     assert [n.partition(",")[0] for n in planned.notes] == ["d: takes turns with a and b and c"]

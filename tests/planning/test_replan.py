@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import EdgeProfile, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, Sample, WorkerProfile
 from rlinf_lab.timeline.timeline import Timeline
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,7 +85,7 @@ def test_a_passing_disturbance_is_no_drift() -> None:
 
 
 def _batch(timeline: Timeline, rows):
-    from rlinf_lab.timeline.batch import SpanBatch
+    from rlinf_lab.timeline.record.batch import SpanBatch
 
     return SpanBatch("simulated", f"part{rows['iteration'].min()}", 0, rows, tuple(timeline.tracks), tuple(timeline.names))
 

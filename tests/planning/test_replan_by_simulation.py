@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.candidates import Candidate
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.patience import Abandoned, as_long_as
-from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.replan import replan
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.steady import settled, steady
+from rlinf_lab.planning.adapt.replan import replan
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.candidates import Candidate
+from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
 
 ITEMS = 48
 

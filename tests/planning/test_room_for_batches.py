@@ -6,7 +6,7 @@ import pytest
 from mock_runs import run
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile.profile import Profile
 
 
 class Source(lab.Worker):

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.planning.planner import Planned
-from rlinf_lab.planning.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.scripts import SimCall, Turn, get, put
-from rlinf_lab.planning.scripts import run as compute
-from rlinf_lab.planning.simulator import ALL, Simulator
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.simulator.scripts import SimCall, Turn, get, put
+from rlinf_lab.planning.simulator.scripts import run as compute
+from rlinf_lab.planning.simulator.simulator import ALL, Simulator
 from rlinf_lab.timeline.timeline import Timeline
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from brute_force import best, random_problem
 
-from rlinf_lab.planning.search.fronts import Front, pareto
-from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.pareto import Front, pareto
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, leaf_of, mode, nodes, shape
 from rlinf_lab.planning.search.problem import Cut, Cuts, Problem
 from rlinf_lab.planning.search.solver import Only, _Solver, _Way, guess, near, solve
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, evaluate, leaf_of, mode, nodes, shape
+from rlinf_lab.planning.search.structure import Outline
 
 
 def seconds(problem: Problem, ceiling: float = np.inf) -> float:
@@ -57,7 +57,7 @@ def test_no_plan_is_better_where_weights_are_shared() -> None:
 
 def test_points_are_compared_with_fewer_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A filter for large fronts, here on small ones too."""
-    monkeypatch.setattr("rlinf_lab.planning.search.fronts.WORTH", 0)
+    monkeypatch.setattr("rlinf_lab.planning.search.pareto.WORTH", 0)
     for seed in range(300, 340):
         problem = random_problem(seed, leaves=(2, 4), devices=(2, 9))
         assert seconds(problem) == best(problem), f"seed {seed}"

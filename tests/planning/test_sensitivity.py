@@ -16,13 +16,8 @@ from planned_again import at_both_ends, entry, first, same, searched_at_both_end
 from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.entries import Entry
-from rlinf_lab.planning.feasible import of_modes
-from rlinf_lab.planning.patience import Abandoned, as_long_as, check
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.search.trees import SPATIAL, Composed
-from rlinf_lab.planning.sensitivity import (
+from rlinf_lab.planning.adapt.perturb import Entry
+from rlinf_lab.planning.adapt.sensitivity import (
     AGAIN,
     FAINT,
     FAINTEST,
@@ -42,7 +37,12 @@ from rlinf_lab.planning.sensitivity import (
     _Steps,
     sensitivity,
 )
-from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.cancellation import Abandoned, as_long_as, check
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.feasible import of_modes
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import SPATIAL, Composed
 
 DOCS = Path(__file__).parents[2] / "docs"
 FLAT = WorkerProfile((Sample(1, 64.0, 8.0), Sample(8, 64.0, 6.0)))
@@ -225,9 +225,7 @@ def test_who_wins_between_two_factors_at_which_it_was_planned_again_is_seen(monk
     assert _Steps(asked, entry(asked.plans, "seconds", "a")).towards(WIDEST) == (pytest.approx(1.6, rel=2e-3), "rival")
 
 
-def simulated(
-    monkeypatch: pytest.MonkeyPatch, lead: Callable[[float], float], apart: Callable[[float], float]
-) -> tuple[_Planned, list[float]]:
+def simulated(monkeypatch: pytest.MonkeyPatch, lead: Callable[[float], float], apart: Callable[[float], float]) -> tuple[_Planned, list[float]]:
     """A judge to whom the best other plan takes so many times as long as the choice: planned again, and with plans that were found run in between. And the
     factors at which it is planned again."""
     plans, seen = plan(chain(a=FLAT, b=STEEP), 12, chunks=8), list[float]()
@@ -322,7 +320,7 @@ def test_the_best_plan_in_other_chunks_does_not_end_a_range_of_its_plan(monkeypa
     tree = chosen.tree
     assert isinstance(tree, Composed)
     coarser = dataclasses.replace(chosen, tree=dataclasses.replace(tree, grain=tree.grain - 1))
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity._seconds", lambda placement, setting: 1.0 if placement.tree == coarser.tree else 2.0)
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity._seconds", lambda placement, setting: 1.0 if placement.tree == coarser.tree else 2.0)
     monkeypatch.setattr(judge, "_searched", lambda *asked: iter([(coarser, 1.0)]))
     assert judge.verdict(judge.look(judge.setting)) == ""
 
@@ -398,7 +396,7 @@ def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     """Each range takes all the time there is."""
     plans = plan(chain(a=FLAT, b=STEEP), 8, simulate=False)
     now, found = [0.0], Asked.range
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.monotonic", lambda: now[0])
 
     def slow(self: Asked, entry: Entry) -> Range:
         made = found(self, entry)
@@ -419,7 +417,7 @@ def test_what_there_is_no_time_for_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_range_that_is_begun_is_given_up_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """And when nobody wants any of them."""
     plans, now, wanted = plan(chain(a=FLAT, b=STEEP), 8, simulate=False), [0.0], [True]
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.monotonic", lambda: now[0])
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.monotonic", lambda: now[0])
 
     def long(self: Asked, entry: Entry) -> Range:
         now[0] += 1.0
@@ -444,17 +442,19 @@ def test_only_modes_that_were_asked_for_count() -> None:
 
 def test_quick_plans_are_planned_again_as_quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     plans, ways = plan(chain(a=FLAT, b=STEEP), 8, simulate=False, quick=True), list[bool]()
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more))
+    monkeypatch.setattr(
+        "rlinf_lab.planning.adapt.sensitivity.of_modes", lambda s, modes, quick, **more: ways.append(quick) or of_modes(s, modes, quick, **more)
+    )
     found = sensitivity(plans, tolerance=0.0)
     assert set(ways) == {True} and next(r for r in found.ranges if r.owner == "b").high == pytest.approx(2.94, rel=0.02)
 
 
 def test_what_takes_long_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     plans = case_1()
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.BAR_SECONDS", 600.0)
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.BAR_SECONDS", 600.0)
     sensitivity(plans)
     assert "sensitivity" not in capsys.readouterr().err, "no bar for what is there sooner"
-    monkeypatch.setattr("rlinf_lab.planning.sensitivity.BAR_SECONDS", 0.0)
+    monkeypatch.setattr("rlinf_lab.planning.adapt.sensitivity.BAR_SECONDS", 0.0)
     sensitivity(plans)
     said = capsys.readouterr().err
     assert f"/{len(plans.profile.workers)}" in said and "training seconds × " in said and "look " in said

@@ -13,13 +13,13 @@ from planned_again import at_both_ends
 from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.entries import AFTERWARDS, SEARCHED, of_kind
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import EdgeProfile, Handover, Lengths, Link, Memory, Message, ModelShape, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.search.trees import evaluate
-from rlinf_lab.planning.sensitivity import STEP, WIDEST, _changed, _Planned, sensitivity
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.steady import settled, steady
+from rlinf_lab.planning.adapt.perturb import AFTERWARDS, SEARCHED, of_kind
+from rlinf_lab.planning.adapt.sensitivity import STEP, WIDEST, _changed, _Planned, sensitivity
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Lengths, Link, Memory, Message, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import evaluate
 
 Again = Callable[[Profile, Setting], set[str]]
 FACTORS = (0.25, 0.5, 0.9, 1.0, 1.1, 2.0, 4.0)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from brute_force import best
 
-from rlinf_lab.planning.bounds import lower_bound
-from rlinf_lab.planning.by_rank import has_a_rest
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.forecast.per_rank import has_a_rest
+from rlinf_lab.planning.forecast.steady_state import settled
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.lower_bound import lower_bound
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.steady import settled
 
 
 def service(seed: int, most: int = 4) -> tuple[Profile, str]:

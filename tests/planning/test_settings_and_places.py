@@ -10,13 +10,13 @@ import pytest
 from random_profiles import random_profile
 
 from rlinf_lab.errors import ConfigError, PlanError, UnknownNameError
-from rlinf_lab.planning import memory
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Forms
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile import memory
+from rlinf_lab.planning.profile.profile import Cell, DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 from rlinf_lab.planning.search.solver import Only, solve
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.tables import APART, SINGLE, TOGETHER, Forms
 
 BATCH = WorkerProfile((Sample(8, 64.0, 8.0),), exponent=1.0)
 

@@ -11,7 +11,7 @@ from test_whole_calls import Stage
 
 import rlinf_lab as lab
 from rlinf_lab.planning.costs import BatchModel
-from rlinf_lab.planning.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
 
 
 class Shares(Stage):

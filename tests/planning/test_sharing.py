@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
 
 
 def worker(gib: float, seconds: float = 2.0, devices: int = 1, stays: bool = True, **more: object) -> WorkerProfile:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.planning.estimate import estimate
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.run import run, session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.replay.estimate import estimate
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -69,8 +69,8 @@ def test_a_loop_that_feeds_a_worker_and_reads_it_is_no_cell() -> None:
 
 @pytest.mark.parametrize(("channel", "key", "text"), [("items", 0, "'items' has no keys"), ("answers", -1, "'answers' is keyed")])
 def test_a_script_gives_keys_as_a_worker_must(channel: str, key: int, text: str) -> None:
-    from rlinf_lab.planning.scripts import Script
-    from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put
+    from rlinf_lab.planning.simulator.scripts import Script
+    from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
 
     flow = Workflow("keys")
     items, answers = flow.channel("items"), flow.channel("answers", keyed=True)

@@ -9,7 +9,7 @@ from mock_runs import run
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile.profile import Profile
 
 ITEMS, GROUP = 32, 4
 

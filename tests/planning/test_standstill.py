@@ -11,13 +11,13 @@ import random_flows
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import DeadlockError, PlanError
-from rlinf_lab.planning.engine import ALL
-from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put
-from rlinf_lab.planning.standstill import ring_of_calls, ring_of_channels
-from rlinf_lab.runtime.preflight import check
-from rlinf_lab.runtime.run import session
-from rlinf_lab.workflow.channel import ChannelSpec
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.plan.standstill import ring_of_calls, ring_of_channels
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
+from rlinf_lab.runtime.run.preflight import check
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.graph import Call, Node, Step, WorkflowGraph
+from rlinf_lab.workflow.specs import ChannelSpec
 
 
 class Twice(Worker):

@@ -13,11 +13,11 @@ from random_profiles import any_flow, random_profile
 
 from rlinf_lab.cli import main
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.bounds import lower_bound
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Planned, Plans, plan, planned
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.setting import Setting
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.lower_bound import lower_bound
+from rlinf_lab.planning.planner.planner import Planned, Plans, plan, planned
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, Sample, WorkerProfile
 
 FLOWS = [range(8), *(pytest.param(range(first, first + 16), marks=pytest.mark.slow) for first in range(8, 232, 16))]
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"

@@ -10,17 +10,17 @@ import pytest
 from random_profiles import branching, random_profile
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.forecast import forecast, graph_of
-from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.forecast.forecast import forecast, graph_of
+from rlinf_lab.planning.forecast.steady_state import settled, steady
+from rlinf_lab.planning.forecast.stream_estimate import follow
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.gantt import gantt
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, nodes
 from rlinf_lab.planning.search.solver import Only, solve
-from rlinf_lab.planning.search.trees import TEMPORAL, Composed, nodes
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.steady import settled, steady
-from rlinf_lab.planning.streams import follow
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.record.span import SpanKind
 
 
 def placements(profile: Profile, devices: int = 16, chunks: int = 16, **options) -> list[tuple[Placement, float]]:

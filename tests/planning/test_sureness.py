@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from rlinf_lab.planning.costs import BatchModel, CostModel, DampedScaling, GenerationModel, SimulatorModel
 from rlinf_lab.planning.costs.base import REPEAT
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, ModelShape, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, ModelShape, Profile, Sample, WorkerProfile
 
 LENGTHS = Lengths(4096.0, mean_tokens=900.0)
 

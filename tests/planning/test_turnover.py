@@ -17,12 +17,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from random_flows import MS, Scenario, scenario
 
 from rlinf_lab.errors import ExecutorError, PlanError
-from rlinf_lab.planning.layout import checked_layout, refuse_fixed_place
-from rlinf_lab.planning.simulator import Simulator, Turnover
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.layout import checked_layout, refuse_fixed_place
+from rlinf_lab.planning.simulator.simulator import Simulator, Turnover
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 3

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning import memory
-from rlinf_lab.planning.engine import Do, Engine, Event
-from rlinf_lab.planning.execution import execution_plan
-from rlinf_lab.planning.forecast import forecast, graph_of
-from rlinf_lab.planning.layout import Layout
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import Cell, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.search.trees import TEMPORAL, Composed, Leaf
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.planning.turns import Turns
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.forecast.forecast import forecast, graph_of
+from rlinf_lab.planning.placement.memory_units import Turns
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.placement.to_execution_plan import execution_plan
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.profile import memory
+from rlinf_lab.planning.profile.profile import Cell, EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 HOST = WorkerProfile((Sample(0, 4.0, 1.0),), resource="host", calls=3)

@@ -11,8 +11,8 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put, run
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put, run
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 sys.path.insert(0, str(Path(__file__).parent))

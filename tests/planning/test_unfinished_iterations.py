@@ -11,13 +11,13 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.planner import Planned
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
-from rlinf_lab.timeline.tables import whole_iterations
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.account.tables import whole_iterations
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 ITEMS, LAST = 8, 4  # the last iteration stops in its middle

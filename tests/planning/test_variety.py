@@ -7,15 +7,15 @@ from brute_force import random_problem
 from random_profiles import any_flow, branching, random_profile
 from test_search_optimality import Skeleton, skeletons
 
-from rlinf_lab.planning import candidates
-from rlinf_lab.planning.planner import plan
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner import candidates
+from rlinf_lab.planning.planner.planner import plan
 from rlinf_lab.planning.search import variety
-from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.search.plan_tree import evaluate
 from rlinf_lab.planning.search.problem import Cuts, Problem
 from rlinf_lab.planning.search.solver import solve
-from rlinf_lab.planning.search.trees import evaluate
+from rlinf_lab.planning.search.structure import Outline
 from rlinf_lab.planning.search.variety import varied
-from rlinf_lab.planning.setting import Setting
 
 
 def each(problem: Problem) -> dict[Outline, float]:

@@ -14,15 +14,15 @@ from driving import recorded
 from random_flows import MS, Actor, Scenario, scenario
 
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.forecast import shared_weights
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.sensitivity import sensitivity
-from rlinf_lab.planning.simulator import Simulator
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.adapt.sensitivity import sensitivity
+from rlinf_lab.planning.forecast.forecast import shared_weights
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Worker
 

@@ -9,16 +9,16 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.drift import Drift, Window
-from rlinf_lab.planning.forecast import forecast
-from rlinf_lab.planning.placement import Placement
-from rlinf_lab.planning.planner import Planned
-from rlinf_lab.planning.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.readings import told_by_sizes
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.timeline.batch import SpanBatch
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.adapt.drift import Drift, Window
+from rlinf_lab.planning.adapt.profile_update import told_by_sizes
+from rlinf_lab.planning.forecast.forecast import forecast
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.planning.profile.profile import EdgeProfile, Handover, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]

@@ -12,11 +12,11 @@ import pytest
 from random_profiles import random_profile
 
 from rlinf_lab.errors import PlanError, UnknownNameError
+from rlinf_lab.planning.adapt.whatif import Question, described, moved, sliders
 from rlinf_lab.planning.costs import GenerationModel, fit_worker
-from rlinf_lab.planning.gantt import BUSY, SWITCHING, gantt
-from rlinf_lab.planning.planner import Plans, plan
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.whatif import Question, described, moved, sliders
+from rlinf_lab.planning.planner.gantt import BUSY, SWITCHING, gantt
+from rlinf_lab.planning.planner.planner import Plans, plan
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Lengths, Memory, Profile, Sample, WorkerProfile
 
 DOCS = Path(__file__).parents[2] / "docs" / "profiles"
 

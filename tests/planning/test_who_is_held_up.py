@@ -8,7 +8,7 @@ import pytest
 from mock_runs import run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import Profile
+from rlinf_lab.planning.profile.profile import Profile
 
 
 class Stage(lab.Worker):

@@ -8,10 +8,10 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning.bounds import lower_bound
-from rlinf_lab.planning.profile import Profile
-from rlinf_lab.planning.setting import Setting
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.planner.lower_bound import lower_bound
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 SECONDS = 8.0  # of each worker for all items on one device
 GIB, CAP = 3.0, 80.0

@@ -10,9 +10,9 @@ import pytest
 from mock_runs import run, seconds
 
 import rlinf_lab as lab
-from rlinf_lab.planning.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.planning.whole_calls import Calls
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.placement.calls import Calls
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.timeline.record.span import SpanKind
 
 REWARDS = {"a": (0.0, 0.05), "b": (0.5, 0.01), "c": (0.2, 0.05)}
 ALIKE = {"a": (0.0, 0.05), "b": (0.3, 0.03), "c": (0.3, 0.03)}

@@ -10,16 +10,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlinf_lab.planning.hosts import place_hosts
-from rlinf_lab.planning.layout import checked_layout
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.devices import torch_device
-from rlinf_lab.runtime.fillers import declarations_of
-from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.session import Ended
-from rlinf_lab.runtime.waits import Wait
-from rlinf_lab.timeline.clock import MonotonicClock
-from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.layout import checked_layout
+from rlinf_lab.planning.plan.process_groups import place_hosts
+from rlinf_lab.runtime.host.elastic.fillers import declarations_of
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.host.liveness.wait_graph import Wait
+from rlinf_lab.runtime.machine.devices import torch_device
+from rlinf_lab.runtime.session.session import Ended
+from rlinf_lab.timeline.record.clock import MonotonicClock
+from rlinf_lab.timeline.record.recorder import Recorder
 from rlinf_lab.workflow.filler import Filler, specs_of
 from rlinf_lab.workflow.workflow import Workflow
 

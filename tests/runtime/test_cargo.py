@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import rlinf_lab as lab
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.runtime.cargo import Arrived, Bucket, Cargo, Outgoing, assembled, ranges
-from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.runtime.transport.cargo import Arrived, Bucket, Cargo, Outgoing, assembled, ranges
+from rlinf_lab.runtime.transport.unchanged import Unchanged
 
 
 @settings(max_examples=60, deadline=None)

@@ -16,12 +16,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.cargo import ALIGNED, LITTLE, Bucket, Cargo, Copy, Outgoing, Whole, assembled
-from rlinf_lab.runtime.host import Host
-from rlinf_lab.runtime.pickling import LARGE
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.transport.cargo import ALIGNED, LITTLE, Bucket, Cargo, Copy, Outgoing, Whole, assembled
+from rlinf_lab.runtime.transport.pickling import LARGE
+from rlinf_lab.runtime.transport.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -14,12 +14,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ConfigError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import local, pickling, resting
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.resting import Resting
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import local
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.transport import cpu_offload as resting
+from rlinf_lab.runtime.transport import pickling
+from rlinf_lab.runtime.transport.cpu_offload import Resting
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -81,7 +83,7 @@ def test_what_waits_waits_in_host_memory_and_comes_as_it_was(gpu: None, far: boo
 def test_items_in_the_queue_hold_no_memory_of_the_gpu(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     woken = resting.wake
-    monkeypatch.setattr("rlinf_lab.runtime.ports.wake", lambda item, device: seen.append(item) or woken(item, device))
+    monkeypatch.setattr("rlinf_lab.runtime.host.channels.ports.wake", lambda item, device: seen.append(item) or woken(item, device))
     with session(flow_of(capacity=None), PLAN, emulate=True) as s:
         assert s.step(3) == expected(3)
     assert [type(item) for item in seen] == [Resting, Resting, Resting, str]

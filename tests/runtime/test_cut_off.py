@@ -16,14 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.hosts import place_hosts
-from rlinf_lab.planning.layout import checked_layout
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import cut_off
-from rlinf_lab.runtime.device_host import DeviceHost, pack
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.layout import checked_layout
+from rlinf_lab.planning.plan.process_groups import place_hosts
+from rlinf_lab.runtime.executors.device_host import DeviceHost, pack
+from rlinf_lab.runtime.host.liveness import cut_off
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.transport.links import Link
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

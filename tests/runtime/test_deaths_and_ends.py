@@ -11,13 +11,13 @@ import psutil
 import pytest
 
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.waits import Wait, standstill
-from rlinf_lab.runtime import setups
-from rlinf_lab.runtime.device_host import DeviceHost
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.process_executor import ProcessExecutor
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.wait_graph import Wait, standstill
+from rlinf_lab.runtime.executors.device_host import DeviceHost
+from rlinf_lab.runtime.executors.processes import ProcessExecutor
+from rlinf_lab.runtime.host.elastic import setups
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.transport.listener import Listener
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

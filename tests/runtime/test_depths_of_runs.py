@@ -11,8 +11,8 @@ from collections import defaultdict
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.host import Host
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.host import Host
 from rlinf_lab.timeline import SpanKind, Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

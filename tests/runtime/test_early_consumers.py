@@ -16,14 +16,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import WorkerError, WorkflowError
-from rlinf_lab.planning import scripts as sim
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, Simulator
-from rlinf_lab.runtime import exchange, unwanted
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator import scripts as sim
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.channels import stream_end
+from rlinf_lab.runtime.host.elastic import exchange
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.declaration import returns_nothing
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
@@ -396,7 +397,7 @@ def test_a_call_whose_value_is_wanted_goes_on_to_its_end(kind: str, how: str) ->
 
 @pytest.mark.parametrize("kind", ["local", "mesh"])
 def test_a_call_that_goes_on_in_vain_for_long_is_told_once(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(unwanted, "GOES_ON_SECONDS", 0.0)
+    monkeypatch.setattr(stream_end, "GOES_ON_SECONDS", 0.0)
     flow = flow_of("some", discard_unread=True)
     executor = executor_of(kind, flow, plan_of(flow))
     executor.start()

@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError, PlanError, UnknownNameError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import Run, session
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.run.run import Run, session
+from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -14,10 +14,10 @@ from mesh import MeshExecutor
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.waits import Wait, standstill
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.wait_graph import Wait, standstill
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Ended, Session
 
 
 class Counts(lab.Worker):

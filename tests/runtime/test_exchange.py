@@ -8,7 +8,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, WorkflowError
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.timeline.record.span import SpanKind
 
 
 class Meeting(lab.Worker):

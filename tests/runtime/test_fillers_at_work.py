@@ -18,12 +18,12 @@ from mesh import MeshExecutor
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import fillers as at_work
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.elastic import fillers as at_work
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker

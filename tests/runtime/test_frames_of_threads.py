@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import gc, os, threading
-from rlinf_lab.runtime.session import _frame_of
+from rlinf_lab.runtime.session.session import _frame_of
 
 class Closes:
     def __init__(self):  # in a cycle: the collector ends it

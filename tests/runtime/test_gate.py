@@ -10,8 +10,8 @@ import threading
 
 import pytest
 
-from rlinf_lab.runtime import gate as gates
-from rlinf_lab.runtime.gate import Gate
+from rlinf_lab.runtime.threads import gate as gates
+from rlinf_lab.runtime.threads.gate import Gate
 
 
 @pytest.fixture(params=["file", "no file", "no more files"])
@@ -87,7 +87,7 @@ def test_counters_are_used_again_and_never_more_than_a_few_are_made() -> None:
 
 FORKED = """
 import gc, os
-from rlinf_lab.runtime.gate import Gate
+from rlinf_lab.runtime.threads.gate import Gate
 
 mine = Gate()
 counter = mine._counter

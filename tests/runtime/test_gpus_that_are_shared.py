@@ -16,10 +16,10 @@ from torch import nn
 
 import rlinf_lab as lab
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.runtime import lending
-from rlinf_lab.runtime.device_host import DeviceHost
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.executors.device_host import DeviceHost
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.transport import cuda_ipc
 from rlinf_lab.workers.residence import Residence, _by_block
 
 SEEN: list[tuple[str, str]] = []  # (thread, what), in order
@@ -35,7 +35,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: note(f"finish {device}"))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: note(f"use {device}"))
-    monkeypatch.setattr("rlinf_lab.runtime.local.refuse_missing", lambda plan, emulate: None)
+    monkeypatch.setattr("rlinf_lab.runtime.executors.local.refuse_missing", lambda plan, emulate: None)
     return SEEN
 
 
@@ -101,7 +101,7 @@ def test_a_device_that_cannot_be_used_is_told_with_the_worker(cuda: list[tuple[s
 
 
 def test_in_made_up_time_nobody_looks_for_a_gpu(cuda: list[tuple[str, str]]) -> None:
-    from rlinf_lab.runtime.clocks import MockClock
+    from rlinf_lab.runtime.threads.clocks import MockClock
 
     made = flow()
     plan = lab.ExecutionPlan("p", ("cuda:5",), {"a": [[0]], "b": [[0]]})
@@ -194,12 +194,12 @@ class Refuses:
 
 def test_what_cannot_be_released_keeps_nothing_else(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     sharing, given_back = Refuses(), []
-    monkeypatch.setattr(lending, "SHARING", sharing)
-    lender = lending.Lender("other", [])
+    monkeypatch.setattr(cuda_ipc, "SHARING", sharing)
+    lender = cuda_ipc.Lender("other", [])
     lender._lent = {0: (None, "one"), 1: (None, TypeError("a handle is needed, not None")), 2: (None, RuntimeError("gone")), 3: (None, "two")}
     lender.lost()
     assert sorted(sharing.released) == ["one", "two"] and not lender.has_lent
-    lending._drop(TypeError("a handle is needed, not None"), lambda: given_back.append(1))
+    cuda_ipc._drop(TypeError("a handle is needed, not None"), lambda: given_back.append(1))
     assert given_back == [1]
     assert caplog.text.count("could not be released") == 2 and "a handle is needed" in caplog.text
 
@@ -213,12 +213,12 @@ def test_a_tensor_without_a_byte_has_nothing_to_release() -> None:
 
     SEEN.clear()
     for handle in (None, b"h"):
-        lending.CudaSharing().release({"storage_cls": Storage, "ref_counter_handle": handle, "ref_counter_offset": 0, "storage_device": 0})
+        cuda_ipc.CudaSharing().release({"storage_cls": Storage, "ref_counter_handle": handle, "ref_counter_offset": 0, "storage_device": 0})
     assert [what for _, what in SEEN] == ["released b'h'"]
 
 
 def test_a_death_is_told_whatever_cannot_be_released() -> None:
-    from rlinf_lab.runtime.process_executor import ProcessExecutor
+    from rlinf_lab.runtime.executors.processes import ProcessExecutor
 
     class Link:
         def peer_died(self) -> None:

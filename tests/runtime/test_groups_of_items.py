@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, WorkflowError
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 GROUP = 3
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.timeline.span import Span, SpanKind
+from rlinf_lab.timeline.record.span import Span, SpanKind
 
 LONG_NS = 150_000_000
 

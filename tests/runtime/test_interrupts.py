@@ -16,10 +16,10 @@ import pytest
 
 import rlinf_lab
 from rlinf_lab import notebook
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import servant as served
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.servant import Servant, Task
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.threads import main_thread_guard as served
+from rlinf_lab.runtime.threads.main_thread_guard import Servant, Task
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

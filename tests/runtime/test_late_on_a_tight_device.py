@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import Cancelled, ExecutorError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.workers import TorchWorker
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 
 import rlinf_lab as lab
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.timeline.tables import Standing, whole_iterations
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.timeline.account.tables import Standing, whole_iterations
 from rlinf_lab.timeline.timeline import Timeline
 
 ITERATIONS = 6

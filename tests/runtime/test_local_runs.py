@@ -19,12 +19,12 @@ from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow,
 from own_threads import own_threads
 
 from rlinf_lab.errors import Cancelled, ConfigError, DeadlockError, PlanError, WorkerError, WorkflowError
-from rlinf_lab.planning.engine import Event
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.engine.engine import Event
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -252,9 +252,6 @@ def test_a_foreign_key_is_refused() -> None:
 
     with session(flow, ExecutionPlan.temporal(flow, DEVICES, {"sim": 2})) as s, pytest.raises(WorkerError, match="key 7 of channel 'act' belongs to"):
         s.step()
-
-
-
 
 
 def test_an_end_that_is_not_settled_yet_counts_when_its_iteration_is_given_up() -> None:

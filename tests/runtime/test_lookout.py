@@ -10,9 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.lookout import AWAKE_NS, Heard, Lookout
+from rlinf_lab.runtime.threads.lookout import AWAKE_NS, Heard, Lookout
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.listener import Listener
 
 SIZES = (0, 10, 3_000, 20_000, 300_000)  # also more than a rank takes in at once, and more than any buffer
 
@@ -97,7 +97,7 @@ def test_what_comes_while_a_rank_listens_it_hears_itself(host: Host) -> None:
 def test_while_a_rank_stays_awake_no_thread_is_woken_for_what_comes_and_afterwards_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes between a `hush` and the next `heed`. How soon a rank hushes the connection, and whether it leaves the place to a thread that is at work
     already, is up to the kernel."""
-    monkeypatch.setattr("rlinf_lab.runtime.lookout.AWAKE_NS", 10**12)  # however late the next message comes
+    monkeypatch.setattr("rlinf_lab.runtime.threads.lookout.AWAKE_NS", 10**12)  # however late the next message comes
     host, enough, periods = Host(1, has_core=True), threading.Event(), 0
     lookout, begin, end = host.lookout, host.lookout._hush, host.lookout._heed
 
@@ -173,7 +173,7 @@ def test_a_connection_may_be_heard_before_its_thread_is_ready(files: bool, monke
     """Also where its thread gets no file to wait with."""
     monkeypatch.setattr(__name__ + ".Lookout", Eager)
     if not files:
-        monkeypatch.setattr("rlinf_lab.runtime.listener.IN_TURN", -1)  # the kernel refuses it
+        monkeypatch.setattr("rlinf_lab.runtime.transport.listener.IN_TURN", -1)  # the kernel refuses it
     host = Host(2)
     for i in range(20):
         host.links[i % 2].send((f"a{i % 2}", i))
@@ -275,7 +275,7 @@ class Polled:
 def test_who_waits_shortly_on_a_core_of_its_own_stays_awake(has_core: bool, question_ns: int, asked: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     lookout, polled = Lookout(lambda: has_core), Polled(question_ns, 100_000_000)
     monkeypatch.setattr(lookout, "_poll", polled)
-    monkeypatch.setattr("rlinf_lab.runtime.lookout.time", SimpleNamespace(perf_counter_ns=lambda: polled.now))  # the clock of nobody else
+    monkeypatch.setattr("rlinf_lab.runtime.threads.lookout.time", SimpleNamespace(perf_counter_ns=lambda: polled.now))  # the clock of nobody else
     for _ in range(2):
         assert lookout._news() == [(-5, 1)]
     assert polled.timeouts == asked

@@ -11,11 +11,11 @@ from torch import nn
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError
-from rlinf_lab.planning.engine import Do, Engine, Event
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.meetings import Meetings, may_meet
-from rlinf_lab.runtime.process import Process
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.runtime.host.elastic.meetings import Meetings, may_meet
+from rlinf_lab.runtime.host.rank import Process
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workers import LearnerWorker, PolicyWorker, RankGroup, SimulatorWorker
 
 

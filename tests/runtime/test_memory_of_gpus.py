@@ -11,8 +11,8 @@ from test_profiler import flow
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.runtime import profile_request, profiler
-from rlinf_lab.timeline.span import Span, SpanKind, Track
+from rlinf_lab.runtime.profiling import profiler, request
+from rlinf_lab.timeline.record.span import Span, SpanKind, Track
 
 GIB = 1 << 30
 
@@ -127,7 +127,7 @@ def test_gpus_of_other_nodes_are_not_taken_for_those_here(cuda: Cuda) -> None:
 def test_cores_and_gpus_together_are_refused_for_all_is_measured_on_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A network that was timed on a core was foretold to take 110 s an iteration on a GPU, where it takes 0.36."""
     monkeypatch.setattr(profiler._Measuring, "_observe", lambda *_: pytest.fail("something was run"))
-    monkeypatch.setattr(profile_request, "refuse_missing", lambda *_, **__: None)
+    monkeypatch.setattr(request, "refuse_missing", lambda *_, **__: None)
     with pytest.raises(PlanError, match=r"cores and GPUs\..* Next: devices=\['cuda:0', 'cuda:1'\], then profile\.with_worker\(NAME, resource='host'\)"):
         lab.profile(flow(), ["cpu:0", "cuda:0", "cuda:1"])
 
@@ -136,7 +136,7 @@ def test_a_gpu_of_another_node_as_the_first_is_refused_before_anything_runs(monk
     monkeypatch.setattr(profiler._Measuring, "_observe", lambda *_: pytest.fail("something was run"))
     with pytest.raises(PlanError, match=r"'node1/cuda:0', the first one, is a GPU of another node\..* Next: lab\.profile on that node, where it is 'cuda:0'\."):
         lab.profile(flow(), ["node1/cuda:0", "node1/cuda:1"], executor="ray", progress=False)
-    monkeypatch.setattr(profile_request, "devices_here", lambda: ["cuda:0"])
+    monkeypatch.setattr(request, "devices_here", lambda: ["cuda:0"])
     with pytest.raises(PlanError, match=r"Next: a GPU of this node first, devices=\['cuda:0', 'node1/cuda:0'\], or lab\.profile on that node"):
         lab.profile(flow(), ["node1/cuda:0"], executor="ray", progress=False)
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_lab.runtime.metrics import MetricTable, labels
+from rlinf_lab.runtime.run.metrics import MetricTable, labels
 
 
 def test_ranks_are_averaged_and_the_last_value_of_each_counts() -> None:

@@ -9,14 +9,14 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import devices as module
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.cluster import Node, _refuse_missing_cores
-from rlinf_lab.runtime.devices import Gpus
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.run import run, session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.executors.ray_executor import RayExecutor
+from rlinf_lab.runtime.executors.ray_nodes import Node, _refuse_missing_cores
+from rlinf_lab.runtime.machine import devices as module
+from rlinf_lab.runtime.machine.devices import Gpus
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 

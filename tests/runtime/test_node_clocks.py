@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
-from rlinf_lab.runtime import listener
-from rlinf_lab.runtime.node_clocks import ASK_NS, AT_ONCE, NodeClocks
-from rlinf_lab.runtime.run import session
+from rlinf_lab.runtime.executors.node_clocks import ASK_NS, AT_ONCE, NodeClocks
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.transport import listener
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.alignment import DRIFT_PPM
+from rlinf_lab.timeline.record.clock_offset import DRIFT_PPM
 
 WAY_NS, SKEW_NS, FASTER = 40_000, 123_456_789_000, 30e-6
 SECOND = 1_000_000_000

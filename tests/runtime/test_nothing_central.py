@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.hosts_executor import HostsExecutor
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -18,11 +18,11 @@ import rlinf_lab as lab
 from rlinf_lab import notebook
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
 from rlinf_lab.notebook import CLOCK_SECONDS, _Feeder, load_note
-from rlinf_lab.runtime import observer
-from rlinf_lab.runtime.observer import Observer, depths
-from rlinf_lab.runtime.pickling import pickled
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.runtime.run import observer
+from rlinf_lab.runtime.run.observer import Observer, depths
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.transport.pickling import pickled
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.widgets import Dashboard
 from rlinf_lab.widgets.express import Beat
 from rlinf_lab.workflow.worker import Worker

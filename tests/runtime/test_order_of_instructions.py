@@ -8,8 +8,8 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.threads.clocks import MockClock
 
 CPUS = [f"cpu:{i}" for i in range(8)]
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf_lab.runtime.frames import FrameReader, NotYetThere, Stream
-from rlinf_lab.runtime.links import MOST_TOGETHER, SHORT, Link, _Run
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pairs import Receivers
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.slots import SlotViews
-from rlinf_lab.runtime.store import StoreViews
+from rlinf_lab.runtime.transport.collectives import Receivers
+from rlinf_lab.runtime.transport.frames import FrameReader, NotYetThere, Stream
+from rlinf_lab.runtime.transport.links import MOST_TOGETHER, SHORT, Link, _Run
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.shared_memory import SlotViews
+from rlinf_lab.runtime.transport.store import StoreViews
 
 Put = tuple[Any, int, Any, str, Any]  # queue, count, value, origin, tags
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlinf_lab.runtime.crowding import _factors
-from rlinf_lab.runtime.messages import ROUNDS, _cost
+from rlinf_lab.runtime.profiling.crowding import _factors
+from rlinf_lab.runtime.profiling.messages import ROUNDS, _cost
 
 SHIFTS = [(0,), (1,), (2,), (3,), (0, 1), (0, 1, 2, 3)]
 PACE = st.floats(0.5, 2.0)

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 import rlinf_lab as lab
-from rlinf_lab.planning.layout import Layout
-from rlinf_lab.runtime.pinning import cores_of, has_own_cores, on_core
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.runtime.machine.pinning import cores_of, has_own_cores, on_core
 
 CORES = sorted(os.sched_getaffinity(0))
 

@@ -27,13 +27,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, cell_flow, cell_plans, failing_flow, notebook_flow
 
 from rlinf_lab.errors import ExecutorError, PlanError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import hosts_executor
-from rlinf_lab.runtime.child import Child, _answer, _settle
-from rlinf_lab.runtime.process_executor import ProcessExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Ended, Session
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import multi_process
+from rlinf_lab.runtime.executors.child import Child, _answer, _settle
+from rlinf_lab.runtime.executors.processes import ProcessExecutor
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -266,8 +266,8 @@ def test_the_death_of_the_driver_ends_its_children_also_when_it_has_forked(tmp_p
         import multiprocessing, os, signal, sys, time
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from test_process_runs import fragile
-        from rlinf_lab.runtime.process_executor import ProcessExecutor
-        from rlinf_lab.runtime.session import Session
+        from rlinf_lab.runtime.executors.processes import ProcessExecutor
+        from rlinf_lab.runtime.session.session import Session
         executor = ProcessExecutor(*fragile())
         executor.start()
         assert Session(executor).step() == (5, 100)
@@ -344,7 +344,7 @@ def hogs_of(entered: Path) -> tuple[Workflow, ExecutionPlan]:
 
 def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that are in a call; neither who is idle nor who is not there."""
-    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(multi_process, "STOP_SECONDS", 0.3)
     going = run(*hogs_of(tmp_path / "entered"), executor="processes", absent={"hogs": [1]})
     deadline = time.monotonic() + 60
     while not (tmp_path / "entered").exists():
@@ -356,7 +356,7 @@ def test_ranks_of_a_process_that_does_not_answer_are_left_behind_too(tmp_path: P
 
 
 def test_a_process_that_does_not_answer_between_iterations_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts_executor, "STOP_SECONDS", 0.3)
+    monkeypatch.setattr(multi_process, "STOP_SECONDS", 0.3)
     flow, plan = hogs_of(tmp_path)
     executor = ProcessExecutor(flow, plan, absent={"hogs": [1]})
     executor.start()

@@ -10,10 +10,10 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, RlinfLabError
-from rlinf_lab.planning.fingerprint import Fingerprint
-from rlinf_lab.planning.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.runtime.profile_request import Request
-from rlinf_lab.runtime.subject import subject
+from rlinf_lab.planning.profile.fingerprint import Fingerprint
+from rlinf_lab.planning.profile.profile import EdgeProfile, Lengths, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.runtime.profiling.request import Request
+from rlinf_lab.runtime.profiling.subject import subject
 
 
 class Source(lab.Worker):

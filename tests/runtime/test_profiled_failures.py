@@ -8,7 +8,7 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, WorkerError
-from rlinf_lab.planning.profile import RankRule
+from rlinf_lab.planning.profile.profile import RankRule
 
 DEVICES = ["cpu:0", "cpu:1"]
 

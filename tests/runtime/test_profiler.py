@@ -14,7 +14,7 @@ from flows import cell_flow
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError, UnknownNameError
-from rlinf_lab.planning.fingerprint import Fingerprint
+from rlinf_lab.planning.profile.fingerprint import Fingerprint
 
 CALLS: list[str] = []
 

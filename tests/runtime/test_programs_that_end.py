@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lab.runtime import child, hosts_executor
-from rlinf_lab.runtime.at_exit import EXIT_SECONDS
-from rlinf_lab.runtime.host import Host
+from rlinf_lab.runtime.executors import child, multi_process
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.run.at_exit import EXIT_SECONDS
 
 Ends = Callable[[str], tuple[int, str, str]]  # a program's last lines; its exit status, what it said, and its errors
 
@@ -91,7 +91,7 @@ def test_however_it_ends(last: str, ends: Ends) -> None:
 
 
 def test_a_method_that_does_not_end_is_told_and_not_waited_for(ends: Ends) -> None:
-    code, out, err = ends("from rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 0.5\nrun = main(Busy, 'local')")
+    code, out, err = ends("from rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 0.5\nrun = main(Busy, 'local')")
     assert code == 0 and out == "" and "goes on while the program ends. Next:" in err
 
 
@@ -104,20 +104,23 @@ LEFT = [
 @pytest.mark.parametrize("executor", ["local", "processes", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])])
 def test_who_did_not_end_is_told_at_the_end_of_the_program_too(executor: str, ends: Ends) -> None:
     """A busy machine may need more than the seconds that a program waits."""
-    code, _, err = ends(f"from rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 60\nrun = main(Busy, {executor!r})")
+    code, _, err = ends(f"from rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 60\nrun = main(Busy, {executor!r})")
     assert code == 0 and len(re.findall(LEFT[executor != "local"], err)) == 1, err
 
 
 def test_the_program_waits_longer_than_it_takes_to_kill_who_does_not_answer(ends: Ends) -> None:
     grace = inspect.signature(Host.stop).parameters["grace_seconds"].default
-    assert grace + hosts_executor.STOP_SECONDS + child.DEATH_SECONDS < EXIT_SECONDS
-    times = "from rlinf_lab.runtime import at_exit, hosts_executor\nat_exit.EXIT_SECONDS, hosts_executor.STOP_SECONDS = 60, 0.3\n"
+    assert grace + multi_process.STOP_SECONDS + child.DEATH_SECONDS < EXIT_SECONDS
+    times = (
+        "from rlinf_lab.runtime.executors import multi_process\nfrom rlinf_lab.runtime.run import at_exit\n"
+        "at_exit.EXIT_SECONDS, multi_process.STOP_SECONDS = 60, 0.3\n"
+    )
     code, _, err = ends(f"{times}run = main(Hogs, 'processes')")
     assert code == 0 and len(re.findall(r"hogs\[0\](?:, sink\[0\])? did not end in time, and was ended together with its process", err)) == 1, err
 
 
 def test_all_runs_are_told_where_warnings_are_errors(ends: Ends) -> None:
-    lines = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\nfrom rlinf_lab.runtime import at_exit\nat_exit.EXIT_SECONDS = 0.1\n"
+    lines = "import warnings\nwarnings.simplefilter('error', RuntimeWarning)\nfrom rlinf_lab.runtime.run import at_exit\nat_exit.EXIT_SECONDS = 0.1\n"
     _, _, err = ends(f"{lines}runs = [(main(Busy, 'local'), os.remove(ENTERED)) for _ in range(3)]")
     assert err.count("RuntimeWarning: Run('goes on'") == 3, err
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_lab.runtime.turns import QUICK_SECONDS, quick_turns
+from rlinf_lab.runtime.run.turns import QUICK_SECONDS, quick_turns
 
 
 @pytest.fixture(autouse=True)

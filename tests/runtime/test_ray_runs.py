@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flows import DEVICES, NOTEBOOK_RESULT, Fails, cell_flow, cell_plans, failing_flow, notebook_flow
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.ray_executor import RayExecutor
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Session
 from rlinf_lab.workflow.filler import Filler
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -101,8 +101,8 @@ def test_nothing_is_left_of_a_run_and_a_foreign_ray_is_left_alone(tmp_path: Path
         ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         mine = ray.put("mine")
         from flows import cell_flow, cell_plans
-        from rlinf_lab.runtime.run import session
-        from rlinf_lab.runtime.ray_start import shutdown
+        from rlinf_lab.runtime.run.run import session
+        from rlinf_lab.runtime.executors.ray_start import shutdown
         flow = cell_flow()
         with session(flow, cell_plans(flow)[0], executor="ray") as s:
             print(s.step())

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.run import Run, run, session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import Run, run, session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

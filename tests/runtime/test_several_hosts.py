@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import DeadlockError, ExecutorError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.session import Ended, Session
-from rlinf_lab.runtime.waits import WaitGraph
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host.liveness.wait_graph import WaitGraph
+from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -6,9 +6,9 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.planner import Planned, plan
-from rlinf_lab.planning.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.planning.planner.planner import Planned, plan
+from rlinf_lab.planning.profile.profile import EdgeProfile, Memory, Profile, RankRule, Sample, WorkerProfile
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 
 ITEMS, SECONDS = 32, 0.25

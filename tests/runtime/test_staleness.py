@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from flows import Fails
 
 from rlinf_lab.errors import Cancelled, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.simulator import SimCall, Simulator, Turn, get, put
-from rlinf_lab.planning.simulator import run as busy
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator, Turn, get, put
+from rlinf_lab.planning.simulator.simulator import run as busy
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.waits import Wait
-from rlinf_lab.runtime import observer, stillness
-from rlinf_lab.runtime.observer import Observed
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.stillness import Stillness, who_does_what
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.wait_graph import Wait
+from rlinf_lab.runtime.run import observer, stall_report
+from rlinf_lab.runtime.run.observer import Observed
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.run.stall_report import Stillness, who_does_what
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -68,13 +68,13 @@ def until(has_come: Callable[[], Any]) -> None:
 def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stillness, "TOLD_SECONDS", 1e9)
+    monkeypatch.setattr(stall_report, "TOLD_SECONDS", 1e9)
     flow, plan = flow_of()
     with caplog.at_level(logging.WARNING, logger="rlinf_lab"):
         going = run(flow, plan, executor=executor, inputs=[tmp_path / "go"])
         until(lambda: "maker[0].entered" in going.counters)  # what its host tells since then, tells no wait for its turn any more
         until(lambda: {"taker[0]"} == {wait.who for wait in going.waits()} - {"driver[0]"})
-        monkeypatch.setattr(stillness, "TOLD_SECONDS", 0.3)
+        monkeypatch.setattr(stall_report, "TOLD_SECONDS", 0.3)
         until(lambda: told(caplog))
         assert going.state == "running" and going.iteration == 0
         (tmp_path / "go").touch()
@@ -84,7 +84,7 @@ def test_who_is_in_a_call_and_who_waits_for_it_is_logged(
 
 
 def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(stillness, "TOLD_SECONDS", 1e9)
+    monkeypatch.setattr(stall_report, "TOLD_SECONDS", 1e9)
     flow = Workflow("thinks")
     maker = flow.worker(Maker, name="maker")
     sessions: list[Any] = []
@@ -94,7 +94,7 @@ def test_the_loop_itself_may_be_what_lasts(monkeypatch: pytest.MonkeyPatch, capl
         maker.save().wait()
         if sessions:  # no dry run
             until(lambda: not sessions[0]._loop.open_calls())
-            monkeypatch.setattr(stillness, "TOLD_SECONDS", 0.2)
+            monkeypatch.setattr(stall_report, "TOLD_SECONDS", 0.2)
             until(lambda: told(caplog))
 
     with caplog.at_level(logging.WARNING, logger="rlinf_lab"), session(flow, ExecutionPlan("thinks", ("cpu:0",), {"maker": ((0,),)})) as s:
@@ -138,7 +138,7 @@ class Watched(Observed):
         self.now, self.goes_on = 0.0, True
         loop = SimpleNamespace(is_open=lambda: self.goes_on, goes_on=lambda: self.goes_on, open_calls=lambda: ["maker[0].make"])
         self._executor = cast(Any, SimpleNamespace(driver_host=SimpleNamespace(loop=loop), waits=lambda: []))
-        self._observer = cast(Any, SimpleNamespace(stillness=Stillness(), moved_at=0.0))
+        self._observer = cast(Any, SimpleNamespace(stall_report=Stillness(), moved_at=0.0))
         self._listeners = []
 
     def _is_over(self) -> bool:

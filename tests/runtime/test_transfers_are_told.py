@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf_lab import Inbox, Outbox, Worker, Workflow
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.run import Run, run
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import Run, run
+from rlinf_lab.timeline.record.span import SpanKind
 
 TRIPS = 40
 

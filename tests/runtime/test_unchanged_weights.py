@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.cargo import Copy, Outgoing
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.unchanged import Unchanged
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.transport.cargo import Copy, Outgoing
+from rlinf_lab.runtime.transport.unchanged import Unchanged
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -15,14 +15,14 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ExecutorError, RlinfLabError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import wire
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.loop import Loop
-from rlinf_lab.runtime.pickling import pickled
-from rlinf_lab.runtime.run import session
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.workflow.calls import CallSpec
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.host import protocol
+from rlinf_lab.runtime.host.driver import Loop
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.pickling import pickled
+from rlinf_lab.workflow.specs import CallSpec
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -35,8 +35,6 @@ DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
 def _not_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long an iteration that failed waits for calls of which nothing more will be heard."""
     monkeypatch.setattr(Loop, "SETTLE_SECONDS", 0.1)
-
-
 
 
 class Plain:
@@ -120,7 +118,7 @@ def test_all_kinds_are_tried() -> None:
         "puts failed broken cancel retire under_way delayed count join joined leave left dismiss admit admitted give_up_place take_part pulse? pulse remarked "
         "relieve relieved unwanted wanted unread collected came met cut_off"
     )
-    assert {*ALWAYS, *others.split()} == set(wire.HANDLERS)
+    assert {*ALWAYS, *others.split()} == set(protocol.HANDLERS)
 
 
 @pytest.mark.parametrize("kind", ALWAYS)
@@ -242,10 +240,10 @@ def test_who_wanted_a_value_that_failed_tells_that_failure_as_it_is() -> None:
     call = CallSpec(7, "taker", "take", iteration=0)
     failed = WorkerError.of("maker", 0, "make", ValueError("broken"), "there")
     taker: Any = SimpleNamespace(worker="taker", rank=0, heard=failed)
-    assert wire.described(taker, call, failed) is failed
+    assert protocol.described(taker, call, failed) is failed
     of_its_own_session = WorkerError.of("sim", 0, "step", ValueError("broken"), "there")
     for raised, said_so in ((ValueError("its own"), "ValueError: its own"), (of_its_own_session, "WorkerError: Worker 'sim' rank 0 failed in step()")):
-        own = wire.described(taker, call, raised)
+        own = protocol.described(taker, call, raised)
         assert isinstance(own, WorkerError) and own.worker == "taker" and said_so in str(own)
 
 
@@ -269,9 +267,11 @@ class Changing(dict[str, Any]):
 def test_what_is_at_fault_is_named_only_where_it_is_known() -> None:
     """What an object says itself to be pickled of it is not in its attributes; and of what cannot be looked at the error is told all the same."""
     for value, place in (
-        ({"a": [0, threading.Lock()]}, r" \(at \['a'\]\[1\]\)\. Next:"), (Plain(threading.Lock()), r" \(at \.lock\)\. Next:"),
+        ({"a": [0, threading.Lock()]}, r" \(at \['a'\]\[1\]\)\. Next:"),
+        (Plain(threading.Lock()), r" \(at \.lock\)\. Next:"),
         ([Reduced()], r" \(at \[0\]\)\. Next:"),
-        ([Changing(a=1)], r"changed size during iteration \(at \[0\]\)\. Next:"), ([None] * 5000 + [threading.Lock()], r"object\. Next:"),
+        ([Changing(a=1)], r"changed size during iteration \(at \[0\]\)\. Next:"),
+        ([None] * 5000 + [threading.Lock()], r"object\. Next:"),
     ):
         with pytest.raises(WorkflowError, match=place):
             pickled(value)

@@ -11,9 +11,9 @@ import pytest
 
 from rlinf_lab import ExecutionPlan, Inbox, Outbox, Worker, Workflow
 from rlinf_lab.errors import DeadlockError
-from rlinf_lab.runtime import observer
-from rlinf_lab.runtime.run import run
-from rlinf_lab.runtime.waits import Wait, WaitGraph, rings
+from rlinf_lab.runtime.host.liveness.wait_graph import Wait, WaitGraph, rings
+from rlinf_lab.runtime.run import observer
+from rlinf_lab.runtime.run.run import run
 
 
 def test_the_shortest_cycle_is_named() -> None:

@@ -16,12 +16,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import DeadlockError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Session
-from rlinf_lab.runtime.weights import WeightTable
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.host.weights.weights import WeightTable
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -15,12 +15,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from mesh import MeshExecutor
 
 from rlinf_lab.errors import ConfigError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.planning.scripts import get_weight, put, run, weigh
-from rlinf_lab.planning.simulator import SimCall, Simulator
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.simulator.scripts import get_weight, put, run, weigh
+from rlinf_lab.planning.simulator.simulator import SimCall, Simulator
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Ended, Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline.timeline import Timeline
 from rlinf_lab.workflow.worker import Collected, Inbox, Outbox, Scripted, Worker
 from rlinf_lab.workflow.workflow import Workflow

@@ -10,8 +10,8 @@ import types
 import pytest
 
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.runtime.pickling import Packed, pickled
-from rlinf_lab.runtime.pinning import on_core
+from rlinf_lab.runtime.machine.pinning import on_core
+from rlinf_lab.runtime.transport.pickling import Packed, pickled
 
 
 def test_messages_are_sent_while_torch_is_being_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,11 +16,13 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import device_host, frames, slots, wire
-from rlinf_lab.runtime.links import Address, Link, Ways
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import device_host
+from rlinf_lab.runtime.host import protocol
+from rlinf_lab.runtime.run.run import session
+from rlinf_lab.runtime.transport import frames, shared_memory
+from rlinf_lab.runtime.transport.links import Address, Link, Ways
+from rlinf_lab.runtime.transport.listener import Listener
 from rlinf_lab.workflow.weights import Weights
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
@@ -58,7 +60,7 @@ class Ends:
 def test_a_message_without_memory_for_it_is_an_error_and_the_next_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the thread that heard ended with a traceback, and everybody waited for ever."""
     monkeypatch.setattr(frames, "bytearray", stingy, raising=False)
-    monkeypatch.setattr(slots, "LIMIT", 0)
+    monkeypatch.setattr(shared_memory, "LIMIT", 0)
     ends = Ends()
     try:
         for value in (1, np.zeros(3 * MIB, np.uint8), 2, "x" * (2 * MIB), 3):
@@ -87,15 +89,15 @@ def test_slots_of_a_message_that_is_lost_are_free(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOMEM])
 def test_slots_that_cannot_be_seen_are_free(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends()
-    view, calls = slots.SlotViews.view, []
+    view, calls = shared_memory.SlotViews.view, []
 
-    def viewed(self: slots.SlotViews, buffer: slots.InSlot) -> Any:
+    def viewed(self: shared_memory.SlotViews, buffer: shared_memory.InSlot) -> Any:
         calls.append(buffer)
         if len(calls) % 3 == 2:
             raise OSError(number, "no more")
         return view(self, buffer)
 
-    monkeypatch.setattr(slots.SlotViews, "view", viewed)
+    monkeypatch.setattr(shared_memory.SlotViews, "view", viewed)
     try:
         for i in range(6):  # in each the first is seen, the second is not, the third is not tried
             calls.clear()
@@ -119,12 +121,12 @@ def test_slots_that_cannot_be_seen_are_free(number: int, monkeypatch: pytest.Mon
 def test_what_is_missing_is_told(error: BaseException, told: str) -> None:
     """Before: "could not understand a message", and advice about how classes are unpickled."""
     with pytest.raises(ExecutorError, match=told):
-        raise wire.misunderstood("'a'", "'b'", error)
+        raise protocol.misunderstood("'a'", "'b'", error)
 
 
 def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came next would have been read as that rest."""
-    monkeypatch.setattr(slots, "LIMIT", 0)
+    monkeypatch.setattr(shared_memory, "LIMIT", 0)
     ends = Ends()
 
     def no_memory(parts: Any, skip: int) -> Any:
@@ -145,7 +147,7 @@ def test_a_sender_without_memory_for_the_rest_of_a_message_ends_its_stream(monke
 
 def test_nothing_of_a_message_that_has_left_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, the last one that the socket had not taken at once stayed until there was another: weights of 3 GiB for each reader."""
-    monkeypatch.setattr(slots, "LIMIT", 0)
+    monkeypatch.setattr(shared_memory, "LIMIT", 0)
     copied, kept = Link._copied, []
 
     def remembered(parts: Any, skip: int) -> memoryview:
@@ -168,11 +170,11 @@ def test_nothing_of_a_message_that_has_left_stays(monkeypatch: pytest.MonkeyPatc
 
 class Makes(Worker):
     def make(self, size: int, out: Outbox) -> None:
-        slots.LIMIT = 0
+        shared_memory.LIMIT = 0
         out.put(np.ones(size, np.uint8))
 
     def learn(self, size: int, shipping: dict, weights: Weights) -> int:
-        slots.LIMIT = 0
+        shared_memory.LIMIT = 0
         return weights.publish(np.ones(size, np.uint8), **shipping)
 
 
@@ -210,8 +212,8 @@ def test_a_reader_without_memory_fails_the_iteration_and_the_session_goes_on(shi
 FEW_FILES = """
 import os, resource, sys
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf_lab.runtime import lending, pickling
+from rlinf_lab.runtime.transport import cuda_ipc, pickling
 
 GPU = "the-gpu"
 
 
 class HostSharing:
-    """See `lending.Sharing`. ``open_now``: what was shared here and neither opened nor released; ``refuse``: what sharing or opening raises."""
+    """See `cuda_ipc.Sharing`. ``open_now``: what was shared here and neither opened nor released; ``refuse``: what sharing or opening raises."""
 
     def __init__(self) -> None:
         self.shared: list[tuple[Any, ...]] = []
@@ -52,5 +52,5 @@ class HostSharing:
 def instead_of_a_gpu() -> HostSharing:
     """From now on plain tensors of this process count as tensors on a GPU."""
     pickling.LENT_DEVICES = frozenset({"cpu"})
-    lending.SHARING = made = HostSharing()
+    cuda_ipc.SHARING = made = HostSharing()
     return made

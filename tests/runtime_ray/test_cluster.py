@@ -15,15 +15,15 @@ import pytest
 from one_worker import one_worker
 
 from rlinf_lab.errors import PlanError
-from rlinf_lab.planning.device import Device
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import cluster
-from rlinf_lab.runtime.cluster import Node
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.observer import loaded_devices
-from rlinf_lab.runtime.reservation import SOMETHING, Reservation
-from rlinf_lab.runtime.run import run
+from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import ray_nodes
+from rlinf_lab.runtime.executors.placement_group import SOMETHING, Reservation
+from rlinf_lab.runtime.executors.ray_nodes import Node
+from rlinf_lab.runtime.run.observer import loaded_devices
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.listener import Listener
 
 THREE_NODES = """
 import threading, time
@@ -31,9 +31,9 @@ import ray
 from ray.cluster_utils import Cluster
 import rlinf_lab as lab
 from rlinf_lab.errors import ExecutorError, PlanError
-from rlinf_lab.runtime import cluster as module
-from rlinf_lab.runtime.cluster import nodes
-from rlinf_lab.runtime.ray_start import shutdown
+from rlinf_lab.runtime.executors import ray_nodes as module
+from rlinf_lab.runtime.executors.ray_nodes import nodes
+from rlinf_lab.runtime.executors.ray_start import shutdown
 
 class Where(lab.Worker):
     def make(self, out: lab.Outbox) -> str:
@@ -183,11 +183,11 @@ def test_workers_on_three_nodes_one_of_which_joins_late(tmp_path: Path) -> None:
 
 def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """Before, a minute went by without a word."""
-    monkeypatch.setattr(cluster, "nodes", lambda: {0: Node("0", "", {"CPU": 2.0})})
-    monkeypatch.setattr(cluster, "_numbers_given", lambda: 1)
-    monkeypatch.setattr(cluster, "TOLD_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr(ray_nodes, "nodes", lambda: {0: Node("0", "", {"CPU": 2.0})})
+    monkeypatch.setattr(ray_nodes, "_numbers_given", lambda: 1)
+    monkeypatch.setattr(ray_nodes, "TOLD_AFTER_SECONDS", 0.1)
     with pytest.raises(PlanError, match="and this Ray has 1 node after waiting 0.5 s"):
-        cluster.wait_for_nodes(["node1/cpu:0"], lambda: False, 0.5)
+        ray_nodes.wait_for_nodes(["node1/cpu:0"], lambda: False, 0.5)
     said = [r.getMessage() for r in caplog.records]
     assert said == ["Waiting up to 0.5 s for a node that is not there yet: the plan uses node1/cpu:0, and this Ray has 1 node."]
 
@@ -195,15 +195,15 @@ def test_who_waits_for_a_node_is_told(monkeypatch: pytest.MonkeyPatch, caplog: p
 def test_a_node_that_has_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before, a minute, for a number that is never used again; and told that the Ray has 3 nodes, where the plan uses node2."""
     living = {n: Node(str(n), "", {"CPU": 2.0}) for n in (0, 1, 3)}
-    monkeypatch.setattr(cluster, "nodes", lambda: living)
-    monkeypatch.setattr(cluster, "_numbers_given", lambda: 5)
+    monkeypatch.setattr(ray_nodes, "nodes", lambda: living)
+    monkeypatch.setattr(ray_nodes, "_numbers_given", lambda: 5)
     for gone in (2, 4):
         started = time.monotonic()
         with pytest.raises(PlanError, match=rf"uses node{gone}/cpu:0, and that node has left.*There are now: this one, node1, node3. Next: "):
-            cluster.wait_for_nodes(["cpu:0", f"node{gone}/cpu:0"], lambda: False)
+            ray_nodes.wait_for_nodes(["cpu:0", f"node{gone}/cpu:0"], lambda: False)
         assert time.monotonic() - started < 5
     with pytest.raises(PlanError, match="and this Ray has 3 nodes after waiting 0.2 s"):
-        cluster.wait_for_nodes(["node5/cpu:0"], lambda: False, 0.2)
+        ray_nodes.wait_for_nodes(["node5/cpu:0"], lambda: False, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_node_that_has_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch)
 )
 def test_what_is_reserved_of_each_node(monkeypatch: pytest.MonkeyPatch, emulate: bool, wanted: dict) -> None:
     there = {0: {"CPU": 4.0, "GPU": 1.0}, 1: {"CPU": 1.0}, 2: {"memory": 1e9}}
-    monkeypatch.setattr("rlinf_lab.runtime.reservation.nodes", lambda: {n: Node("", "", r) for n, r in there.items()})
+    monkeypatch.setattr("rlinf_lab.runtime.executors.placement_group.nodes", lambda: {n: Node("", "", r) for n, r in there.items()})
     devices = ["cpu:0", "cpu:1", "cuda:0", "node1/cpu:0", "node1/cpu:1", "node2/cpu:0"]
     made = Reservation.of(devices, {0: "a", 1: "b", 2: "c"}, emulate=emulate)
     assert made.wanted == wanted

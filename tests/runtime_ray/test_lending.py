@@ -30,20 +30,21 @@ from lent_host_memory import GPU, HostSharing, instead_of_a_gpu
 from one_worker import one_worker
 
 from rlinf_lab.errors import ConfigError, ExecutorError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import lending, pickling
-from rlinf_lab.runtime.cargo import Cargo
-from rlinf_lab.runtime.frames import FrameReader, NotYetThere, Stream
-from rlinf_lab.runtime.lending import ids
-from rlinf_lab.runtime.links import Link, Ways
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pairs import Receivers
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.routing import QueueId
-from rlinf_lab.runtime.run import run
-from rlinf_lab.runtime.slots import GREETING, LENT, SlotViews
-from rlinf_lab.runtime.store import StoreViews
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.transport import cuda_ipc as lending
+from rlinf_lab.runtime.transport import pickling
+from rlinf_lab.runtime.transport.cargo import Cargo
+from rlinf_lab.runtime.transport.collectives import Receivers
+from rlinf_lab.runtime.transport.cuda_ipc import ids
+from rlinf_lab.runtime.transport.frames import FrameReader, NotYetThere, Stream
+from rlinf_lab.runtime.transport.links import Link, Ways
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.routing import QueueId
+from rlinf_lab.runtime.transport.shared_memory import GREETING, LENT, SlotViews
+from rlinf_lab.runtime.transport.store import StoreViews
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -316,8 +317,8 @@ TAKER = """
     sys.path.insert(0, {tests!r})
     from lent_host_memory import GPU, instead_of_a_gpu
     import dataclasses, threading, time
-    from rlinf_lab.runtime.links import Link
-    from rlinf_lab.runtime.listener import Listener
+    from rlinf_lab.runtime.transport.links import Link
+    from rlinf_lab.runtime.transport.listener import Listener
     sharing = instead_of_a_gpu()
     kept, over = [], threading.Event()
 

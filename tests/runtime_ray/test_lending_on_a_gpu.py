@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.lending import visible_gpus
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.routing import QueueId
-from rlinf_lab.runtime.run import run
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.transport.cuda_ipc import visible_gpus
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.routing import QueueId
+from rlinf_lab.timeline.record.span import SpanKind
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 TAKER = """
     import gc, pickle, threading, torch
-    from rlinf_lab.runtime.listener import Listener
+    from rlinf_lab.runtime.transport.listener import Listener
     kept, over = [], threading.Event()
 
     def hear(message):
@@ -84,7 +84,7 @@ def soon(condition: Callable[[], bool]) -> bool:
 def test_the_ids_of_the_gpus_are_those_that_torch_tells() -> None:
     import torch
 
-    from rlinf_lab.runtime.lending import CudaSharing
+    from rlinf_lab.runtime.transport.cuda_ipc import CudaSharing
 
     assert [CudaSharing().identity(torch.zeros(1, device=f"cuda:{i}")) for i in range(torch.cuda.device_count())] == list(visible_gpus())
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from rlinf_lab.errors import ChannelBroken, WorkflowError
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pickling import Packed
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import Packed
 
 BIG = bytes(4_000_000)  # more than any socket buffer
 
@@ -133,8 +133,8 @@ def test_the_death_of_a_process_is_noticed_on_both_directions() -> None:
     me = Peer("me")
     script = textwrap.dedent("""
         import pickle, sys, time
-        from rlinf_lab.runtime.links import Link
-        from rlinf_lab.runtime.listener import Listener
+        from rlinf_lab.runtime.transport.links import Link
+        from rlinf_lab.runtime.transport.listener import Listener
         listener = Listener("child", lambda m: None, lambda h: None, lambda h, e: None)
         link = Link(pickle.loads(bytes.fromhex(sys.argv[1])), "child")
         link.send(("address", listener.address))

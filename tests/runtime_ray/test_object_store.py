@@ -12,20 +12,20 @@ import pytest
 from one_worker import one_worker
 
 from rlinf_lab.errors import ConfigError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.routing import QueueId
-from rlinf_lab.runtime.run import run
-from rlinf_lab.runtime.traffic import Traffic, Transit
-from rlinf_lab.timeline.clock import MonotonicClock
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.transport.routing import QueueId
+from rlinf_lab.runtime.transport.traffic import Traffic, Transit
+from rlinf_lab.timeline.record.clock import MonotonicClock
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 
 BETWEEN_LINKS = """
 import dataclasses, os, pickle, queue, threading, time
 import numpy as np, ray, torch
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.runtime.links import Link, Ways
-from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.transport.links import Link, Ways
+from rlinf_lab.runtime.transport.listener import Listener
 
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 heard, errors, broken = queue.Queue(), queue.Queue(), queue.Queue()
@@ -104,8 +104,8 @@ import sys
 import numpy as np, ray, torch
 from ray.cluster_utils import Cluster
 import rlinf_lab as lab
-from rlinf_lab.runtime.ray_start import shutdown
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.runtime.executors.ray_start import shutdown
+from rlinf_lab.timeline.record.span import SpanKind
 
 class Source(lab.Worker):
     def make(self, out: lab.Outbox) -> None:

@@ -19,13 +19,13 @@ import torch
 from lent_host_memory import HostSharing
 
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import lending, links, pairs, pickling
-from rlinf_lab.runtime.links import Link, Ways
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.routing import QueueId
-from rlinf_lab.runtime.run import run
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import run
+from rlinf_lab.runtime.transport import collectives, cuda_ipc, links, pickling
+from rlinf_lab.runtime.transport.links import Link, Ways
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.routing import QueueId
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -82,7 +82,7 @@ def test_gloo_carries_large_arrays_in_order_and_the_stream_the_rest() -> None:
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Host memory in the place of a GPU's, Gloo in that of NCCL."""
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
     monkeypatch.setattr(links, "BETWEEN_GPUS", "gloo")
     return Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
 
@@ -107,7 +107,7 @@ def test_a_tensor_goes_from_gpu_to_gpu(gpus: Ends, caplog: Any) -> None:
 def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_takes_the_other_way(
     gpus: Ends, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    made = pairs._group
+    made = collectives._group
 
     def refuse(backend: str, store: Any, rank: int, address: str) -> Any:
         if rank == 0:
@@ -115,8 +115,8 @@ def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_ta
             raise RuntimeError("NCCL error: no network\nand more")
         return made(backend, store, rank, address)
 
-    monkeypatch.setattr(pairs, "_group", refuse)
-    monkeypatch.setattr(pairs, "TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(collectives, "_group", refuse)
+    monkeypatch.setattr(collectives, "TIMEOUT_SECONDS", 1.0)
     with caplog.at_level(logging.WARNING, "rlinf_lab"):
         packed, way = gpus.put([torch.ones(3)])
         with pytest.raises(ExecutorError, match=r"did not arrive by torch\.distributed: .*Next: .*between_gpus='host'"):
@@ -132,7 +132,7 @@ def test_a_group_that_cannot_be_made_is_told_at_both_ends_and_the_next_tensor_ta
 
 def test_a_receiver_without_a_gpu_gets_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
     ends = Ends(Ways(between_gpus="nccl"), gpus=(), process=0)
     packed, way = ends.put([torch.ones(3)])
     assert way == "cuda_host_copy" and packed.open()[0].sum() == 3
@@ -145,10 +145,11 @@ SENDER = """
     from lent_host_memory import instead_of_a_gpu
     import dataclasses
     import torch
-    from rlinf_lab.runtime import links, pairs
-    from rlinf_lab.runtime.links import Link, Ways
-    from rlinf_lab.runtime.pickling import Packed
-    from rlinf_lab.runtime.routing import QueueId
+    from rlinf_lab.runtime.transport import links
+    from rlinf_lab.runtime.transport import collectives
+    from rlinf_lab.runtime.transport.links import Link, Ways
+    from rlinf_lab.runtime.transport.pickling import Packed
+    from rlinf_lab.runtime.transport.routing import QueueId
     instead_of_a_gpu()
     links.BETWEEN_GPUS = "gloo"
     address = dataclasses.replace(pickle.loads(bytes.fromhex(sys.argv[1])), gpus=("another",))
@@ -201,9 +202,9 @@ class SilentNCCL:
 
 def test_what_is_on_its_way_to_a_taker_that_dies_is_aborted(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(lending, "SHARING", HostSharing())
-    monkeypatch.setattr(pairs, "_group", SilentNCCL)
-    monkeypatch.setattr(pairs.Receivers, "_work", lambda *_: None)  # it is dead
+    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
+    monkeypatch.setattr(collectives, "_group", SilentNCCL)
+    monkeypatch.setattr(collectives.Receivers, "_work", lambda *_: None)  # it is dead
     ends = Ends(Ways(between_gpus="nccl"), gpus=("another",), process=0)
     assert ends.put([torch.ones(3)])[1] == "nccl"
     sender = ends.link._senders._by_source["cpu"]

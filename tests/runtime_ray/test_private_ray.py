@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from rlinf_lab.errors import ExecutorError, PlanError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import ray_executor, ray_start
-from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import ray_executor, ray_start
+from rlinf_lab.runtime.executors.ray_executor import RayExecutor
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Worker
 from rlinf_lab.workflow.workflow import Workflow
 

@@ -20,13 +20,13 @@ import psutil
 import pytest
 
 from rlinf_lab.errors import ExecutorError, WorkerError, WorkflowError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import cluster
-from rlinf_lab.runtime.ray_executor import RayExecutor
-from rlinf_lab.runtime.ray_library import load_ray
-from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
-from rlinf_lab.runtime.run import run, session
-from rlinf_lab.runtime.session import Ended, Session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors import ray_nodes
+from rlinf_lab.runtime.executors.ray_executor import RayExecutor
+from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
+from rlinf_lab.runtime.machine.ray_library import load_ray
+from rlinf_lab.runtime.run.run import run, session
+from rlinf_lab.runtime.session.session import Ended, Session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 
@@ -177,8 +177,8 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         import os, signal, sys, threading, time
         from dataclasses import dataclass
         import rlinf_lab as lab
-        from rlinf_lab.runtime.ray_start import shutdown
-        from rlinf_lab.runtime.run import session
+        from rlinf_lab.runtime.executors.ray_start import shutdown
+        from rlinf_lab.runtime.run.run import session
 
         @dataclass
         class Settings:
@@ -223,7 +223,7 @@ def said_in_main(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
         import psutil
         from rlinf_lab.errors import ExecutorError
-        from rlinf_lab.runtime import cluster
+        from rlinf_lab.runtime.executors import ray_nodes
         print(len(cluster.nodes()))
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.3, 0.5)
@@ -261,7 +261,7 @@ def test_gpus_are_called_what_torch_calls_them_in_that_process_and_too_few_are_r
         import ray
         import rlinf_lab as lab
         from rlinf_lab.errors import PlanError
-        from rlinf_lab.runtime.run import session
+        from rlinf_lab.runtime.run.run import session
         ray.init(address="local", num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)  # logical: none is needed
 
         class Where(lab.Worker):
@@ -397,8 +397,8 @@ def test_a_ray_that_is_gone_is_told_at_once(tmp_path: Path) -> None:
         """
         import psutil
         from rlinf_lab.errors import ExecutorError
-        from rlinf_lab.runtime import cluster
-        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
+        from rlinf_lab.runtime.executors import ray_nodes
+        from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
         ensure_ray(None)
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         service.kill()
@@ -437,7 +437,7 @@ def test_a_question_without_an_answer_is_asked_again() -> None:
 
     worker.gcs_client = deaf = Deaf()
     try:
-        assert len(cluster.nodes()) == 1 and deaf.asked == 2
+        assert len(ray_nodes.nodes()) == 1 and deaf.asked == 2
     finally:
         worker.gcs_client = client
 
@@ -466,8 +466,8 @@ def test_an_unanswered_question_leaves_nothing_that_ends_the_process(tmp_path: P
         import psutil
         os.environ["RAY_gcs_rpc_server_reconnect_timeout_s"] = "8"
         from rlinf_lab.errors import ExecutorError
-        from rlinf_lab.runtime import cluster
-        from rlinf_lab.runtime.ray_start import ensure_ray, shutdown
+        from rlinf_lab.runtime.executors import ray_nodes
+        from rlinf_lab.runtime.executors.ray_start import ensure_ray, shutdown
         ensure_ray(None)
         service = next(p for p in psutil.Process().children(recursive=True) if "gcs_server" in p.name())
         before, cluster.ANSWER_SECONDS = cluster.ANSWER_SECONDS, (0.5, 0.5)

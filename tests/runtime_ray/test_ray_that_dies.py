@@ -14,9 +14,9 @@ SCRIPT = """
 import json, os, sys, time
 import psutil
 from rlinf_lab.errors import ExecutorError
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.ray_start import shutdown
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.ray_start import shutdown
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

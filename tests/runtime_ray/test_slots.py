@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf_lab.runtime import slots
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pickling import pickled
+from rlinf_lab.runtime.transport import shared_memory
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import pickled
 
 
 class Ends:
@@ -36,7 +36,7 @@ class Ends:
         self.link = Link(self.listener.address, "here")
 
     @property
-    def pool(self) -> slots.SlotPool:
+    def pool(self) -> shared_memory.SlotPool:
         return self.link._slots
 
     def send(self, value: Any) -> Any:
@@ -93,7 +93,7 @@ def test_slots_that_several_threads_give_back_are_each_used_once(ends: Ends) -> 
 
 
 def test_beyond_the_limit_arrays_travel_in_the_stream(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "LIMIT", 1 << 20)
+    monkeypatch.setattr(shared_memory, "LIMIT", 1 << 20)
     kept = [ends.send(np.full(1 << 18, i, np.uint8)) for i in range(12)]
     assert all((a == i).all() for i, a in enumerate(kept))
     assert sum(s.size for s in ends.pool._slots) <= (1 << 20) + 4096
@@ -115,22 +115,22 @@ def test_a_sender_that_may_open_no_more_files_uses_the_stream(ends: Ends, monkey
     def refuse(*_: Any) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(slots.os, "memfd_create", refuse)
+    monkeypatch.setattr(shared_memory.os, "memfd_create", refuse)
     array = ends.send(np.full(1 << 20, 7, np.uint8))
     assert (array == 7).all() and not ends.pool._slots
 
 
 def test_a_receiver_that_may_open_no_more_files_says_so_and_hears_on(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends()
-    real = slots.SlotViews._map
+    real = shared_memory.SlotViews._map
     answers = iter([OSError(errno.EMFILE, "Too many open files")])
 
-    def fail_once(self: slots.SlotViews, arena: int, file: int) -> Any:
+    def fail_once(self: shared_memory.SlotViews, arena: int, file: int) -> Any:
         for error in answers:
             raise error
         return real(self, arena, file)
 
-    monkeypatch.setattr(slots.SlotViews, "_map", fail_once)
+    monkeypatch.setattr(shared_memory.SlotViews, "_map", fail_once)
     ends.link.send(("put", np.zeros(1 << 20, np.uint8)))
     array = ends.send(np.full(1 << 20, 7, np.uint8))
     assert (array == 7).all()
@@ -191,7 +191,7 @@ def start_sender(address: Any, then: str) -> subprocess.Popen[bytes]:
     script = textwrap.dedent("""
         import pickle, sys, time
         import numpy as np
-        from rlinf_lab.runtime.links import Link
+        from rlinf_lab.runtime.transport.links import Link
         link = Link(pickle.loads(bytes.fromhex(sys.argv[1])), "child")
         for i in range(5):
             link.send(("put", np.full(100_000, i)))

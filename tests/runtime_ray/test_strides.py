@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from lent_host_memory import HostSharing
 
 import rlinf_lab as lab
-from rlinf_lab.runtime import lending, pickling
-from rlinf_lab.runtime.links import Link
-from rlinf_lab.runtime.listener import Listener
+from rlinf_lab.runtime.transport import cuda_ipc, pickling
+from rlinf_lab.runtime.transport.links import Link
+from rlinf_lab.runtime.transport.listener import Listener
 
 torch = pytest.importorskip("torch")
 
@@ -71,7 +71,7 @@ def test_between_processes(way: str, scale: int) -> None:
 def test_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of torch's own memory, which stands for a GPU's; by handles, and through host memory."""
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
     sent = kinds(1)
     data, beside = pickling.pickled(sent)
     assert_as_sent(pickle.loads(data, buffers=beside), sent)
@@ -121,7 +121,7 @@ def test_arrays_are_as_numpy_pickles_them() -> None:
 def test_what_is_packed_within_a_message_stays_on_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values and weights are. A copy in host memory would be sent otherwise."""
     monkeypatch.setattr(pickling, "LENT_DEVICES", frozenset({"cpu"}))
-    monkeypatch.setattr(lending, "SHARING", HostSharing())
+    monkeypatch.setattr(cuda_ipc, "SHARING", HostSharing())
     data, beside = pickling.pickled(("value", pickling.Packed.of(sent := kinds(1))))
     assert beside and all(type(block) is pickling.OnDevice for block in beside)
     assert_as_sent(pickle.loads(data, buffers=beside)[1].open(), sent)

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 from one_worker import one_worker
 
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime import preflight
-from rlinf_lab.runtime.links import Ways
-from rlinf_lab.runtime.nodes import NodeFacts
-from rlinf_lab.runtime.process_executor import ProcessExecutor
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.node_probe import NodeFacts
+from rlinf_lab.runtime.executors.processes import ProcessExecutor
+from rlinf_lab.runtime.run import preflight
+from rlinf_lab.runtime.transport.links import Ways
 
 SCRIPT = """
 import dataclasses, pickle, queue, time
 import numpy as np, ray
 from rlinf_lab.errors import ChannelBroken
-from rlinf_lab.runtime.links import Link, Ways
-from rlinf_lab.runtime.listener import Listener
-from rlinf_lab.runtime.pickling import Packed
-from rlinf_lab.runtime.routing import QueueId
+from rlinf_lab.runtime.transport.links import Link, Ways
+from rlinf_lab.runtime.transport.listener import Listener
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.runtime.transport.routing import QueueId
 
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 heard, errors, broken = queue.Queue(), queue.Queue(), queue.Queue()

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError, UnknownNameError
-from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline, accounting
-from rlinf_lab.timeline.accounting import CAUSES, Accounting, account, shares
+from rlinf_lab.timeline import Cause, Recorder, Span, SpanKind, Timeline
+from rlinf_lab.timeline.account import accounting
+from rlinf_lab.timeline.account.accounting import CAUSES, Accounting, account, shares
 
 K = SpanKind
 DEVICES = ["cpu:0", "cpu:1", "cpu:2"]
@@ -46,9 +47,7 @@ ITERATION = ("driver", 0, (), K.MARK, 0, 100, 0)
 
 
 def test_busy_when_a_run_span_covers_it_however_many_do():
-    timeline = timeline_of(
-        ITERATION, ("a", 0, ONE, K.RUN, 0, 60), ("b", 0, ONE, K.RUN, 40, 100), ("c", 0, (*ONE, *TWO), K.RUN, 0, 50)
-    )
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 60), ("b", 0, ONE, K.RUN, 40, 100), ("c", 0, (*ONE, *TWO), K.RUN, 0, 50))
     assert timeline.busy().ns.tolist() == [100, 50]
     assert timeline.utilisation().to_dict() == {"cpu:0": 1.0, "cpu:1": 0.5}
 
@@ -65,9 +64,7 @@ def test_fill_before_the_first_run_and_drain_after_the_last():
 
 
 def test_tail_until_the_last_run_of_any_rank_of_a_worker_placed_here():
-    timeline = timeline_of(
-        ITERATION, ("a", 0, ONE, K.RUN, 0, 20), ("a", 1, TWO, K.RUN, 0, 70), ("b", 0, TWO, K.RUN, 70, 90)
-    )
+    timeline = timeline_of(ITERATION, ("a", 0, ONE, K.RUN, 0, 20), ("a", 1, TWO, K.RUN, 0, 70), ("b", 0, TWO, K.RUN, 70, 90))
     assert causes(timeline, "cpu:0") == [(20, 70, "tail"), (70, 100, "drain")]
     assert causes(timeline, "cpu:1") == [(90, 100, "drain")]
 
@@ -97,9 +94,7 @@ def test_switch_then_blocked_then_lock_win_everywhere():
 
 
 def test_set_up_is_no_switch_and_comes_first():
-    timeline = timeline_of(
-        ("a", 0, ONE, K.SETUP, 0, 30), ("b", 0, ONE, K.ONLOAD, 10, 40), ("a", 0, ONE, K.RUN, 20, 25), ("d", 0, (), K.MARK, 50, 60, 0)
-    )
+    timeline = timeline_of(("a", 0, ONE, K.SETUP, 0, 30), ("b", 0, ONE, K.ONLOAD, 10, 40), ("a", 0, ONE, K.RUN, 20, 25), ("d", 0, (), K.MARK, 50, 60, 0))
     assert causes(timeline, "cpu:0") == [(0, 20, "setup"), (25, 30, "setup"), (30, 40, "switch"), (40, 50, "off"), (50, 60, "fill")]
     table = timeline.bubbles(by=["cause", "worker", "waiting_for"])
     assert ("setup", "a", "setup", 25) in {tuple(row[:4]) for row in table.itertuples(index=False)}
@@ -127,9 +122,7 @@ def test_an_iteration_without_a_mark_reaches_from_its_first_to_its_last_span():
 
 
 def test_where_iterations_overlap_time_belongs_to_the_one_that_began_last():
-    timeline = timeline_of(
-        ("driver", 0, (), K.MARK, 0, 100, 0), ("driver", 0, (), K.MARK, 40, 80, 1), ("a", 0, ONE, K.RUN, 10, 20)
-    )
+    timeline = timeline_of(("driver", 0, (), K.MARK, 0, 100, 0), ("driver", 0, (), K.MARK, 40, 80, 1), ("a", 0, ONE, K.RUN, 10, 20))
     table = timeline.bubbles(by=["device", "iteration", "cause"])
     assert {tuple(row[:4]) for row in table.itertuples(index=False)} == {
         ("cpu:0", 0, "fill", 10),

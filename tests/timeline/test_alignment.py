@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
-from rlinf_lab.timeline.alignment import DRIFT_PPM, AlignedClock, ClockOffset
+from rlinf_lab.timeline.record.clock_offset import DRIFT_PPM, AlignedClock, ClockOffset
 
 SECOND = 1_000_000_000
 

@@ -13,9 +13,9 @@ import pytest
 SCRIPT = """
 import json
 from pathlib import Path
-import rlinf_lab.timeline.accounting as accounting, rlinf_lab.timeline.windows as windows, rlinf_lab.widgets.feed as feed
+import rlinf_lab.timeline.account.accounting as accounting, rlinf_lab.timeline.account.windows as windows, rlinf_lab.widgets.feed as feed
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.store import Growing
+from rlinf_lab.timeline.record.store import Growing
 
 as_it_is = Growing.__init__
 Growing.__init__ = lambda self, dtype, memory_bytes=0: as_it_is(self, dtype, 1 << 18)  # everything long is in files at once

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, chrome_import
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.formats import chrome_import
 
 K = SpanKind
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.critical import path
+from rlinf_lab.timeline.critical.critical_path import path
 
 K = SpanKind
 ONE, TWO = ("cpu:0",), ("cpu:1",)

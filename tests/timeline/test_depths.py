@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_lab.planning.at_once import AtOnce
-from rlinf_lab.planning.simulator import Simulator
-from rlinf_lab.planning.virtual import VirtualHost
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.local import LocalExecutor
-from rlinf_lab.runtime.session import Session
+from rlinf_lab.planning.engine.fast_path import AtOnce
+from rlinf_lab.planning.simulator.simulator import Simulator
+from rlinf_lab.planning.simulator.virtual_host import VirtualHost
+from rlinf_lab.runtime.executors.local import LocalExecutor
+from rlinf_lab.runtime.session.session import Session
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "planning"))

@@ -15,10 +15,11 @@ import pytest
 from PIL import Image
 
 from rlinf_lab.errors import TimelineError, UnknownNameError
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, png, svg
-from rlinf_lab.timeline.flows import arrows
-from rlinf_lab.timeline.palette import colour_numbers, worker_colour
-from rlinf_lab.timeline.picture import _NOTCH, scene
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.critical.flows import arrows
+from rlinf_lab.timeline.draw import png, svg
+from rlinf_lab.timeline.draw.palette import colour_numbers, worker_colour
+from rlinf_lab.timeline.draw.picture import _NOTCH, scene
 
 sys.path.insert(0, str(Path(__file__).parent))
 from perfetto_reader import read
@@ -99,8 +100,7 @@ def test_perfetto_protobuf_parses_back(timeline: Timeline, tmp_path: Path):
     trace = read(timeline.to_perfetto(tmp_path / "t.pftrace"))
     kept = (K.RUN, K.LABEL, K.MARK)
     assert sorted(trace.slices) == sorted(
-        (f"{s.track.worker}[{s.track.rank}]", s.name if s.kind in kept else s.kind.name.lower(), s.start_ns, s.end_ns)
-        for s in timeline.rows()
+        (f"{s.track.worker}[{s.track.rank}]", s.name if s.kind in kept else s.kind.name.lower(), s.start_ns, s.end_ns) for s in timeline.rows()
     )
     assert [c[1:] for c in trace.counters] == [(10**15 + 7, 12.5)]
     assert trace.leave.keys() == trace.arrive.keys() and len(trace.leave) == 4

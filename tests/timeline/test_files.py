@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from perfetto_reader import read
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, perfetto
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline.formats import perfetto
 from rlinf_lab.widgets import timeline_html
 
 
@@ -229,7 +230,7 @@ WHOLE = [(i % 3, i % 11, 10 * i, 7) for i in range(300)]
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path, ending: str, damage: str) -> None:
     made, path = timeline_of(WHOLE), tmp_path / f"t.{ending}"
     if ending == "arrow":
-        from rlinf_lab.timeline.spill import write_arrow
+        from rlinf_lab.timeline.record.spill import write_arrow
 
         write_arrow(path, made.spans, "node/1/x", made.tracks, made.names)
     else:

@@ -17,8 +17,9 @@ from mock_chain import chain
 
 import rlinf_lab as lab
 from rlinf_lab.errors import TimelineError, UnknownNameError
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, gains
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.critical import gains
 
 LENGTHS = [8 + (7 * i) % 9 for i in range(15)] + [60]
 

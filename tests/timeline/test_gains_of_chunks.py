@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from mock_chain import chain
 
 import rlinf_lab as lab
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.causal import in_causal_order
-from rlinf_lab.timeline.gains import gains
-from rlinf_lab.timeline.short import cut_short
+from rlinf_lab.timeline.critical.causal_order import in_causal_order
+from rlinf_lab.timeline.critical.gains import gains
+from rlinf_lab.timeline.critical.short_gets import cut_short
 
 
 class Link(lab.Worker):
@@ -77,7 +77,8 @@ def chains() -> st.SearchStrategy[Chain]:
 @example(([[13, 24, 12, 14, 17, 26, 4], [3, 3, 3, 3, 3, 3, 3]], [2], [4]))
 @example(([[3, 1, 4, 1, 5, 30], [9, 2, 6, 5, 3, 20], [1, 1, 1, 1, 1, 9]], [None, None], [2, 3]))
 @example(([[5, 9, 4, 7, 12, 3], [10, 10, 1, 10, 30, 2], [20, 1, 20, 1, 20, 9]], [1, 2], [3, 3]))
-# The same examples each time: where workers take no time, what ties is told wrongly now and then. Such a chain is in docs/log.md.
+# The same examples each time: where workers take no time, what ties is told wrongly now and then. One such chain: steps of [0, 0, 2], [0, 1, 0], [0, 0, 0] and
+# [0, 0, 0] ms, bounds 1, 2, 1 and chunks 1, 3, 1 (0.001 s told, 0.002 gained).
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_what_a_faster_worker_gains(chain: Chain) -> None:
     before = ran(chain)

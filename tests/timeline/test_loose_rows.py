@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf_lab.runtime.clocks import MockClock
-from rlinf_lab.runtime.spans import SpanWriter
-from rlinf_lab.timeline import recorder as recorders
-from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE
-from rlinf_lab.timeline.recorder import Recorder
-from rlinf_lab.timeline.span import SpanKind
+from rlinf_lab.runtime.host.spans import SpanWriter
+from rlinf_lab.runtime.threads.clocks import MockClock
+from rlinf_lab.timeline.record import recorder as recorders
+from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.record.recorder import Recorder
+from rlinf_lab.timeline.record.span import SpanKind
 
 _whole = st.one_of(st.integers(-1, 9), st.sampled_from([65_535, 65_536, (1 << 27) - 1, (1 << 27), (1 << 31) - 1]))
 _long = st.one_of(st.integers(0, 99), st.sampled_from([(1 << 32) - 1, 1 << 32, 1 << 40]))
@@ -106,7 +106,7 @@ def test_a_collection_of_garbage_in_the_middle_may_write(take):
     """CPython 3.11 collects where it makes room for a container: what that runs, or a thread that it lets run, may write, and the numbers move."""
     code = f"""
 import gc, sys
-from rlinf_lab.timeline.recorder import Recorder
+from rlinf_lab.timeline.record.recorder import Recorder
 recorder, row, kept, wrote = Recorder(limit=1 << 22), (7, 1, -1, 0, 0, 0, 0, -1, 0), [[] for _ in range(200)], 0
 recorder.loose.extend(row * 1000)
 def write(phase, info):

@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
-from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline, spill, store
-from rlinf_lab.timeline.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, widened
-from rlinf_lab.timeline.store import Growing
+from rlinf_lab.timeline import Recorder, SpanBatch, SpanKind, Timeline
+from rlinf_lab.timeline.record import spill, store
+from rlinf_lab.timeline.record.batch import NARROW_DTYPE, NARROW_STRUCT, SPAN_DTYPE, SPAN_STRUCT, widened
+from rlinf_lab.timeline.record.store import Growing
 
 
 def test_the_row_is_the_same_for_struct_and_numpy():
@@ -273,7 +274,7 @@ def test_a_disk_that_has_room_again_is_used_again(tmp_path: Path, monkeypatch: p
         def __init__(self, target: Callable[[], None], **_: object) -> None:
             self.start = target
 
-    monkeypatch.setattr("rlinf_lab.timeline.recorder.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
+    monkeypatch.setattr("rlinf_lab.timeline.record.recorder.threading", SimpleNamespace(**{**vars(threading), "Thread": AtOnce}))  # of nobody else
     write, full = spill.write_arrow, True
 
     def into_a_full_disk(*what: Any) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from rlinf_lab.checkup import doctor
 from rlinf_lab.timeline import Recorder, Timeline
-from rlinf_lab.timeline import sampler as of_sampler
-from rlinf_lab.timeline.sampler import UtilisationSampler, gpus_of_cuda, missing_gpu_curves, visible_gpus
+from rlinf_lab.timeline.record import sampler as of_sampler
+from rlinf_lab.timeline.record.sampler import UtilisationSampler, gpus_of_cuda, missing_gpu_curves, visible_gpus
 
 
 class Signalling(Recorder):

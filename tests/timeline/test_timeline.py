@@ -7,7 +7,7 @@ import pytest
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.store import Growing
+from rlinf_lab.timeline.record.store import Growing
 
 
 def recorded(host: str, shift: int = 0, worker: str = "w") -> Recorder:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rlinf_lab.errors import TimelineError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.files import whole
+from rlinf_lab.timeline.record.files import whole
 from rlinf_lab.widgets import timeline_html
 
 WRITERS = ("to_chrome", "to_perfetto", "to_parquet", "to_svg", "to_png", "html")

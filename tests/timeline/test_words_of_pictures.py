@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from rlinf_lab.timeline import Recorder, SpanKind, Timeline, picture
-from rlinf_lab.timeline.picture import Word, scene
+from rlinf_lab.timeline import Recorder, SpanKind, Timeline
+from rlinf_lab.timeline.draw import picture
+from rlinf_lab.timeline.draw.picture import Word, scene
 
 WIDEST = 11.5  # px of a letter, at the size of the picture's words
 

@@ -21,8 +21,8 @@ from widget_samples import LiveRun, SampleRun, picture
 
 from rlinf_lab.errors import ConfigError, TimelineError, UnknownNameError
 from rlinf_lab.timeline import Recorder, SpanKind, Timeline
-from rlinf_lab.timeline.batch import NARROW_DTYPE, SPAN_DTYPE, widened
-from rlinf_lab.widgets import Dashboard, TimelineView, apart, timeline_html
+from rlinf_lab.timeline.record.batch import NARROW_DTYPE, SPAN_DTYPE, widened
+from rlinf_lab.widgets import Dashboard, TimelineView, fallback, timeline_html
 from rlinf_lab.widgets import feed as feed_module
 from rlinf_lab.widgets.fallback import WIDGET, dashboard_still
 from rlinf_lab.widgets.feed import Numbers, TimelineFeed, Update
@@ -566,8 +566,8 @@ def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: p
             self.data, _ = board._repr_mimebundle_()
 
     again = False
-    monkeypatch.setattr(apart, "is_possible", lambda: True)
-    monkeypatch.setattr(apart, "is_update", lambda: again)  # as IPython's display has it
+    monkeypatch.setattr(fallback, "is_possible", lambda: True)
+    monkeypatch.setattr(fallback, "is_update", lambda: again)  # as IPython's display has it
     monkeypatch.setattr("IPython.display.display", display)
     board, output = Dashboard("made up"), Output()
     board.push({"state": "running"})
@@ -585,7 +585,7 @@ def test_on_a_page_of_jupyter_the_picture_is_an_output_of_its_own(monkeypatch: p
 
 def test_the_stored_picture_of_a_run_that_goes_on_says_of_when_it_is_and_is_renewed_under_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[tuple[bool, Any]] = []
-    monkeypatch.setattr(apart, "is_possible", lambda: True)
+    monkeypatch.setattr(fallback, "is_possible", lambda: True)
     monkeypatch.setattr("IPython.display.display", lambda picture, display_id, update: shown.append((update, picture)))
     sample, board = SampleRun(steps=2), Dashboard("goes on", iterations=400)
     board.push({"state": "running", "iteration": 1}, [sample.step()], sample.timeline)
@@ -611,9 +611,9 @@ def test_other_pages_would_show_both(monkeypatch: pytest.MonkeyPatch, elsewhere:
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     for name in ("VSCODE_PID", "VSCODE_CWD"):
         monkeypatch.delenv(name, raising=False)
-    assert apart.is_possible()
+    assert fallback.is_possible()
     monkeypatch.setenv(*elsewhere)
-    assert not apart.is_possible()
+    assert not fallback.is_possible()
 
 
 def test_timeline_view_sends_what_is_new(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from jupyter_client.manager import KernelManager
 CELL = """
 import threading, time
 import rlinf_lab as lab
-from rlinf_lab.runtime.observer import Observer
+from rlinf_lab.runtime.run.observer import Observer
 
 class Naps(lab.Worker):
     def nap(self, seconds):

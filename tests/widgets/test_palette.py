@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
-from rlinf_lab.timeline import palette
-from rlinf_lab.timeline.accounting import CAUSES
+from rlinf_lab.timeline.account.accounting import CAUSES
+from rlinf_lab.timeline.draw import palette
 from rlinf_lab.widgets.assets import STATIC
 
 VISION = {

@@ -17,14 +17,14 @@ from PIL import Image
 
 import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, PlanError
-from rlinf_lab.planning import patience
-from rlinf_lab.planning.gantt import gantt
-from rlinf_lab.planning.planner import plan
-from rlinf_lab.planning.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
-from rlinf_lab.planning.sensitivity import STEP, Asked
-from rlinf_lab.planning.sensitivity import sensitivity as ranges_of
-from rlinf_lab.planning.whatif import Question
-from rlinf_lab.runtime.clocks import MockClock
+from rlinf_lab.planning import cancellation
+from rlinf_lab.planning.adapt.sensitivity import STEP, Asked
+from rlinf_lab.planning.adapt.sensitivity import sensitivity as ranges_of
+from rlinf_lab.planning.adapt.whatif import Question
+from rlinf_lab.planning.planner.gantt import gantt
+from rlinf_lab.planning.planner.planner import plan
+from rlinf_lab.planning.profile.profile import DeviceKind, EdgeProfile, Memory, Profile, Sample, WorkerProfile
+from rlinf_lab.runtime.threads.clocks import MockClock
 from rlinf_lab.widgets import PlanExplorer
 from rlinf_lab.widgets.schedules import schedules
 
@@ -214,7 +214,7 @@ class Endless:
         self.begun.set()
         try:
             while True:
-                patience.check()
+                cancellation.check()
         finally:
             self.ended.set()
 

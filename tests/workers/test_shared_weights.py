@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 import rlinf_lab as lab
-from rlinf_lab.planning.engine import Do, Engine, Event
-from rlinf_lab.planning.plan import ExecutionPlan
-from rlinf_lab.runtime.profiler import _groups
-from rlinf_lab.runtime.run import session
+from rlinf_lab.planning.engine.engine import Do, Engine, Event
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.profiling.profiler import _groups
+from rlinf_lab.runtime.run.run import session
 from rlinf_lab.workers import TorchWorker
 from rlinf_lab.workers.residence import Residence
 from rlinf_lab.workflow.workflow import Workflow

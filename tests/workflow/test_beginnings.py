@@ -19,7 +19,7 @@ import torch
 from ray.experimental import tqdm_ray
 
 import rlinf_lab as lab
-from rlinf_lab.workflow.beginning import computes_first
+from rlinf_lab.workflow.source.first_action import computes_first
 
 KEYS = 8
 LOG = logging.getLogger(__name__)
@@ -167,7 +167,7 @@ class Reads(lab.Worker):
 
     def a_text_at_the_margin(self, inbox: lab.Inbox) -> None:
         """A text
-that begins at the margin."""
+        that begins at the margin."""
         for batch in inbox:
             self.work(batch)
 

@@ -10,8 +10,9 @@ import pytest
 import rlinf_lab as lab
 import rlinf_lab as toolkit
 from rlinf_lab.errors import WorkflowError
-from rlinf_lab.workflow.annotations import READ, WRITE, channel_ends
-from rlinf_lab.workflow.beginning import computes_first
+from rlinf_lab.workflow.annotations import channel_ends
+from rlinf_lab.workflow.source.first_action import computes_first
+from rlinf_lab.workflow.specs import READ, WRITE
 from rlinf_lab.workflow.worker import Inbox, Outbox
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rlinf_lab.errors import UnknownNameError, WorkflowError
 from rlinf_lab.workflow.handles import Handle, Ref
 from rlinf_lab.workflow.structure import leaves
 from rlinf_lab.workflow.symbol import Symbol
-from rlinf_lab.workflow.trace import Tracer
+from rlinf_lab.workflow.tracing.trace import Tracer
 from rlinf_lab.workflow.worker import Inbox, Outbox, Worker
 from rlinf_lab.workflow.workflow import Workflow
 

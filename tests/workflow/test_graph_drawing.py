@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rlinf_lab.workflow.drawing import graph_svg
+from rlinf_lab.workflow.drawing.graph_svg import graph_svg
 from rlinf_lab.workflow.graph import Call, Edge, Node, ValueEdge
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -152,7 +152,7 @@ def test_no_text_is_wider_than_its_place(sample: Callable[[], Sample]) -> None:
 
 def test_everything_is_named_and_an_idle_driver_is_left_out() -> None:
     svg = embodied().svg()
-    for text in ("simulator", "policy", "learner", "obs (≤ 8)", "act (keyed)", "traj",  "weights", "collect(inbox: Inbox", "cell: simulator and policy"):
+    for text in ("simulator", "policy", "learner", "obs (≤ 8)", "act (keyed)", "traj", "weights", "collect(inbox: Inbox", "cell: simulator and policy"):
         assert text in svg
     assert "driver" not in svg and len(boxes(svg)) == 3
 

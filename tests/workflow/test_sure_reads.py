@@ -14,9 +14,9 @@ import pytest
 
 import rlinf_lab as lab
 from rlinf_lab.errors import DeadlockError, PlanError
-from rlinf_lab.planning import plan as plans
-from rlinf_lab.workflow import source
-from rlinf_lab.workflow.sure_reads import Reads, sure_reads
+from rlinf_lab.planning.plan import execution_plan as plans
+from rlinf_lab.workflow.source import statements
+from rlinf_lab.workflow.source.sure_reads import Reads, sure_reads
 
 
 class Base(lab.Worker):
@@ -365,8 +365,8 @@ def test_a_file_that_changed_since_says_nothing(tmp_path: Path) -> None:
 def test_a_file_is_read_once_for_all_workers_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """To compile and compare what stands there took two thirds of the time of a graph."""
     read: list[str] = []
-    compare = source._is_what_runs
-    monkeypatch.setattr(source, "_is_what_runs", lambda definition, code: read.append(definition.name) or compare(definition, code))
-    monkeypatch.setattr(source, "_READ", {})
+    compare = statements._is_what_runs
+    monkeypatch.setattr(statements, "_is_what_runs", lambda definition, code: read.append(definition.name) or compare(definition, code))
+    monkeypatch.setattr(statements, "_READ", {})
     assert [sure_reads(BothWays.puts_before) for _ in range(3)] == [Reads(frozenset(), frozenset({"obs"}))] * 3
     assert read == ["puts_before"]

@@ -15,10 +15,10 @@ from rlinf_lab.errors import ConfigError, UnknownNameError
 from rlinf_lab.planning.costs.base import ASSUMED, EXTRAPOLATED, INTERPOLATED, MEASURED, CostEstimate, CostModel
 from rlinf_lab.planning.costs.batch import BatchModel
 from rlinf_lab.planning.costs.cell import CellModel
+from rlinf_lab.planning.costs.environment import SimulatorModel
 from rlinf_lab.planning.costs.generation import GenerationModel, Stream
-from rlinf_lab.planning.costs.public_rule import CapacityCliff, DampedScaling
-from rlinf_lab.planning.costs.simulator import SimulatorModel
-from rlinf_lab.planning.profile import Profile, WorkerProfile
+from rlinf_lab.planning.costs.rlinf_rule import CapacityCliff, DampedScaling
+from rlinf_lab.planning.profile.profile import Profile, WorkerProfile
 
 RULES = ("fitted", "rlinf")
 _OUTSIDE = ("memory", "onload_s", "offload_s", "offloadable", "devices", "in_turn", "calls", "starts_on_device")
@@ -26,7 +26,7 @@ _UNKNOWN: dict[str, Any] = {f.name: f.default for f in fields(WorkerProfile) if 
 
 
 def fit(profile: Profile, rule: str = "fitted") -> dict[str, CostModel]:
-    """One model for each worker of a profile. ``rule="rlinf"``: the public placement tool's formulas instead (`public_rule`)."""
+    """One model for each worker of a profile. ``rule="rlinf"``: the public placement tool's formulas instead (`rlinf_rule`)."""
     if rule not in RULES:
         raise UnknownNameError.of("cost rule", rule, RULES)
     return {name: fit_worker(w, profile.unit(name)) if rule == "fitted" else _public(name, w) for name, w in profile.workers.items()}

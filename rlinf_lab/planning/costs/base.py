@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from rlinf_lab.planning.profile import Sample
+from rlinf_lab.planning.profile.profile import Sample
 
 MEASURED, INTERPOLATED, EXTRAPOLATED, ASSUMED = "measured", "interpolated", "extrapolated", "assumed"
 # Relative uncertainty. Rules of thumb, not statistics: a profile seldom has repetitions. Where repeated samples differ more, or the model misses its samples

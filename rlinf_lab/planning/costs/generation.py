@@ -25,9 +25,9 @@ from functools import cached_property
 import numpy as np
 
 from rlinf_lab.planning.costs.base import NOBODY, CostEstimate, Misfit, by_relative_error, estimated, of_a_rank
+from rlinf_lab.planning.costs.completion_curve import lengths_from_completion
 from rlinf_lab.planning.costs.lengths import QUANTILES, issue_order, quantiles
-from rlinf_lab.planning.costs.unroll import lengths_from_completion
-from rlinf_lab.planning.profile import Lengths, ModelShape, Sample
+from rlinf_lab.planning.profile.profile import Lengths, ModelShape, Sample
 
 KEPT = 512  # schedules of a model, 8 KiB each: a model answers many questions
 DRAWN = 32  # slots of a long queue that are looked at

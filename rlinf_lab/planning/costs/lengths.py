@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from rlinf_lab.planning.profile import Lengths
+from rlinf_lab.planning.profile.profile import Lengths
 
 QUANTILES = 512  # representative requests; the longest one is always among them
 SEED = 20_250_915  # which request is long is drawn once: a model must answer the same twice

@@ -1,1 +1,1 @@
-"""Plan search on numbers: problems, fronts, the exact solver, plan trees."""
+"""The search for plans, in numbers only."""

@@ -10,9 +10,9 @@ import functools
 import math
 from collections.abc import Callable
 
+from rlinf_lab.planning.search.plan_tree import SPATIAL
 from rlinf_lab.planning.search.problem import FEW_LEAVES, Orders, Problem
 from rlinf_lab.planning.search.solver import Found, Only, near, solve, stepwise, useful_counts
-from rlinf_lab.planning.search.trees import SPATIAL
 
 Search = Callable[[Problem, float, Only], list[Found]]
 

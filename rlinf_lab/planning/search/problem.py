@@ -1,4 +1,4 @@
-"""What a plan search is asked, as numbers: no workers, no profile, no roles. `planning.setting` makes it from a profile.
+"""What a plan search is asked, as numbers: no workers, no profile, no roles. `planning.placement.search_space` makes it from a profile.
 
 *Granularity* g: the items of an iteration flow in 2^g equal chunks. A *leaf* is what is placed as one: a worker, or a cell of workers. ``table``
 tells the seconds of one chunk for every number of devices; everything else follows by composition (`search.solver`).

@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rlinf_lab.planning.patience import check
-from rlinf_lab.planning.search.fronts import EMPTY, Front, lower, spread, undominated, within
-from rlinf_lab.planning.search.outline import Outline
+from rlinf_lab.planning.cancellation import check
+from rlinf_lab.planning.search.pareto import EMPTY, Front, lower, spread, undominated, within
+from rlinf_lab.planning.search.plan_tree import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
 from rlinf_lab.planning.search.problem import Counts, Cut, Cuts, Problem, members
-from rlinf_lab.planning.search.trees import SPATIAL, TEMPORAL, Composed, Leaf, Tree, compositions, evaluate, leaf_of
-from rlinf_lab.planning.search.turns import Turns
+from rlinf_lab.planning.search.sequential import Turns
+from rlinf_lab.planning.search.structure import Outline
 
 EXACT = 1 + 1e-12  # ties with the best so far are kept
 FEW, CLOSER = 10, 5  # device counts of a leaf in the first, coarse search; how much nearer each next search looks
@@ -56,7 +56,7 @@ class Found:
 @dataclass(frozen=True)
 class Only:
     """What is looked for: ``kinds`` of composition, the ``last`` one (its kind and the leaves before it), None: any, plans ``unlike`` an outline, and plans of
-    compositions ``among`` some (of `trees.compositions`)."""
+    compositions ``among`` some (of `plan_tree.compositions`)."""
 
     kinds: tuple[str, ...] = BOTH
     last: tuple[str, int] | None = None
@@ -164,9 +164,7 @@ def guess(problem: Problem, ceiling: float = np.inf, only: Only = Only(), coarse
     return found
 
 
-def _look(
-    problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf
-) -> tuple[list[Found], float]:
+def _look(problem: Problem, chosen: list[np.ndarray], ceiling: float, only: Only, aside: int = 0, wrong: float = np.inf) -> tuple[list[Found], float]:
     """Over some device counts of each leaf, fastest first.
 
     First as if nobody minded who stays beside it, for then each part is searched once: where that plan is as fast in truth, there is none faster. Not where a

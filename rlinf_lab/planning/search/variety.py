@@ -7,17 +7,17 @@ from functools import cached_property
 
 import numpy as np
 
-from rlinf_lab.planning.search.fronts import Front
-from rlinf_lab.planning.search.outline import Form, Outline
+from rlinf_lab.planning.search.pareto import Front
+from rlinf_lab.planning.search.plan_tree import TEMPORAL, compositions
 from rlinf_lab.planning.search.problem import Problem
 from rlinf_lab.planning.search.solver import FEW, Found, Only, _side_by_side, _Solver, _Way, _with_counts, useful_counts
-from rlinf_lab.planning.search.trees import TEMPORAL, compositions
+from rlinf_lab.planning.search.structure import Form, Outline
 
 EVERY_FORM = 5  # leaves, of which all forms are looked at in 0.1 s or so; of seven there may be thousands
 
 
 def varied(problem: Problem, ceiling: float) -> list[Found]:
-    """Over few device counts, for every form (`outline.Form`) the best plan that takes no longer than ``ceiling`` (seconds), fastest first.
+    """Over few device counts, for every form (`structure.Form`) the best plan that takes no longer than ``ceiling`` (seconds), fastest first.
 
     Of more than `EVERY_FORM` leaves some: for every last composition and every way to compose its two parts that is better than the others in some number.
     """

@@ -32,7 +32,7 @@ export function palette(mode) {
 
 const FIRST = 5, SALT = 37888430, PRIME = 16777619;
 
-/** Map of the number of each worker's colour, by its name: as `colour_numbers` in rlinf_lab/timeline/palette.py, which says why. */
+/** Map of the number of each worker's colour, by its name: as `colour_numbers` in rlinf_lab/timeline/draw/palette.py, which says why. */
 export function colourNumbers(workers, others = []) {
   const slots = WORKERS.light.length, taken = new Array(slots).fill(0), found = new Map();
   for (const group of [workers, others]) {

@@ -46,7 +46,7 @@ export function missingArrows(store, iteration) {
   return movements(store, iteration, true).cut ? `Iteration ${iteration} has more than ${MOST.toLocaleString("en")} spans: arrows of its first lanes only` : "";
 }
 
-/** Pairs [put, get] of an iteration that share an item and touch [from, to): the rule of rlinf_lab/timeline/flows.py. */
+/** Pairs [put, get] of an iteration that share an item and touch [from, to): the rule of rlinf_lab/timeline/critical/flows.py. */
 export function arrows(store, iteration, from, to, most) {
   const pairs = [];
   for (const { puts, gets } of movements(store, iteration, true).values()) {

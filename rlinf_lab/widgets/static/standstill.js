@@ -114,7 +114,7 @@ export class Standstill {
     this.node = make("aside.still", { role: "status" }, make("details", { open: "" }, make("summary", {}, this.since, this.ring), make("div.stillbody", {}, this.graph, this.words)));
   }
 
-  /** `lines`: since when, then who waits for what; none: something moves. `graph`: as rlinf_lab.runtime.waits has it drawn. */
+  /** `lines`: since when, then who waits for what; none: something moves. `graph`: as rlinf_lab.runtime.host.liveness.wait_graph has it drawn. */
   set([title, ...lines], graph) {
     this.node.dataset.open = String(Boolean(title));
     if (!title) return;

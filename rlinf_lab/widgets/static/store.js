@@ -181,7 +181,7 @@ export class Store {
     if (this.query) this.search(this.query);
   }
 
-  /** Appends packed spans: columns as rlinf_lab/timeline/packed.py lays them out (sorted by track and start), `layout` says where each is; or rows. */
+  /** Appends packed spans: columns as rlinf_lab/timeline/formats/packed.py lays them out (sorted by track and start), `layout` says where each is; or rows. */
   addSpans(layout, view) {
     const read = layout.columns ? packedColumns : layout.narrow ? columnsOfNarrowRows : columnsOfRows, columns = read(layout, aligned(view)), n = layout.count, c = columns;
     for (let first = 0, last; first < n; first = last) {

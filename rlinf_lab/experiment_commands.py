@@ -1,0 +1,206 @@
+"""``rlinf-lab train``, ``evaluate``, ``runs`` and ``compare``: the front door from a shell.
+
+The flags of ``train`` are the fields of the algorithm's configuration, with their docstrings and defaults: they are read when the algorithm is known.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+
+PLAIN = (int, float, bool, str)
+SHELL = ("eval_every", "eval_episodes", "checkpoint_minutes", "keep_checkpoints", "checkpoint_on_sigterm", "loggers")  # options that flags can say
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a policy: ``rlinf-lab train ppo CartPole-v1 --total-timesteps 100000``; its flags: ``rlinf-lab train ppo --help``."""
+
+    algorithm: Annotated[str, tyro.conf.Positional]
+    """such as ppo"""
+
+    env: Annotated[str, tyro.conf.Positional]
+    """an environment's id, such as CartPole-v1"""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Play whole episodes with the policy of a run's folder."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """of the run"""
+
+    episodes: int = 50
+    """how many"""
+
+    seed: int = 1
+    """of the environments, never one of training"""
+
+    best: bool = False
+    """the policy of the best evaluation, not the newest"""
+
+    def run(self) -> int:
+        from rlinf_lab.experiments import load_policy
+
+        print(load_policy(self.folder, self.best).evaluate(self.episodes, self.seed))
+        return 0
+
+
+@dataclass(frozen=True)
+class ListRuns:
+    """The runs that are kept here, which of them live and which died."""
+
+    root: Annotated[Path, tyro.conf.Positional] = Path("runs")
+    """the folder that they are in"""
+
+    def run(self) -> int:
+        from rlinf_lab.experiments import runs
+
+        table = runs(self.root)
+        print(table.to_string(index=False) if len(table) else f"no runs in {self.root}. Next: rlinf-lab train ppo CartPole-v1")
+        return 0
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Put runs beside one another: what they came to, and how their settings differ."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """of the runs"""
+
+    metric: str | None = None
+    """what is compared; by default the return"""
+
+    to: Path | None = None
+    """also write the curves as .html or .png"""
+
+    def run(self) -> int:
+        from rlinf_lab.experiments import compare
+
+        found = compare(*self.folders, metric=self.metric)
+        print(found)
+        if self.to is not None:
+            if self.to.suffix not in (".html", ".png"):
+                raise UnknownNameError.of("ending of a picture's file", self.to.suffix, (".html", ".png"))
+            content = found.picture() if self.to.suffix == ".png" else found.figure().to_html(include_plotlyjs=True).encode()
+            self.to.write_bytes(content)
+        return 0
+
+
+def train(arguments: list[str]) -> int:
+    """What stands behind ``rlinf-lab train``. Returns the exit status; ``SystemExit`` from tyro for flags that there are not."""
+    from rlinf_lab.experiments import recipe, starting
+
+    named = next((a for a in arguments if not a.startswith("-")), None)
+    if named is None:
+        tyro.cli(Train, prog="rlinf-lab train", args=arguments)
+        return 2
+    found = recipe.find(named)
+    rest = list(arguments)
+    rest.remove(named)
+    flags = tyro.cli(flags_of(found), prog=f"rlinf-lab train {named}", args=rest, description=inspect.getdoc(found.config))
+    given = {f.name: value for f in dataclasses.fields(flags) if (value := getattr(flags, f.name)) is not None}
+    settings = {name: parsed(name, value) for name, value in given.items()}
+    until = {goal: settings.pop(f"until_{goal}") for goal in ("return", "success_rate", "hours", "patience") if f"until_{goal}" in settings}
+    if until:
+        settings["until"] = until
+    run = starting.train(found, settings.pop("env"), **settings)
+    try:
+        run.wait()
+    except KeyboardInterrupt:
+        print(f"interrupted; {run.folder} is kept. Next: rlinf-lab evaluate {run.folder}", file=sys.stderr)
+        return 130
+    print(run)
+    return 0
+
+
+def flags_of(recipe: Any) -> type[Any]:
+    """A dataclass with a flag for each setting; None: as the recipe, or its preset for the environment, has it."""
+    from rlinf_lab.experiments.options import Options
+
+    made: list[tuple[str, Any, Any]] = [("env", Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="an environment's id, such as CartPole-v1")])]  # type: ignore[list-item]
+    made.append(_flag("total_timesteps", int, "environment steps over all environments", "as the preset has it"))
+    docs, hints = field_docs(recipe.config), typing.get_type_hints(recipe.config)
+    for name, field in recipe.fields.items():
+        kind = flag_type(hints[name])
+        if kind is not None and name not in ("env", "env_id", "total_timesteps"):
+            made.append(_flag(name, kind, docs.get(name, ""), _default(field)))
+    docs, hints = field_docs(Options), typing.get_type_hints(Options)
+    for field in dataclasses.fields(Options):
+        if field.name in SHELL:
+            kind = tuple[str, ...] if field.name == "loggers" else flag_type(hints[field.name]) or int
+            made.append(_flag(field.name, kind, docs[field.name], _default(field)))
+    for goal, meaning in {"return": "mean return of an episode", "success_rate": "share of successes, 0 to 1", "hours": "wall clock",
+                          "patience": "looks without a better return"}.items():  # fmt: skip
+        made.append(_flag(f"until_{goal}", float, f"end as soon as it is reached: {meaning}", "none"))
+    made.append(_flag("folder", str, "where the run is kept", "a new one in runs/"))
+    made.append(_flag("executor", str, '"local" (threads), "processes" or "ray"', "by the plan"))
+    return dataclasses.make_dataclass("Flags", made, frozen=True)
+
+
+def _flag(name: str, kind: Any, text: str, default: str) -> tuple[str, Any, Any]:
+    said = " ".join(text.split())
+    return name, Annotated[kind | None, tyro.conf.arg(help=f"{said} (default: {default})")], dataclasses.field(default=None)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return str(field.default)
+    return repr(field.default_factory()) if field.default_factory is not dataclasses.MISSING else "none"
+
+
+def flag_type(hint: Any) -> Any:
+    """What a flag can hold of a setting: a plain type, a tuple of them, or text where a number may be a schedule. None: it cannot be said in a shell."""
+    options = [h for h in typing.get_args(hint) if h is not type(None)] if typing.get_origin(hint) in (typing.Union, type(int | None)) else [hint]
+    if any(typing.get_origin(h) is tuple for h in options):
+        return next(h for h in options if typing.get_origin(h) is tuple)
+    plain = [h for h in options if h in PLAIN]
+    if len(plain) < len(options) and float in plain:
+        return str
+    return plain[0] if plain else None
+
+
+def parsed(name: str, value: Any) -> Any:
+    """Text of a flag as the setting: a number, or ``linear(1e-3, 1e-4)``."""
+    if not isinstance(value, str):
+        return value
+    try:
+        number = float(value)
+    except ValueError:
+        pass
+    else:
+        return int(number) if number.is_integer() and "." not in value and "e" not in value.lower() else number
+    if value.startswith("linear(") and value.endswith(")"):
+        from rlinf_lab.recipes.schedules import linear
+
+        try:
+            return linear(*(float(part) for part in value[7:-1].split(",")))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: numbers. Next: 'linear(1e-3, 1e-4)'.") from error
+    return value
+
+
+def field_docs(cls: type[Any]) -> Mapping[str, str]:
+    """The string under each field of a dataclass."""
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    except (OSError, TypeError, SyntaxError):  # made without a file
+        return {}
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[field.target.id] = str(text.value.value)
+    return found

@@ -1,0 +1,144 @@
+"""How good a policy is: whole episodes on environments of its own.
+
+Each environment of the vector plays its share of the episodes, however long they last: counting whatever ends first would favour short ones.
+Legend: N environments, E episodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import ConfigError, shown
+
+AT_ONCE = 16  # environments at most: more of them wait for the longest episode
+NORMAL_95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Told:
+    """Of which policy, on which environments."""
+
+    iteration: int
+    """updates that went into the policy"""
+    seed: int
+    """as the user gave it: what environments are seeded with is made of it"""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation(Mapping[str, Any]):
+    """What `evaluate` found, a mapping: ``return``, ``return_interval``, ``length``, ``episodes``, ``iteration``; ``success_rate`` where the task tells.
+
+    ``return``: mean undiscounted return of an episode; ``return_interval``: where that mean lies with 95 % confidence, from the spread over the episodes
+    (Student's t); ``length``: mean steps; ``success_rate``: at the end of an episode, with ``success_interval`` (Wilson's, 95 %).
+    """
+
+    returns_E: np.ndarray
+    lengths_E: np.ndarray
+    success_E: np.ndarray | None
+    """None where the task has no signal of success"""
+    of: Told
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as a plain dict."""
+        found: dict[str, Any] = {
+            "return": float(self.returns_E.mean()), "return_interval": mean_interval(self.returns_E), "length": float(self.lengths_E.mean()),
+            "episodes": len(self.returns_E), "iteration": self.of.iteration,
+        }  # fmt: skip
+        if self.success_E is not None:
+            found |= {"success_rate": float(self.success_E.mean()), "success_interval": wilson(int(self.success_E.sum()), len(self.success_E))}
+        return found
+
+    def __getitem__(self, name: str) -> Any:
+        return self.as_dict()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_dict())
+
+    def __len__(self) -> int:
+        return len(self.as_dict())
+
+    def row(self) -> dict[str, float]:
+        """As columns of `run.metrics`."""
+        found = self.as_dict()
+        low, high = found["return_interval"]
+        numbers = {"eval_return": found["return"], "eval_return_low": low, "eval_return_high": high, "eval_length": found["length"]}
+        return numbers | ({"eval_success_rate": found["success_rate"]} if "success_rate" in found else {})
+
+    def __repr__(self) -> str:
+        found = self.as_dict()
+        low, high = found["return_interval"]
+        success = ""
+        if "success_rate" in found:
+            success = f", success {found['success_rate']:.0%} ({found['success_interval'][0]:.0%} to {found['success_interval'][1]:.0%})"
+        return (
+            f"Evaluation(return {found['return']:.4g}, 95 % interval {low:.4g} to {high:.4g}{success}, length {found['length']:.4g}; "
+            f"{found['episodes']} episodes, seed {self.of.seed}, iteration {self.of.iteration})"
+        )
+
+
+def mean_interval(values_E: np.ndarray) -> tuple[float, float]:
+    """95 % confidence interval of the mean, Student's t; infinite for one value."""
+    n = len(values_E)
+    if n < 2:
+        return -math.inf, math.inf
+    half = student_t95(n - 1) * float(values_E.std(ddof=1)) / math.sqrt(n)
+    mean = float(values_E.mean())
+    return mean - half, mean + half
+
+
+def student_t95(freedom: int) -> float:
+    """The 97.5 % quantile of Student's t, by the expansion of Abramowitz and Stegun 26.7.5; tables for up to four degrees, where it is too coarse."""
+    exact = {1: 12.7062, 2: 4.30265, 3: 3.18245, 4: 2.77645}
+    if freedom in exact:
+        return exact[freedom]
+    x, v = NORMAL_95, freedom
+    g1, g2 = (x**3 + x) / 4, (5 * x**5 + 16 * x**3 + 3 * x) / 96
+    g3 = (3 * x**7 + 19 * x**5 + 17 * x**3 - 15 * x) / 384
+    g4 = (79 * x**9 + 776 * x**7 + 1482 * x**5 - 1920 * x**3 - 945 * x) / 92160
+    return x + g1 / v + g2 / v**2 + g3 / v**3 + g4 / v**4
+
+
+def wilson(successes: int, n: int) -> tuple[float, float]:
+    """95 % interval of a rate (Wilson 1927): inside [0, 1], and no point where all or none succeeded."""
+    z2 = NORMAL_95**2
+    centre, spread = successes + z2 / 2, NORMAL_95 * math.sqrt(successes * (n - successes) / n + z2 / 4)
+    return max(0.0, (centre - spread) / (n + z2)), min(1.0, (centre + spread) / (n + z2))
+
+
+def check_counts(who: str, episodes: object, seed: object) -> None:
+    """Raises `ConfigError` for what is no number of episodes, or no seed."""
+    for name, value, least in (("episodes", episodes, 1), ("seed", seed, 0)):
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < least:
+            raise ConfigError(f"{who}({name}={shown(value)}): a whole number of at least {least}. Next: {who}(episodes=50, seed=1).")
+
+
+def play(make: Callable[[int], Any], act: Callable[[Any], Any], episodes: int, first_seed: int, of: Told) -> Evaluation:
+    """Play ``episodes`` with ``act`` on a vector that ``make(num_envs)`` gives, and close it. Environment i begins with ``first_seed + i``."""
+    env = make(min(episodes, AT_ONCE))
+    try:
+        n_envs = env.num_envs
+        left_N = np.array([(episodes + i) // n_envs for i in range(n_envs)])
+        return_N, length_N = np.zeros(n_envs), np.zeros(n_envs, int)
+        ended: list[tuple[int, float, int, bool | None]] = []
+        obs_NO = env.reset(seed=first_seed)
+        while left_N.any():
+            step = env.step(act(obs_NO))
+            obs_NO = step.obs_NO
+            return_N += step.reward_N
+            length_N += 1
+            for n in np.flatnonzero(step.terminated_N | step.truncated_N).tolist():
+                if left_N[n]:
+                    left_N[n] -= 1
+                    ended.append((n, return_N[n], length_N[n], None if step.success_N is None else bool(step.success_N[n])))
+                return_N[n], length_N[n] = 0.0, 0
+    finally:
+        env.close()
+    ended.sort(key=lambda e: e[0])  # of an environment in order: what is told does not depend on which ended first
+    returns, lengths, success = (np.array(column) for column in list(zip(*ended, strict=True))[1:])
+    known = None if any(s is None for s in success.tolist()) else success.astype(bool)
+    return Evaluation(returns.astype(float), lengths.astype(int), known, of)

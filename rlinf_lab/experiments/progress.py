@@ -1,0 +1,36 @@
+"""The line in a shell: steps, return, steps a second, what remains."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+QUIET_SECONDS = 15.0  # between lines where nobody watches: a log file
+LOOK_SECONDS = 0.2
+
+
+class Line:
+    """A bar of tqdm on stderr, fed with the metrics of each iteration. Says nothing before the first."""
+
+    def __init__(self, label: str, total: int, done: int = 0) -> None:
+        from tqdm import tqdm
+
+        live = sys.stderr is not None and sys.stderr.isatty()
+        self._bar: Any = tqdm(
+            total=total, initial=done, desc=label, unit=" steps", unit_scale=True, mininterval=LOOK_SECONDS if live else QUIET_SECONDS,
+            dynamic_ncols=live, file=sys.stderr, delay=0.01,
+        )  # fmt: skip
+
+    def __call__(self, row: Mapping[str, float]) -> None:
+        """Metrics of an iteration."""
+        values = {name: row[name] for name in ("return", "success_rate", "eval_return") if not math.isnan(row.get(name, math.nan))}
+        self._bar.set_postfix({name: f"{value:.4g}" for name, value in values.items()}, refresh=False)
+        self._bar.update(max(0, int(row.get("env_steps", 0)) - self._bar.n))
+
+    def close(self, said: str = "") -> None:
+        """The run has ended."""
+        self._bar.close()
+        if said:
+            print(said, file=sys.stderr)

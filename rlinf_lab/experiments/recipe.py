@@ -1,0 +1,72 @@
+"""Algorithms by name: what a recipe is, and where the known ones live.
+
+A recipe is one readable file with a frozen dataclass of settings and a function that builds a `Workflow` from it. The front door asks this of it:
+
+    config      ``env_id``, ``seed``, ``iterations`` (fields); ``env_steps`` (environment steps of one iteration, a property or a field)
+    build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
+                "train"       one update; returns its metrics, a dict of numbers
+                "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
+                "state"       returns the state, nothing is trained
+    state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
+                ``state["weights"]`` are the policy's
+
+A new algorithm is a file like `rlinf_lab.recipes.ppo` and one line in `HOMES`, or ``lab.train(Recipe("mine", MyConfig, my_build), ...)``, or, in a
+package of its own, an entry point of the group ``rlinf_lab.recipes`` that loads a `Recipe`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+from rlinf_lab.errors import ConfigError, UnknownNameError, shown
+from rlinf_lab.workflow.workflow import Workflow
+
+GROUP = "rlinf_lab.recipes"
+#: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
+HOMES = {"ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build")}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An algorithm: its settings and how its workflow is built. See the module's docstring for what is asked of both."""
+
+    name: str
+    """as `train` takes it"""
+    config: type[Any]
+    """a frozen dataclass"""
+    build: Callable[..., Workflow]
+    """``build(config, state=None)``"""
+
+    @property
+    def fields(self) -> dict[str, dataclasses.Field[Any]]:
+        """The settings by name."""
+        return {f.name: f for f in dataclasses.fields(self.config)}
+
+
+def find(algorithm: str | Recipe) -> Recipe:
+    """The recipe of that name. `UnknownNameError` with the nearest one."""
+    if isinstance(algorithm, Recipe):
+        return algorithm
+    if not isinstance(algorithm, str):
+        raise ConfigError(f"train({shown(algorithm)}): the name of an algorithm, or a Recipe. Next: lab.train('ppo', 'CartPole-v1').")
+    if algorithm in HOMES:
+        module, config, build = HOMES[algorithm]
+        home = importlib.import_module(module)
+        return Recipe(algorithm, getattr(home, config), getattr(home, build))
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if algorithm not in found:
+        raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])
+    loaded = found[algorithm].load()
+    if not isinstance(loaded, Recipe):
+        raise ConfigError(f"The entry point {algorithm!r} of {GROUP!r} loads {shown(loaded)}, which is no Recipe. Next: let it name a Recipe(...).")
+    return loaded
+
+
+def names() -> list[str]:
+    """All algorithms that `train` knows."""
+    return sorted({*HOMES, *(point.name for point in entry_points(group=GROUP))})

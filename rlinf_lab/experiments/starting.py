@@ -1,0 +1,114 @@
+"""`train`, `resume` and `load_policy`: from names and folders to runs and policies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.experiments.options import OPTIONS, Options
+from rlinf_lab.experiments.recipe import Recipe, find
+from rlinf_lab.experiments.settings import check_names, configured, configured_again
+from rlinf_lab.experiments.storage.folder import RunFolder, env_name, new_folder
+from rlinf_lab.experiments.training import ROOT, TrainingRun
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.machine.devices import devices_here
+from rlinf_lab.workflow.workflow import Workflow
+
+
+def train(
+    algorithm: str | Recipe,
+    env: Any,
+    *,
+    total_timesteps: int | None = None,
+    plan: ExecutionPlan | Callable[[Workflow], ExecutionPlan] | None = None,
+    executor: str | None = None,
+    folder: str | os.PathLike[str] | bool | None = None,
+    **settings: Any,
+) -> TrainingRun:
+    """Train a policy; returns at once. A live dashboard in a notebook, a line of progress in a shell.
+
+    ``algorithm``: "ppo", or a `Recipe`. ``env``: an id, a factory, a class. ``total_timesteps``: environment steps over all environments, rounded up to
+    whole iterations. ``plan``: an `ExecutionPlan` of the recipe's workflow, or a function that makes one from it; None: all workers on one core.
+    ``executor``: "local" (threads), "processes" or "ray"; None: "local" where the plan uses one device. ``folder``: where the run is kept; None: a new one
+    in ``runs/``; False: nowhere.
+    ``settings``: fields of the recipe's config (``help(run.config)``) and of `Options`: ``eval_every``, ``until``, ``on_iteration``, ``loggers``, …
+
+    Raises `ConfigError`, `UnknownNameError` or `PlanError` before anything starts; what a worker raises comes from `TrainingRun.wait`.
+    """
+    recipe = find(algorithm)
+    options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
+    check_names(recipe, settings, dict.fromkeys(OPTIONS))
+    config = configured(recipe, env, total_timesteps, settings)
+    workflow = recipe.build(config)
+    plan = checked_plan(plan, workflow)
+    kept = folder_of(folder, recipe, config)
+    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor), options, kept)
+
+
+def resume(
+    folder: str | os.PathLike[str],
+    *,
+    env: Any = None,
+    total_timesteps: int | None = None,
+    plan: ExecutionPlan | None = None,
+    executor: str | None = None,
+    **settings: Any,
+) -> TrainingRun:
+    """Go on with a run from its folder, which keeps it from then on; returns at once.
+
+    ``total_timesteps``: of both together; None: as the run was begun. ``env``: again, where it was no id but an object. ``settings``: as in `train`.
+    """
+    kept = RunFolder(folder)
+    about, recipe, start = kept.read_json("run.json"), kept.recipe(), kept.state()
+    options = Options(**{name: settings.pop(name) for name in OPTIONS if name in settings})
+    check_names(recipe, settings, dict.fromkeys(OPTIONS))
+    config = configured_again(recipe, kept, env, total_timesteps, settings)
+    if config.iterations <= start.iteration:
+        raise ConfigError(
+            f"The run in {str(kept.path)!r} has done all its {start.iteration} iterations. "
+            f"Next: lab.resume(..., total_timesteps={2 * start.iteration * config.env_steps})."
+        )
+    workflow = recipe.build(config, start.state)
+    plan = checked_plan(kept.plan() if plan is None else plan, workflow)
+    rows = {number: row for number, row in kept.rows().items() if number <= start.iteration}
+    return TrainingRun(recipe, config, workflow, plan, executor_for(plan, executor or about.get("executor")), options, kept, start, rows)
+
+
+def load_policy(folder: str | os.PathLike[str], best: bool = False, env: Any = None) -> TrainedPolicy:
+    """The policy of a run's folder: ``load_policy(...).act(obs)``. ``best``: of the best evaluation. ``env``: again, where it was an object."""
+    kept = RunFolder(folder)
+    recipe = kept.recipe()
+    return TrainedPolicy(configured_again(recipe, kept, env, None, {}), kept.weights(best))
+
+
+def checked_plan(plan: Any, workflow: Workflow) -> ExecutionPlan:
+    """The plan, or one core for all. `ConfigError` for what is none, `PlanError` for one that does not fit."""
+    if plan is None:
+        return ExecutionPlan.temporal(workflow, devices_here("cpu")[:1])
+    if callable(plan) and not isinstance(plan, type):
+        plan = plan(workflow)
+    if not isinstance(plan, ExecutionPlan):
+        raise ConfigError(f"train(plan={shown(plan)}): an ExecutionPlan, or None. Next: lab.plan(run.workflow, ...).best.execution.")
+    plan.validate(workflow)
+    return plan
+
+
+def executor_for(plan: ExecutionPlan, asked: str | None) -> str:
+    """Threads share one interpreter: as soon as a plan has several devices, processes use them."""
+    return asked or ("local" if len(plan.devices) == 1 else "processes")
+
+
+def folder_of(folder: Any, recipe: Recipe, config: Any) -> RunFolder | None:
+    """Where a new run is kept."""
+    if folder is False:
+        return None
+    if folder is None or folder is True:
+        return new_folder(ROOT, recipe.name, env_name(config))
+    kept = RunFolder(folder)
+    if (kept.path / "run.json").exists():
+        raise ConfigError(f"train(folder={str(kept.path)!r}): there is a run in it. Next: lab.resume({str(kept.path)!r}), or another folder.")
+    kept.make()
+    return kept

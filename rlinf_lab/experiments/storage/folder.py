@@ -1,0 +1,219 @@
+"""A run on disk.
+
+    run.json             what it is: algorithm, environment, seeds, versions, state, process, iteration, the best evaluation
+    config.json          every setting
+    plan.json            the plan
+    metrics.parquet      a row for each iteration
+    timeline.parquet     every span
+    policy.safetensors   the newest weights, normalisation inside
+    best.safetensors     those of the best evaluation
+    learner.safetensors  what the learner needs to go on
+    checkpoints/         earlier states of the learner, learner-<iteration>.safetensors
+
+Each file is there whole or as it was before. ``learner.safetensors`` is complete in itself, so a process that dies between two files leaves a
+folder that can be resumed. Nothing in it is pickled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import ConfigError, RlinfLabError, shown
+from rlinf_lab.experiments.recipe import Recipe, find
+from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.policies.weights import Weights
+from rlinf_lab.timeline.record.files import whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlinf_lab.timeline.timeline import Timeline
+
+FORMAT = 1
+ENDED = ("finished", "failed", "stopped")
+
+
+class RunFolder:
+    """Reads and writes the files of one run."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not isinstance(path, (str, os.PathLike)) or not str(path):
+            raise ConfigError(f"{shown(path)} is no folder's path. Next: 'runs/cartpole'.")
+        self.path = Path(path)
+
+    # --- writing ----------------------------------------------------------------------------------------
+    def make(self) -> None:
+        """The folder, with those above it. `ConfigError` where something else is there."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"The folder {str(self.path)!r} cannot be made: {error.strerror}. Next: another path.") from error
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> None:
+        text = json.dumps(content, indent=1)
+        with whole(self.path / name) as part:
+            part.write_text(text + "\n", encoding="utf-8")
+
+    def about(self, **changes: Any) -> None:
+        """Change some of run.json."""
+        self.write_json("run.json", (self.read_json("run.json") if (self.path / "run.json").exists() else {"format": FORMAT}) | changes)
+
+    def write_state(self, snapshot: Snapshot, keep: int = 0) -> None:
+        """The newest state, and its weights; of those before ``keep`` stay as checkpoints."""
+        newest = self.path / "learner.safetensors"
+        if keep:
+            kept = self.path / "checkpoints"
+            kept.mkdir(exist_ok=True)
+            snapshot.save(kept / f"learner-{snapshot.iteration:06d}.safetensors")
+            for old in self.checkpoints()[:-keep]:
+                old.unlink(missing_ok=True)
+        snapshot.save(newest)
+        snapshot.weights.save(self.path / "policy.safetensors")
+
+    def checkpoints(self) -> list[Path]:
+        """States of the learner that were kept, oldest first."""
+        return sorted((self.path / "checkpoints").glob("learner-*.safetensors"))
+
+    def write_tables(self, metrics: pd.DataFrame, timeline: Timeline | None) -> None:
+        with whole(self.path / "metrics.parquet") as part:
+            metrics.to_parquet(part)
+        if timeline is not None:
+            timeline.to_parquet(self.path / "timeline.parquet")
+
+    # --- reading ----------------------------------------------------------------------------------------
+    def read_json(self, name: str) -> dict[str, Any]:
+        """`ConfigError` where it is missing or damaged."""
+        path = self.path / name
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(f"{str(self.path)!r} is no folder of a run: it has no {name}. Next: lab.runs() lists those that are here.") from error
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error}. Next: lab.runs() lists runs; delete this one, or mend the file.") from error
+        if not isinstance(found, dict) or (name == "run.json" and found.get("format") != FORMAT):
+            raise ConfigError(f"{str(path)!r} is not of a run that this version can read. Next: the version of rlinf_lab that wrote it.")
+        return found
+
+    def recipe(self) -> Recipe:
+        """The algorithm, by its name."""
+        return find(str(self.read_json("run.json").get("algorithm")))
+
+    def plan(self) -> ExecutionPlan:
+        return ExecutionPlan.load(self.path / "plan.json")
+
+    def state(self) -> Snapshot:
+        """The newest state of the learner that can be read. `ConfigError` where there is none."""
+        tried: RlinfLabError | None = None
+        for path in [self.path / "learner.safetensors", *reversed(self.checkpoints())]:
+            if path.exists():
+                try:
+                    return Snapshot.load(path)
+                except ConfigError as error:
+                    tried = tried or error
+        raise tried or ConfigError(f"{str(self.path)!r} has no state of a learner: the run ended before its first checkpoint. Next: lab.train(...) anew.")
+
+    def weights(self, best: bool = False) -> Weights:
+        """Of the policy."""
+        path = self.path / ("best.safetensors" if best else "policy.safetensors")
+        if not path.exists():
+            why = "no evaluation was asked for (eval_every=)" if best else "the run ended before its first checkpoint"
+            raise ConfigError(f"{str(self.path)!r} has no {path.name}: {why}. Next: lab.runs() says what there is.")
+        try:
+            return Weights.load(path)
+        except Exception as error:  # safetensors' own are of several kinds
+            raise ConfigError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}. Next: lab.resume(folder) and save it anew.") from error
+
+    def rows(self) -> dict[int, dict[str, float]]:
+        """The metrics by iteration; what is not known of one is left out."""
+        table = self.metrics()
+        return {int(row["iteration"]): {str(k): float(v) for k, v in row.items() if v == v} for row in table.to_dict("records")}
+
+    def metrics(self) -> pd.DataFrame:
+        """A row for each iteration; empty where none was written."""
+        import pandas as pd
+
+        path = self.path / "metrics.parquet"
+        if not path.exists():
+            return pd.DataFrame({"iteration": []})
+        try:
+            return pd.read_parquet(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{str(path)!r} cannot be read: {error}. Next: delete it; the weights are in files of their own.") from error
+
+
+def new_folder(root: Path, algorithm: str, env: str) -> RunFolder:
+    """One that is not there yet, named after what is run and when."""
+    stem = f"{algorithm}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', env)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1000):
+        path = root / (stem if not number else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"The folder {str(path)!r} cannot be made: {error.strerror}. Next: folder='...' of your own, or folder=False.") from error
+        return RunFolder(path)
+    raise ConfigError(f"There are a thousand runs {stem!r} in {str(root)!r}. Next: folder='...' of your own.")
+
+
+def this_process() -> dict[str, Any]:
+    """Who executes a run: enough to say later whether it still does."""
+    import psutil
+
+    return {"host": socket.gethostname(), "pid": os.getpid(), "process_began": psutil.Process().create_time()}
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that results depend on; those that are not installed are left out."""
+    found = {"python": platform.python_version()}
+    for package in ("rlinf-lab", "torch", "numpy", "gymnasium", "ray", "mujoco", "metaworld", "mani-skill", "envpool"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+# --- settings as JSON -----------------------------------------------------------------------------------------
+def to_plain(config: Any) -> dict[str, Any]:
+    """A configuration as JSON can hold it; what it cannot hold (a class, a function) as {"object": its name}."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return {"object": named(value)}
+
+
+def named(value: Any) -> str:
+    """What a class or a function is called, for people."""
+    return getattr(value, "__qualname__", None) or getattr(value, "__name__", None) or type(value).__name__
+
+
+def env_name(config: Any) -> str:
+    """What the environment of a run is called."""
+    env = config.env_id
+    return env if isinstance(env, str) else named(env)
+
+
+def tuples(value: Any) -> Any:
+    """Lists of JSON as the tuples that configurations hold."""
+    return tuple(tuples(v) for v in value) if isinstance(value, list) else value

@@ -1,0 +1,84 @@
+"""Keeps a run on disk while it goes on: state and best weights when they come, tables at checkpoints and at the end.
+
+What cannot be written (a full disk) is said once and tried again at the next checkpoint; what was there before stays.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.experiments.evaluation import Evaluation
+from rlinf_lab.experiments.storage.folder import RunFolder
+from rlinf_lab.experiments.storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pandas as pd
+
+    from rlinf_lab.timeline.timeline import Timeline
+
+
+class Keeper:
+    """``folder``: None keeps nothing on disk. ``best`` is the best evaluation so far."""
+
+    def __init__(self, folder: RunFolder | None, minutes: float | None, keep: int, best: float | None = None) -> None:
+        self.folder, self.keep = folder, keep
+        self.seconds = None if minutes is None else 60 * minutes
+        self.best: float | None = best
+        self.best_snapshot: Snapshot | None = None
+        self.asked = False  # for a checkpoint as soon as possible
+        self._due = time.monotonic() + (self.seconds or 0)
+        self._told = False
+
+    def wants_state(self) -> bool:
+        """Whether a checkpoint is due."""
+        return self.folder is not None and (self.asked or (self.seconds is not None and time.monotonic() >= self._due))
+
+    def checkpoint(self, snapshot: Snapshot, metrics: pd.DataFrame) -> None:
+        """If one is due."""
+        if self.wants_state():
+            self._due, self.asked = time.monotonic() + (self.seconds or 0), False
+            self._try(lambda folder: self._write(folder, snapshot, metrics))
+
+    def evaluated(self, found: Evaluation, snapshot: Snapshot) -> None:
+        """Keep the weights if they are the best so far."""
+        value = found["return"]
+        if self.best is None or value > self.best:
+            self.best, self.best_snapshot = value, snapshot
+            self._try(lambda folder: snapshot.weights.save(folder.path / "best.safetensors"))
+            self._try(lambda folder: folder.about(best=as_plain(found)))
+
+    def _write(self, folder: RunFolder, snapshot: Snapshot, metrics: pd.DataFrame) -> None:
+        folder.write_state(snapshot, self.keep)
+        folder.write_tables(metrics, None)
+        folder.about(iteration=snapshot.iteration)
+
+    def end(self, snapshot: Snapshot | None, metrics: pd.DataFrame, timeline: Timeline, **about: Any) -> None:
+        """The run has ended."""
+        if snapshot is not None:
+            self._try(lambda folder: folder.write_state(snapshot))
+        self._try(lambda folder: folder.write_tables(metrics, timeline))
+        self._try(lambda folder: folder.about(ended=time.time(), **about))
+
+    def _try(self, write: Callable[[RunFolder], object]) -> None:
+        if self.folder is None:
+            return
+        try:
+            write(self.folder)
+        except (OSError, ConfigError, ValueError) as error:  # pyarrow and safetensors have their own kinds
+            if not self._told:
+                self._told = True
+                logging.getLogger("rlinf_lab").warning(
+                    "%s cannot be written: %s. The run goes on, and what was there before stays. Next: make room, or run.save(another folder).",
+                    self.folder.path, error,
+                )  # fmt: skip
+
+
+def as_plain(found: Evaluation) -> dict[str, Any]:
+    """For JSON: infinite ends of an interval as None."""
+    plain = found.as_dict() | {"seed": found.of.seed}
+    return {k: [None if abs(x) == float("inf") else x for x in v] if isinstance(v, tuple) else v for k, v in plain.items()}

@@ -1,0 +1,80 @@
+"""`runs`: the runs that are kept in a folder, which of them live and which died."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.experiments.storage.folder import RunFolder
+
+COLUMNS = ("name", "algorithm", "env", "state", "iteration", "iterations", "best_return", "began", "minutes", "folder")
+
+
+class Runs(pd.DataFrame):
+    """A table of runs, a row each: filter it as any DataFrame, ``lab.runs().query("state == 'died'").delete()``."""
+
+    @property
+    def _constructor(self) -> Any:
+        return Runs
+
+    def delete(self) -> list[Path]:
+        """Delete the folders of these runs. `ConfigError`, and nothing is deleted, where one of them goes on."""
+        going_on = [row.folder for row in self.itertuples() if row.state in ("running", "starting", "paused")]
+        if going_on:
+            raise ConfigError(f"{', '.join(map(str, going_on))}: the run goes on. Next: stop it, or lab.runs().query(\"state != 'running'\").delete().")
+        gone = [Path(folder) for folder in self["folder"]]
+        for folder in gone:
+            if (folder / "run.json").exists():
+                shutil.rmtree(folder)
+        return gone
+
+
+def runs(root: str | os.PathLike[str] = "runs") -> Runs:
+    """The runs below ``root``, the newest first.
+
+    ``state``: running, finished, stopped, failed, or died: its process is not there any more and left no word. What runs on another machine is
+    "running" as long as its files say so.
+    """
+    if not isinstance(root, (str, os.PathLike)):
+        raise ConfigError(f"runs({shown(root)}): the folder in which runs are kept. Next: lab.runs('runs').")
+    found = [_row(path.parent) for path in sorted(Path(root).glob("**/run.json"))]
+    table = Runs(found, columns=list(COLUMNS))
+    return table.sort_values("began", ascending=False, ignore_index=True)
+
+
+def _row(path: Path) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(COLUMNS) | {"name": path.name, "folder": str(path)}
+    try:
+        about = RunFolder(path).read_json("run.json")
+    except ConfigError:
+        return row | {"state": "damaged", "began": 0.0, "minutes": 0.0}
+    began = float(about.get("began", about.get("saved", 0.0)))
+    ended = about.get("ended") or about.get("saved") or time.time()
+    return row | {
+        "algorithm": about.get("algorithm"), "env": about.get("env"), "state": state_of(about), "iteration": about.get("iteration", 0),
+        "iterations": about.get("iterations"), "best_return": (about.get("best") or {}).get("return"), "began": pd.Timestamp(began, unit="s"),
+        "minutes": round((float(ended) - began) / 60, 2),
+    }  # fmt: skip
+
+
+def state_of(about: dict[str, Any]) -> str:
+    """What run.json says, or "died" where the process that it names is gone."""
+    import psutil
+
+    state = str(about.get("state", "died"))
+    if state in ("finished", "stopped", "failed") or about.get("host") != socket.gethostname():
+        return state
+    if "saved" in about and "began" not in about:
+        return "saved"
+    try:
+        alive = abs(psutil.Process(int(about["pid"])).create_time() - float(about["process_began"])) < 1
+    except (psutil.Error, KeyError, TypeError, ValueError):
+        alive = False
+    return state if alive else "died"

@@ -1,0 +1,134 @@
+"""What a learner knew after an iteration, and how it becomes one file: safetensors, the tree around the arrays as JSON in its header. No pickle.
+
+    {"weights": Weights, "rng": {...}, "optimizer": {0: {"exp_avg": Tensor}}}  ⇄  arrays "0", "1", … + '{"weights": {"~": "Weights", …}}'
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.algorithms.moments import Moments
+from rlinf_lab.errors import ConfigError, shown
+from rlinf_lab.policies.weights import Weights
+from rlinf_lab.timeline.record.files import whole
+
+_MARK = "~"  # a dict with this key stands for something that JSON has no word for
+FORMAT = "rlinf_lab state 1"
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """A state of the learner."""
+
+    iteration: int
+    """updates that went into it, those of an earlier run that this one goes on from too"""
+    state: dict[str, Any]
+    """as the recipe's "state" request gives it"""
+
+    @property
+    def weights(self) -> Weights:
+        """The policy's."""
+        found: Weights = self.state["weights"]
+        return found
+
+    def save(self, path: Path) -> None:
+        """Write one file, whole or not at all. `ConfigError` for what cannot be written without pickle; `OSError`."""
+        from safetensors.numpy import save_file
+
+        arrays: dict[str, np.ndarray] = {}
+        tree = json.dumps(_packed(self.state, arrays, "state"))
+        with whole(path) as part:
+            save_file(arrays, part, {"format": FORMAT, "iteration": str(self.iteration), "tree": tree})
+
+    @classmethod
+    def load(cls, path: Path) -> Snapshot:
+        """Read what `save` wrote. `ConfigError` where the file is not of that kind, or damaged."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(str(path), framework="numpy") as file:
+                about = file.metadata() or {}
+                if about.get("format") != FORMAT:
+                    raise ConfigError(f"{str(path)!r} is no learner's state. Next: lab.resume() takes the folder of a run.")
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (not a mapping)
+            state = _unpacked(json.loads(about["tree"]), arrays)
+            if not isinstance(state, dict) or not isinstance(state.get("weights"), Weights):
+                raise ValueError("it has no weights")
+            return cls(int(about["iteration"]), state)
+        except ConfigError:
+            raise
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+            text = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
+            raise ConfigError(f"{str(path)!r} cannot be read: {text}. Next: an earlier one, in the run's folder checkpoints/.") from error
+
+
+def is_tensor(value: object) -> bool:
+    """A torch tensor; torch is not imported for it."""
+    return type(value).__module__ == "torch" and hasattr(value, "detach")
+
+
+def _packed(value: Any, arrays: dict[str, np.ndarray], where: str) -> Any:
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, np.generic):
+        return {_MARK: "scalar", "array": _put(np.asarray(value), arrays)}
+    if isinstance(value, float):
+        return value if np.isfinite(value) else {_MARK: "float", "text": repr(value)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return {_MARK: "array", "array": _put(value, arrays)}
+    if is_tensor(value):
+        return {_MARK: "tensor", "array": _put(value.detach().cpu().numpy(), arrays)}
+    if isinstance(value, (list, tuple)):
+        parts = [_packed(part, arrays, f"{where}[{i}]") for i, part in enumerate(value)]
+        return parts if isinstance(value, list) else {_MARK: "tuple", "parts": parts}
+    if isinstance(value, dict):
+        items = [(key, _packed(part, arrays, f"{where}[{key!r}]")) for key, part in value.items()]
+        if all(isinstance(key, str) for key in value) and _MARK not in value:
+            return dict(items)
+        if all(isinstance(key, (str, int)) for key in value):
+            return {_MARK: "dict", "items": [[key, part] for key, part in items]}
+    if isinstance(value, Weights):
+        return {_MARK: "Weights", "version": value.version, "arrays": _packed(value.arrays, arrays, f"{where}.arrays")}
+    if isinstance(value, Moments):
+        return {_MARK: "Moments", "count": value.count, "mean": _put(value.mean, arrays), "m2": _put(value.m2, arrays)}
+    raise ConfigError(f"{where} is {shown(value)}: a state holds numbers, texts, arrays, tensors, Weights, Moments, and lists and dicts of them.")
+
+
+def _put(array: Any, arrays: dict[str, np.ndarray]) -> str:
+    name = str(len(arrays))
+    arrays[name] = np.array(array, order="C")  # a copy: two names of one memory are refused by safetensors
+    return name
+
+
+def _unpacked(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(part, arrays) for part in value]
+    if not isinstance(value, dict):
+        return value
+    kind = value.get(_MARK)
+    if kind is None:
+        return {key: _unpacked(part, arrays) for key, part in value.items()}
+    if kind == "array":
+        return arrays[value["array"]]
+    if kind == "scalar":
+        return arrays[value["array"]][()]
+    if kind == "tensor":
+        import torch
+
+        return torch.from_numpy(arrays[value["array"]])
+    if kind == "float":
+        return float(value["text"])
+    if kind == "tuple":
+        return tuple(_unpacked(part, arrays) for part in value["parts"])
+    if kind == "dict":
+        return {key: _unpacked(part, arrays) for key, part in value["items"]}
+    if kind == "Weights":
+        return Weights(_unpacked(value["arrays"], arrays), int(value["version"]))
+    if kind == "Moments":
+        return Moments(float(value["count"]), arrays[value["mean"]], arrays[value["m2"]])
+    raise ValueError(f"a part of kind {kind!r}")

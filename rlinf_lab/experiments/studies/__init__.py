@@ -1,0 +1,1 @@
+"""Several runs beside one another: comparisons and sweeps."""

@@ -1,0 +1,169 @@
+"""`compare`: runs beside one another: curves with a band over the seeds, what they came to, and how their settings differ."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.experiments.studies.records import RunRecord, brief, differing, grouped
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+COLOURS = ("#2f7fd0", "#d0662f", "#3f9c5a", "#9b5fc0", "#c0487f", "#7a7f2a", "#2a8f98", "#8c6d50")  # they read on a light page and on a dark one
+POINTS = 200  # of a curve on the axis that the seeds share
+LATEST = 0.1  # share of a curve that "final" is the mean of
+
+
+class Comparison:
+    """Groups of runs, a group for a label, its runs the seeds; made by `compare`. Shows itself in a notebook.
+
+    ``metric``: what the curves show; one of `metrics`.
+    """
+
+    def __init__(self, groups: Mapping[str, list[RunRecord]], metric: str | None = None) -> None:
+        self.groups = dict(groups)
+        known = self.metrics
+        if metric is None:
+            metric = next((name for name in ("eval_return", "return", "eval_success_rate", "success_rate") if name in known), known[0] if known else "return")
+        elif metric not in known:
+            raise UnknownNameError.of("metric", metric, known)
+        self.metric = metric
+
+    @property
+    def metrics(self) -> list[str]:
+        """What can be compared: columns that every group has."""
+        columns = [set.union(*(set(record.metrics.columns) for record in group)) for group in self.groups.values()]
+        first = next(iter(self.groups.values()))[0].metrics.columns
+        return [name for name in first if all(name in have for have in columns) and name not in ("iteration", "env_steps")]
+
+    # --- numbers ----------------------------------------------------------------------------------------
+    def curves(self) -> pd.DataFrame:
+        """``label``, ``env_steps``, ``mean``, ``low``, ``high`` (lowest and highest seed), ``seeds``: each group on an axis that its seeds share."""
+        parts = []
+        for label, group in self.groups.items():
+            known = [xy for record in group if len((xy := self._xy(record))[0])]
+            if not known:
+                continue
+            end = min(x[-1] for x, _ in known)
+            start = max(x[0] for x, _ in known)
+            axis = known[0][0] if len(known) == 1 else np.linspace(min(start, end), end, min(POINTS, max(len(x) for x, _ in known)))
+            rows_SP = np.stack([np.interp(axis, x, y) for x, y in known])
+            parts.append(pd.DataFrame({
+                "label": label, "env_steps": axis, "mean": rows_SP.mean(0), "low": rows_SP.min(0), "high": rows_SP.max(0), "seeds": len(known),
+            }))  # fmt: skip
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["label", "env_steps", "mean", "low", "high", "seeds"])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row for each label: seeds, the metric at its end (mean over the last tenth, lowest and highest seed), its best, steps, seconds, states."""
+        rows = []
+        for label, group in self.groups.items():
+            finals = np.array([_final(y) for record in group if len(y := self._xy(record)[1])])
+            bests = [y.max() for record in group if len(y := self._xy(record)[1])]
+            steps = [record.metrics["env_steps"].max() for record in group if "env_steps" in record.metrics]
+            seconds = [record.metrics["seconds"].sum() for record in group if "seconds" in record.metrics]
+            rows.append({
+                "label": label, "seeds": len(group), f"final {self.metric}": finals.mean() if len(finals) else np.nan,
+                "lowest": finals.min() if len(finals) else np.nan, "highest": finals.max() if len(finals) else np.nan,
+                "best": max(bests, default=np.nan), "env_steps": max(steps, default=np.nan), "seconds": np.mean(seconds) if seconds else np.nan,
+                "state": ", ".join(sorted({record.state for record in group})),
+            })  # fmt: skip
+        return pd.DataFrame(rows).set_index("label")
+
+    @property
+    def differences(self) -> pd.DataFrame:
+        """A row for each setting that is not the same in all groups, a column for each label; several values of one group stand side by side."""
+        names = differing(self.groups.values())
+        columns = {
+            label: [", ".join(dict.fromkeys(brief(record.settings.get(name, "–")) for record in group)) for name in names]
+            for label, group in self.groups.items()
+        }
+        return pd.DataFrame(columns, index=pd.Index(names, name="setting"))
+
+    def _xy(self, record: RunRecord) -> tuple[np.ndarray, np.ndarray]:
+        """Steps and values where there are some."""
+        if self.metric not in record.metrics or "env_steps" not in record.metrics:
+            return np.zeros(0), np.zeros(0)
+        found = record.metrics[["env_steps", self.metric]].dropna()
+        return found["env_steps"].to_numpy(float), found[self.metric].to_numpy(float)
+
+    # --- pictures ---------------------------------------------------------------------------------------
+    def figure(self) -> Figure:
+        """The curves over one another, a band over the seeds of each."""
+        import plotly.graph_objects as go
+
+        figure, curves = go.Figure(), self.curves()
+        for number, (label, curve) in enumerate(curves.groupby("label", sort=False)):
+            colour = COLOURS[number % len(COLOURS)]
+            if curve["seeds"].iloc[0] > 1:
+                both = pd.concat([curve["env_steps"], curve["env_steps"][::-1]])
+                edge = pd.concat([curve["high"], curve["low"][::-1]])
+                figure.add_scatter(x=both, y=edge, fill="toself", line={"width": 0}, fillcolor=colour, opacity=0.2, hoverinfo="skip", showlegend=False,
+                                   legendgroup=str(label))  # fmt: skip
+            seeds = f" ({curve['seeds'].iloc[0]} seeds)" if curve["seeds"].iloc[0] > 1 else ""
+            figure.add_scatter(x=curve["env_steps"], y=curve["mean"], name=f"{label}{seeds}", line={"color": colour, "width": 2}, legendgroup=str(label))
+        margin = {"t": 24, "b": 48, "l": 64, "r": 16}
+        figure.update_layout(xaxis_title="environment steps", yaxis_title=self.metric, template="plotly_white", height=360, margin=margin)
+        return figure
+
+    def picture(self) -> bytes:
+        """The same as a PNG, for pages without script."""
+        from rlinf_lab.widgets.curves import INK, Chart
+
+        chart = Chart(figsize=(9.0, 3.6), layout="constrained", facecolor="none")
+        axis, curves = chart.subplots(), self.curves()
+        for number, (label, curve) in enumerate(curves.groupby("label", sort=False)):
+            colour = COLOURS[number % len(COLOURS)]
+            axis.plot(curve["env_steps"], curve["mean"], color=colour, linewidth=2, label=str(label))
+            if curve["seeds"].iloc[0] > 1:
+                axis.fill_between(curve["env_steps"], curve["low"], curve["high"], color=colour, alpha=0.2, linewidth=0)
+        axis.set_xlabel("environment steps", color=INK)
+        axis.set_ylabel(self.metric, color=INK)
+        axis.set_facecolor("none")
+        axis.tick_params(colors=INK)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+        if self.groups:
+            axis.legend(frameon=False, labelcolor=INK)
+        buffer = io.BytesIO()
+        chart.savefig(buffer, format="png", dpi=100)
+        return buffer.getvalue()
+
+    def __repr__(self) -> str:
+        same = "all settings are the same" if not len(self.differences) else self.differences.to_string()
+        return f"{self.table.round(3).to_string()}\n\n{same}"
+
+    def _repr_html_(self) -> str:
+        differences = self.differences
+        rest = "<p>All settings are the same.</p>" if not len(differences) else differences.to_html(border=0)
+        return f"{self.table.round(3).to_html(border=0)}{rest}"
+
+    def _ipython_display_(self) -> None:
+        import json
+
+        from IPython.display import display, publish_display_data
+
+        publish_display_data({
+            "application/vnd.plotly.v1+json": json.loads(self.figure().to_json()), "image/png": self.picture(), "text/plain": f"curves of {self.metric}",
+        })  # fmt: skip
+        display({"text/html": self._repr_html_(), "text/plain": repr(self)}, raw=True)
+
+
+def _final(values: np.ndarray) -> float:
+    return float(values[-max(1, round(LATEST * len(values))) :].mean())
+
+
+def compare(*runs: Any, metric: str | None = None) -> Comparison:
+    """Put runs beside one another: curves, a table, the settings that differ.
+
+    ``runs``: what `train`, `resume` or `sweep` gave, paths of runs' folders, lists of those (the seeds of one setting, drawn as a band), dicts of label and
+    either. ``metric``: of the curves; None: the return of evaluations where all have it, else of training.
+    Raises `ConfigError` for what is no run, `UnknownNameError` for a metric that not all have.
+    """
+    return Comparison(grouped(runs), metric)

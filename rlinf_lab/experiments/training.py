@@ -1,0 +1,247 @@
+"""A training that goes on in the background, and all that can be asked of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.experiments.acting import TrainedPolicy
+from rlinf_lab.experiments.between import Between, Row
+from rlinf_lab.experiments.evaluation import Evaluation
+from rlinf_lab.experiments.exits import wait_at_exit
+from rlinf_lab.experiments.goals import Watch
+from rlinf_lab.experiments.loggers import Loggers
+from rlinf_lab.experiments.options import Options, checked_metrics
+from rlinf_lab.experiments.progress import Line
+from rlinf_lab.experiments.recipe import Recipe
+from rlinf_lab.experiments.storage.folder import RunFolder, env_name, this_process, to_plain, versions
+from rlinf_lab.experiments.storage.keeping import Keeper
+from rlinf_lab.experiments.storage.snapshot import Snapshot
+from rlinf_lab.notebook import in_notebook, show
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.run.run import ENDED, run
+from rlinf_lab.workers.seeds import Purpose, environment_seed
+from rlinf_lab.workflow.workflow import Workflow
+
+if TYPE_CHECKING:
+    from rlinf_lab.timeline.timeline import Timeline
+
+ROOT = Path("runs")
+STOP_SECONDS = 30.0  # for the iteration that goes on; then it is given up
+
+
+class TrainingRun:
+    """A training that goes on in the background; made by `train` and `resume`.
+
+    Attributes: ``recipe``, ``config`` (every setting), ``workflow``, ``plan``, ``folder`` (a path, or None), ``run`` (of the runtime: status, frames,
+    channels), ``reason`` (why it ended before its last iteration, in words).
+    """
+
+    def __init__(
+        self, recipe: Recipe, config: Any, workflow: Workflow, plan: ExecutionPlan, executor: str, options: Options,
+        folder: RunFolder | None, start: Snapshot | None = None, rows: dict[int, Row] | None = None,
+    ) -> None:  # fmt: skip
+        first = 0 if start is None else start.iteration
+        self.recipe, self.config, self.workflow, self.options = recipe, config, workflow, options
+        self.error: BaseException | None = None
+        self._folder = folder
+        best = None if folder is None or start is None else (folder.read_json("run.json").get("best") or {}).get("return")
+        self._keeper = Keeper(folder, options.checkpoint_minutes, options.keep_checkpoints, best)
+        self._watch = Watch(options.goals, options.eval_every is not None)
+        self._between = Between(first, config.iterations, self._wants_state, self._took)
+        self._between.rows |= rows or {}
+        self._between.newest = start
+        self._line: Line | None = None
+        self._loggers = Loggers(options.loggers, self.name, to_plain(config), self.folder or ROOT)
+        self._stopped = False
+        self._done = threading.Event()
+        self._closing = threading.Lock()
+        self.run = run(workflow, plan, config.iterations - first, executor, self._between.requests(), plan.staleness + 2)
+        self._between.run = self.run
+        self.plan = self.run.plan
+        self._tell_folder(state="running", began=time.time(), iteration=first, iterations=config.iterations, executor=executor, **this_process())
+        wait_at_exit(self)
+        self._show()
+        self.run.on_update(self._on_update)
+
+    # --- controlling ---------------------------------------------------------------------------------------
+    def wait(self, timeout: float | None = None) -> TrainingRun:
+        """Block until the run has ended and all is written; returns the run. Raises what a worker raised.
+
+        Ctrl+C ends the run cleanly and is raised again. `TimeoutError` after ``timeout`` seconds; the run goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._done.wait(0.1 if deadline is None else max(0.0, min(0.1, deadline - time.monotonic()))):
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimeoutError(f"{self!r} has not ended after {timeout} s; it goes on. Next: run.stop() or run.wait().")
+        except KeyboardInterrupt:
+            self.stop()
+            raise
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def stop(self, wait: bool = True, at_once: bool = False) -> None:
+        """End the run after the iteration that goes on, and keep its weights. ``at_once``: give that iteration up."""
+        self._stopped = self._stopped or self.run.state not in ENDED
+        self._between.end()
+        if wait and (at_once or self.run.state == "starting" or not self._done.wait(STOP_SECONDS)):
+            self.run.stop()
+            self._done.wait(STOP_SECONDS)
+
+    def pause(self) -> None:
+        """Begin no more iterations after the one that goes on."""
+        self._between.hold(True)
+
+    def unpause(self) -> None:
+        """Go on after `pause`."""
+        self._between.hold(False)
+
+    # --- looking -----------------------------------------------------------------------------------------
+    @property
+    def state(self) -> str:
+        """starting, running, paused, finished, stopped or failed."""
+        if self.error is not None or self.run.state == "failed":
+            return "failed"
+        return "stopped" if self._stopped and self.run.state in ENDED else self.run.state
+
+    @property
+    def iteration(self) -> int:
+        """Updates so far, those of an earlier run that this one goes on from too."""
+        return max(self._between.rows, default=0)
+
+    @property
+    def metrics(self) -> pd.DataFrame:
+        """A row for each iteration: ``iteration``, ``seconds``, ``env_steps``, ``return``, …; what evaluations found begins with ``eval_``."""
+        rows = self._between.rows
+        return pd.DataFrame([rows[number] for number in sorted(rows.copy())])
+
+    @property
+    def timeline(self) -> Timeline:
+        """Every span of every worker; it grows live."""
+        return self.run.timeline
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the run is kept."""
+        return None if self._folder is None else self._folder.path
+
+    @property
+    def name(self) -> str:
+        """Of its folder, else of what is trained."""
+        return f"{self.recipe.name} {env_name(self.config)}" if self.folder is None else self.folder.name
+
+    @property
+    def reason(self) -> str:
+        """Why the run ended before its last iteration; "" where it did not."""
+        return self._watch.reason or ("stopped by the user" if self._stopped else "")
+
+    def show(self) -> Any:
+        """Display the live dashboard."""
+        controls = {"pause": self.pause, "resume": self.unpause, "stop": lambda: self.stop(wait=False)}
+        return show(self.run, ("success_rate", "return", "value_loss|loss"), controls)
+
+    def __repr__(self) -> str:
+        last = self._between.rows.get(self.iteration, {})
+        value = f", return {last['return']:.4g}" if "return" in last else ""
+        why = f" ({self.reason})" if self.reason else f" ({type(self.error).__name__})" if self.error is not None else ""
+        return f"TrainingRun({self.recipe.name} {env_name(self.config)}: {self.state}{why}, iteration {self.iteration}/{self.config.iterations}{value})"
+
+    # --- the policy ----------------------------------------------------------------------------------------
+    def policy(self, best: bool = False) -> TrainedPolicy:
+        """The newest policy, or that of the ``best`` evaluation so far. While the run goes on it waits for the iteration's end."""
+        return TrainedPolicy(self.config, self._best().weights if best else self._between.snapshot().weights)
+
+    def evaluate(self, episodes: int = 50, seed: int | None = None, best: bool = False) -> Evaluation:
+        """Play whole episodes greedily with the newest weights (or the ``best``), on environments of its own; the run goes on.
+
+        ``seed``: of the environments, never one of training; None: the run's own, as ``eval_every`` uses.
+        """
+        return self.policy(best).evaluate(episodes, seed)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the run as it is now into a folder that `resume` and `load_policy` take. Returns its path."""
+        folder, snapshot = RunFolder(path), self._between.snapshot()
+        folder.make()
+        self._describe(folder)
+        folder.write_tables(self.metrics, self.timeline)
+        if self._keeper.best_snapshot is not None:
+            self._keeper.best_snapshot.weights.save(folder.path / "best.safetensors")
+        folder.write_state(snapshot)
+        folder.about(state=self.state, iteration=snapshot.iteration, iterations=self.config.iterations, saved=time.time(), **this_process())
+        return folder.path
+
+    def _best(self) -> Snapshot:
+        if self._keeper.best_snapshot is None:
+            raise ConfigError("There is no best policy: nothing was evaluated so far. Next: lab.train(..., eval_every=5_000).")
+        return self._keeper.best_snapshot
+
+    # --- the run's thread --------------------------------------------------------------------------------
+    def _wants_state(self, iteration: int) -> bool:
+        return self.options.evaluates_after(iteration, self.config.env_steps) or self._keeper.wants_state()
+
+    def _took(self, row: Row, snapshot: Snapshot | None) -> bool:
+        """After each iteration. Returns whether the run shall end."""
+        iteration = int(row["iteration"])
+        if snapshot is not None and self.options.evaluates_after(iteration, self.config.env_steps):
+            found = TrainedPolicy(self.config, snapshot.weights).evaluate(self.options.eval_episodes)
+            row |= found.row()
+            self._keeper.evaluated(found, snapshot)
+        if self.options.on_iteration is not None:
+            row |= checked_metrics(self.options.on_iteration(dict(row)))
+        if snapshot is not None:
+            self._keeper.checkpoint(snapshot, self.metrics)
+        self._loggers.log(row)
+        if self._line is not None:
+            self._line(row)
+        return self._watch.look(row)
+
+    def _on_update(self, _: Any) -> None:
+        if self.run.state in ENDED and self._closing.acquire(blocking=False):
+            self._end()
+
+    def _end(self) -> None:
+        """Take in what is left, write all, and let those who wait go on."""
+        self.error = self.run.error
+        try:
+            self._between.harvest()
+        except Exception as error:  # of the user's on_iteration, say
+            self.error = self.error or error
+        newest = self._between.newest
+        self._keeper.end(
+            newest, self.metrics, self.timeline, state=self.state, reason=self.reason, iteration=self.iteration,
+            error="" if self.error is None else f"{type(self.error).__name__}: {self.error}"[:2000],
+        )  # fmt: skip
+        self._loggers.close()
+        if self._line is not None:
+            self._line.close(repr(self) if self.folder is None else f"{self!r}, in {self.folder}")
+        self._between.close()
+        self._done.set()
+
+    # --- the beginning -------------------------------------------------------------------------------------
+    def _show(self) -> None:
+        if self.options.progress is False:
+            return
+        if in_notebook():
+            self.show()
+        else:
+            steps = self.config.env_steps
+            self._line = Line(f"{self.recipe.name} {env_name(self.config)}", self.config.iterations * steps, self._between.first * steps)
+
+    def _tell_folder(self, **about: Any) -> None:
+        if self._folder is not None:
+            self._describe(self._folder)
+            self._folder.about(**about)
+
+    def _describe(self, folder: RunFolder) -> None:
+        folder.write_json("config.json", to_plain(self.config))
+        self.plan.save(folder.path / "plan.json")
+        seeds = {"training": self.config.seed, "evaluation_from": environment_seed(self.config.seed, Purpose.EVALUATION)}
+        folder.about(algorithm=self.recipe.name, env=env_name(self.config), seeds=seeds, versions=versions())

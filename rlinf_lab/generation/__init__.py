@@ -1,0 +1,28 @@
+"""Answers from language models, token by token: one protocol for vLLM, transformers and an own engine, and what a trainer needs of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rlinf_lab.errors import UnknownNameError
+from rlinf_lab.generation.completion import Completion, Request, SamplingParams, requests_for
+from rlinf_lab.generation.engine import Engine
+from rlinf_lab.generation.generator import Generator
+from rlinf_lab.generation.hugging_face import LanguageModel, load_model
+from rlinf_lab.generation.log_probs import TokenBatch, token_batch, token_log_probs, token_log_probs_and_entropy
+from rlinf_lab.generation.small_model import small_model, warm_up
+from rlinf_lab.generation.transformers_generator import TransformersGenerator
+
+__all__ = [
+    "Completion", "Engine", "Generator", "LanguageModel", "Request", "SamplingParams", "TokenBatch", "TransformersGenerator",
+    "generator", "load_model", "requests_for", "small_model", "token_batch", "token_log_probs", "token_log_probs_and_entropy", "warm_up",
+]  # fmt: skip
+
+_BY_NAME: dict[str, type[Generator]] = {"own": Engine, "transformers": TransformersGenerator}
+
+
+def generator(name: str, model: Any, **options: Any) -> Generator:
+    """The generator called ``name`` for ``model``: "own" (`Engine`) or "transformers"; ``options`` go to it."""
+    if name not in _BY_NAME:
+        raise UnknownNameError.of("generator", name, _BY_NAME)
+    return _BY_NAME[name](model, **options)

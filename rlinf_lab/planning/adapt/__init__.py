@@ -1,0 +1,1 @@
+"""Re-planning while a run goes on, and what if a number were another."""

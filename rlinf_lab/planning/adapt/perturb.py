@@ -1,0 +1,215 @@
+"""Entries of a profile that may be off, and the profile in which one is multiplied by a factor.
+
+===============  ==============================================================================================================================
+``seconds``      of all samples of a worker (so many ``calls`` more would be the same)
+``memory``       of a worker: ``resident_gib``, ``per_item_gib`` and measured peaks, without what it holds together with others
+``switching``    ``onload_s`` and ``offload_s`` of a worker that may leave its devices
+``length``       of a generator's responses, with the seconds of those who work on them where tokens are weights
+``calibration``  of a cell
+``handover``     ``seconds`` of a handover
+``transfer``     ``item_mib`` of an edge
+``link``         the seconds of whatever the link moves: ``latency_s``, and a part of ``gib_per_s``. One error of measurement, of all edges together
+``message``      ``latency_s`` and ``busy_s`` of a transport
+===============  ==============================================================================================================================
+
+An entry of 0 stays 0 and is left out; so is what cannot change a plan: memory without limits, switching of who never leaves its devices.
+
+Not here, because a factor makes some plans slower and others faster, so that nothing can be said of the factors between two that were looked at: one sample
+alone, ``exponent``, the spread of lengths and the model's shape (which bend a curve), ``speed`` of a kind of device (who was measured on it is slower
+elsewhere, others are faster there), ``shared_gib`` (more of it leaves less room, and less to move). Nor what is counted or chosen and not measured: items,
+groups, ranks, sub-batches, ``max_running``, ``in_turn``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from rlinf_lab.planning.costs import GenerationModel, fit_worker
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.profile.memory import limits
+from rlinf_lab.planning.profile.profile import EdgeProfile, Profile
+
+
+def longer(profile: Profile, generator: str, length: float = 1.0, tail: float = 1.0) -> Profile:
+    """A profile in which a generator's responses are so many times as long, and their ratio to the median length is taken to the power ``tail``
+    (`profile.Lengths.factor`, `.tail`). Where tokens are weights, whoever works on them has more to do (`slower_with`)."""
+    lengths = profile.workers[generator].lengths
+    assert lengths is not None  # checked by the profile
+    changed = profile.with_worker(generator, lengths=replace(lengths, factor=lengths.factor * length, tail=lengths.tail * tail))
+    others = slower_with(profile, generator) - {generator}
+    if others:
+        before, after = (_mean_length(p, generator) for p in (profile, changed))
+        for name in others:
+            changed = changed.scaled(name, after / before)
+    return changed
+
+
+def slower_with(profile: Profile, generator: str) -> frozenset[str]:
+    """Workers whose seconds depend on the length of a generator's responses: itself, and batch work on them where tokens are weights."""
+    reached, open_ = set[str](), [generator] if profile.weights == "tokens" else []
+    while open_:
+        here = open_.pop()
+        for edge in profile.edges:
+            if edge.producer == here and edge.consumer not in reached and edge.consumer != generator:
+                reached.add(edge.consumer)
+                open_.append(edge.consumer)
+    return frozenset({generator, *(name for name in reached if profile.workers[name].kind == "batch")})
+
+
+def _mean_length(profile: Profile, generator: str) -> float:
+    """In tokens."""
+    model = fit_worker(profile.workers[generator])
+    assert isinstance(model, GenerationModel)
+    return float(np.mean(model.asked))
+
+
+SEARCHED = ("seconds", "memory", "switching", "length", "calibration")  # what the search's model knows
+AFTERWARDS = ("handover", "transfer", "link", "message")  # what plans are followed and simulated with, when they have been found
+KINDS = SEARCHED + AFTERWARDS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``owner``: a worker, an edge, a handover, a cell, a transport or the link, for people. ``workers``: whom it concerns. ``times``: the profile in which it
+    is multiplied. ``growth``: the seconds of any plan grow with the factor, at most with this power of it; None: they may leap, and where it ``unsettles`` them
+    fall, too: what is ready later is simulated in another order. ``slower``: workers whose seconds of a call depend on it.
+    """
+
+    kind: str
+    owner: str
+    workers: frozenset[str]
+    times: Callable[[Profile, float], Profile]
+    growth: float | None = 1.0
+    unsettles: bool = False
+    slower: frozenset[str] = frozenset()
+
+
+def of_kind(setting: Setting, kind: str) -> list[Entry]:
+    """Those that can matter to plans of a setting."""
+    return list(_OF[kind](setting))
+
+
+# --- of workers ------------------------------------------------------------------------------------------------------
+def _seconds(setting: Setting) -> Iterator[Entry]:
+    for name, worker in setting.profile.workers.items():
+        if any(s.seconds for s in worker.samples):
+            yield Entry("seconds", name, frozenset({name}), partial(_slower, name), slower=frozenset({name}))
+
+
+def _slower(name: str, profile: Profile, factor: float) -> Profile:
+    return profile.scaled(name, factor)
+
+
+def _memory(setting: Setting) -> Iterator[Entry]:
+    limited = np.isfinite(max(map(setting.cap, setting.kinds)))
+    for name, worker in setting.profile.workers.items():
+        if limits(worker) and limited:
+            yield Entry("memory", name, frozenset({name}), partial(_larger, name), None, slower=frozenset(setting.profile.workers))
+
+
+def _larger(name: str, profile: Profile, factor: float) -> Profile:
+    """What it holds together with others is no part of its error, nor of its peaks'."""
+    memory, samples = profile.workers[name].memory, profile.workers[name].samples
+    shared = memory.shared_gib
+    return profile.with_worker(
+        name, memory=replace(memory, resident_gib=memory.resident_gib * factor, per_item_gib=memory.per_item_gib * factor),
+        samples=tuple(s if s.peak_gib is None else replace(s, peak_gib=shared + max(0.0, s.peak_gib - shared) * factor) for s in samples),
+    )  # fmt: skip
+
+
+def _switching(setting: Setting) -> Iterator[Entry]:
+    for name, worker in setting.profile.workers.items():
+        if worker.resource != "host" and worker.onload_s + worker.offload_s > 0 and setting.optional_stays >> setting.home[name] & 1:
+            yield Entry("switching", name, frozenset({name}), partial(_switched, name))
+
+
+def _switched(name: str, profile: Profile, factor: float) -> Profile:
+    worker = profile.workers[name]
+    return profile.with_worker(name, onload_s=worker.onload_s * factor, offload_s=worker.offload_s * factor)
+
+
+def _length(setting: Setting) -> Iterator[Entry]:
+    for name, worker in setting.profile.workers.items():
+        if isinstance(setting.models[name, setting.kinds[0]], GenerationModel):
+            growth = 1.0 if worker.model is None else 2.0  # of a longer context each step is longer, too
+            yield Entry("length", name, frozenset({name}), partial(_lengthened, name), growth, slower=slower_with(setting.profile, name))
+
+
+def _lengthened(name: str, profile: Profile, factor: float) -> Profile:
+    return longer(profile, name, factor)
+
+
+# --- of what lies between them ---------------------------------------------------------------------------------------
+def _calibration(setting: Setting) -> Iterator[Entry]:
+    for i, cell in enumerate(setting.profile.cells):
+        yield Entry("calibration", "+".join(cell.members), frozenset(cell.members), partial(_calibrated, i), slower=frozenset(cell.members))
+
+
+def _calibrated(i: int, profile: Profile, factor: float) -> Profile:
+    cells = list(profile.cells)
+    cells[i] = replace(cells[i], calibration=cells[i].calibration * factor)
+    return profile.replace(cells=tuple(cells))
+
+
+def _handover(setting: Setting) -> Iterator[Entry]:
+    for i, h in enumerate(setting.profile.handovers):
+        if h.seconds:  # at the end of an iteration, so that nobody's order changes, but where iterations overlap
+            settled = (None, True) if setting.overlap else (1.0, False)
+            yield Entry("handover", f"{h.worker}.{h.method}()", frozenset({h.worker, *h.after}), partial(_handed_over, i), *settled)
+
+
+def _handed_over(i: int, profile: Profile, factor: float) -> Profile:
+    handovers = list(profile.handovers)
+    handovers[i] = replace(handovers[i], seconds=handovers[i].seconds * factor)
+    return profile.replace(handovers=tuple(handovers))
+
+
+def _transfer(setting: Setting) -> Iterator[Entry]:
+    for i, edge in enumerate(setting.profile.edges):
+        if _moves(setting, edge):
+            yield Entry("transfer", f"{edge.producer} --> {edge.consumer}", frozenset({edge.producer, edge.consumer}), partial(_heavier, i), None, True)
+
+
+def _moves(setting: Setting, edge: EdgeProfile) -> bool:
+    """Whether its items may go over the link."""
+    return setting.profile.link is not None and bool(edge.item_mib) and setting.home[edge.producer] != setting.home[edge.consumer]
+
+
+def _heavier(i: int, profile: Profile, factor: float) -> Profile:
+    edges = list(profile.edges)
+    edges[i] = replace(edges[i], item_mib=(edges[i].item_mib or 0.0) * factor)
+    return profile.replace(edges=tuple(edges))
+
+
+def _link(setting: Setting) -> Iterator[Entry]:
+    ends = frozenset(name for e in setting.profile.edges if _moves(setting, e) for name in (e.producer, e.consumer))
+    if ends:
+        yield Entry("link", "all edges", ends, _slower_link, None, True)
+
+
+def _slower_link(profile: Profile, factor: float) -> Profile:
+    assert profile.link is not None  # else there is no such entry
+    return profile.replace(link=replace(profile.link, gib_per_s=profile.link.gib_per_s / factor, latency_s=profile.link.latency_s * factor))
+
+
+def _message(setting: Setting) -> Iterator[Entry]:
+    ends = frozenset(name for e in setting.profile.edges for name in (e.producer, e.consumer))
+    for i, message in enumerate(setting.profile.messages):
+        if message.latency_s or message.busy_s:
+            yield Entry("message", message.transport, ends, partial(_slower_message, i), None, True)
+
+
+def _slower_message(i: int, profile: Profile, factor: float) -> Profile:
+    messages = list(profile.messages)
+    messages[i] = replace(messages[i], latency_s=messages[i].latency_s * factor, busy_s=messages[i].busy_s * factor)
+    return profile.replace(messages=tuple(messages))
+
+
+_OF: dict[str, Callable[[Setting], Iterator[Entry]]] = {
+    "seconds": _seconds, "memory": _memory, "switching": _switching, "length": _length, "calibration": _calibration,
+    "handover": _handover, "transfer": _transfer, "link": _link, "message": _message,
+}  # fmt: skip

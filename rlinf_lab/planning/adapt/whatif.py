@@ -1,0 +1,271 @@
+"""What if there were more devices, longer responses, less memory? A question is a changed profile and a changed search.
+
+>>> asked = Question.of(plans)
+>>> dataclasses.replace(asked, devices={"": 128}, tail=1.5).answer(plans.profile)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from rlinf_lab.errors import PlanError, UnknownNameError, shown
+from rlinf_lab.planning.adapt.perturb import longer
+from rlinf_lab.planning.forecast.forecast import graph_of
+from rlinf_lab.planning.placement.budget import Budget
+from rlinf_lab.planning.placement.infeasible import Refusal, Unplaceable
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.plan.device import extended
+from rlinf_lab.planning.planner.feasible import MODES, MOST_GIB, Wish, limited, nearest
+from rlinf_lab.planning.planner.planner import Plans, searched
+from rlinf_lab.planning.profile.memory import limits
+from rlinf_lab.planning.profile.profile import DeviceKind, Profile
+from rlinf_lab.planning.schema.arguments import MOST_CHUNKS, MOST_DEVICES, MOST_STALENESS, number, whole
+
+FACTORS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 8.0)
+TAILS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0)
+SLIDER_DEVICES = 4096
+STALENESS = 4  # iterations
+
+
+@dataclass(frozen=True)
+class Question:
+    """``devices`` of each kind; ``items`` of an iteration; ``chunks``: most of an iteration; ``memory_gib`` of a device (None: no limit);
+    where there are several kinds of device a mapping, of each kind (one number: of all).
+
+    ``length`` and ``tail``: of generated responses, relative to the profile's (`profile.Lengths.factor`, `.tail`). ``switching``: seconds of
+    coming and leaving, relative to the profile's. ``staleness``: iterations that weights may be old.
+    """
+
+    devices: Mapping[str, int]
+    items: int
+    chunks: int
+    memory_gib: float | Mapping[str, float | None] | None = None
+    length: float = 1.0
+    tail: float = 1.0
+    switching: float = 1.0
+    staleness: int = 0
+    rule: str = "fitted"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.devices, Mapping) or not self.devices:
+            raise PlanError(f"what if devices = {shown(self.devices)}: how many of each kind. Next: {{'': 64}}.")
+        for kind, count in self.devices.items():
+            whole(f"what if devices[{kind!r}]", count, 1, MOST_DEVICES, of="devices")
+        whole("what if chunks", self.chunks, 1, MOST_CHUNKS)
+        whole("what if staleness", self.staleness, 0, MOST_STALENESS)
+        if isinstance(self.memory_gib, Mapping) and set(self.devices) == {""}:
+            raise PlanError(f"what if memory_gib = {shown(self.memory_gib)}: there is one kind of device. Next: one number, such as memory_gib=80.")
+        for kind, gib in self._memories().items():
+            if kind and kind not in self.devices:
+                raise UnknownNameError.of("kind of device", kind, self.devices, f"It stands in what if memory_gib = {shown(self.memory_gib)}.")
+            if gib is not None:
+                number(f"what if memory_gib{f'[{kind!r}]' if kind else ''} = {shown(gib)}: GiB of a device", gib, 0, MOST_GIB, above=True)
+        for field in ("length", "tail", "switching"):
+            value, most = getattr(self, field), 16 if field == "tail" else 1e6
+            number(f"what if {field} = {shown(value)}: a factor (1: as in the profile)", value, 0, most, above=field == "length")
+
+    @classmethod
+    def of(cls, plans: Plans) -> Question:
+        """The question that these plans answer."""
+        setting = plans.best.candidate.placement.setting
+        caps = {kind: None if math.isinf(cap := setting.cap(kind)) else cap for kind in setting.kinds}
+        memory = caps if len(caps) > 1 else next(iter(caps.values()))
+        return cls(dict(setting.devices), setting.profile.items, setting.chunks, memory, staleness=setting.staleness, rule=setting.rule)
+
+    def _memories(self) -> Mapping[str, float | None]:
+        """By kind; all under no name where one number is for all."""
+        return self.memory_gib if isinstance(self.memory_gib, Mapping) else {"": self.memory_gib}
+
+    def profile(self, base: Profile) -> Profile:
+        """The profile as it would be. Raises `PlanError` naming a value that cannot be."""
+        step = step_of(base)
+        if not isinstance(self.items, int) or isinstance(self.items, bool) or self.items < step or self.items % step:
+            near = max(step, round(self.items / step) * step) if isinstance(self.items, int | float) and math.isfinite(self.items) else step
+            raise PlanError(f"what if items = {self.items!r}: a whole number of groups of {step} items. Next: items={near}.")
+        times = self.items / base.items
+        memories = self._memories()
+        kinds = tuple(replace(k, memory_gib=memories.get(k.name, memories.get("", _own_memory(base, k)))) for k in base.kinds)
+        workers = dict(base.workers)
+        if self.switching != 1:
+            workers = {n: replace(w, onload_s=w.onload_s * self.switching, offload_s=w.offload_s * self.switching) for n, w in workers.items()}
+        changed = base.replace(
+            items=self.items, workers=workers, device_memory_gib=memories.get(""), kinds=kinds,
+            edges=tuple(e if e.items is None else replace(e, items=e.items * times) for e in base.edges),
+        )  # fmt: skip
+        for name, worker in base.workers.items():
+            if worker.lengths is not None and (self.length, self.tail) != (1, 1):
+                changed = longer(changed, name, self.length, self.tail)
+        return changed
+
+    def answer(self, base: Profile, simulate: bool = False, like: Plans | None = None) -> Plans:
+        """Plans for the changed profile: quick ones, or all of them with the first ones simulated. Raises `PlanError` when nothing fits.
+
+        ``like``: plans for the same workflow and devices, as far as these go; without it they are for the workflow that the profile describes. Where there
+        are as many devices, of as much memory, a quick answer is looked for among the shapes of these plans; anywhere else among all.
+        """
+        profile = self.profile(base)
+        try:
+            setting = Setting.of(profile, self.devices, self.chunks, self.rule, self.staleness)
+        except Unplaceable as error:
+            raise PlanError(self._refused(profile, error.refusal)) from None
+        if like is None:
+            return searched(setting, graph_of(setting.profile), simulate=simulate, quick=not simulate)
+        before = like.best.candidate.placement.setting
+        setting = _with_known(setting, before)
+        known = replace(like.best.known, alone=_devices_of(setting) == _devices_of(before))
+        names = extended(like.best.devices, sum(self.devices.values())) if len(self.devices) == 1 else ()
+        return searched(setting, like.best.graph, names, simulate=simulate, quick=not simulate, known=known)
+
+    def _refused(self, profile: Profile, refusal: Refusal) -> str:
+        """With what helps, in the fields of a question: nobody else is refused then, and there is a plan."""
+        wish = Wish(profile, self.devices, self.chunks, self.rule, self.staleness, MODES)
+        fields: dict[str, tuple[int | float | None, Callable[[Any], Wish]]] = {
+            "memory_gib": (refusal.gib, lambda gib: replace(wish, profile=limited(profile, gib))),
+        }
+        if len(self.devices) == 1:
+            fields = {"devices": (refusal.devices, lambda n: replace(wish, devices=dict.fromkeys(self.devices, n))), **fields}
+        enough = {field: _enough(wanted, changed, field) for field, (wanted, changed) in fields.items()}
+        advice = ", or ".join(f"{field}={value}" for field, value in enough.items() if value is not None)
+        return f"{refusal.said} Next: {advice}." if advice else refusal.said + nearest(wish, refusal.gib, refusal.devices)
+
+
+def _enough(wanted: int | float | None, changed: Callable[[Any], Wish], field: str) -> int | float | None:
+    """What one refusal after another asks for, until there is a plan; None where that is nothing, or no more than before."""
+    before: float = 0
+    while wanted is not None and wanted > before:
+        try:
+            found = changed(wanted).candidates()
+        except Unplaceable as error:
+            before, wanted = wanted, error.refusal.devices if field == "devices" else error.refusal.gib
+        except PlanError:  # more than can be asked for
+            return None
+        else:
+            return wanted if found else None
+    return None
+
+
+def _with_known(setting: Setting, before: Setting) -> Setting:
+    """With the tables of another one, where the two differ in nothing but the seconds of coming and leaving, which are in none of them."""
+
+    def rest(one: Setting) -> list[object]:
+        workers = {n: replace(w, onload_s=0.0, offload_s=0.0) for n, w in one.profile.workers.items()}
+        others = [getattr(one.profile, f.name) for f in fields(one.profile) if f.name != "workers"]
+        return [getattr(one, f.name) for f in fields(one) if f.name != "profile"] + others + [workers]
+
+    if rest(setting) == rest(before):
+        setting.__dict__.update(tables=before.tables.without(setting, ()), models=before.models)  # where `cached_property` looks
+    return setting
+
+
+def _devices_of(setting: Setting) -> list[tuple[str, int, float]]:
+    """Of each kind how many, and GiB of one."""
+    return [(kind, n, setting.cap(kind)) for kind, n in setting.devices.items()]
+
+
+def _own_memory(profile: Profile, kind: DeviceKind) -> float | None:
+    return profile.device_memory_gib if kind.memory_gib is None else kind.memory_gib
+
+
+def step_of(profile: Profile) -> int:
+    """Items of an iteration come in multiples of this: whole groups of every edge."""
+    return math.lcm(1, *(e.group for e in profile.edges))
+
+
+@dataclass(frozen=True)
+class Slider:
+    """One field of a question with the ``values`` worth looking at, ascending (None: no limit, last).
+
+    ``field`` is ``devices.KIND`` for the number of a kind, ``memory_gib.KIND`` for its memory where there are several kinds.
+    """
+
+    field: str
+    label: str
+    unit: str
+    values: tuple[float | None, ...]
+    why: str = ""
+
+    def at(self, question: Question) -> int:
+        """Where a question stands: the nearest value."""
+        name, _, kind = self.field.partition(".")
+        now = getattr(question, name)
+        now = now.get(kind) if isinstance(now, Mapping) else now
+        return min(range(len(self.values)), key=lambda i: _distance(self.values[i], now))
+
+
+def _distance(value: float | None, now: float | None) -> float:
+    if value is None or now is None:
+        return 0.0 if value is now else math.inf
+    return abs(value - now)
+
+
+def moved(question: Question, field: str, value: float | None) -> Question:
+    """The question with one slider moved. `UnknownNameError` for a field that no slider has."""
+    name, _, kind = field.partition(".")
+    if name == "devices":
+        if kind not in question.devices or value is None:
+            raise UnknownNameError.of("kind of device", kind, question.devices)
+        return replace(question, devices={**question.devices, kind: int(value)})
+    if kind and name == "memory_gib" and kind in question.devices:
+        before = question.memory_gib if isinstance(question.memory_gib, Mapping) else dict.fromkeys(question.devices, question.memory_gib)
+        return replace(question, memory_gib={**before, kind: value})
+    known = ("items", "chunks", "memory_gib", "length", "tail", "switching", "staleness")
+    if name not in known or kind:
+        raise UnknownNameError.of("slider", field, [*(f"devices.{k}" for k in question.devices), *known])
+    change: dict[str, Any] = {name: int(value) if value is not None and name in ("items", "chunks", "staleness") else value}
+    return replace(question, **change)
+
+
+def sliders(profile: Profile, question: Question) -> tuple[Slider, ...]:
+    """Those that can change an answer: no memory slider where nobody needs memory, none for lengths without a generator."""
+    found = []
+    for kind, count in question.devices.items():
+        found.append(Slider(f"devices.{kind}", f"{kind} devices" if kind else "devices", "", _counts(count), "how many there are"))
+    step = step_of(profile)
+    items = sorted({max(step, round(question.items * f / step) * step) for f in FACTORS if f <= 4} | {question.items})
+    found.append(Slider("items", "batch", "items", tuple(items), "items of one iteration; measured sizes are interpolated, others extrapolated"))
+    finest = int(math.log2(max(2, min(1024, profile.items))))
+    found.append(Slider("chunks", "most chunks", "", _with([2**g for g in range(finest + 1)], question.chunks), "how finely an iteration may be streamed"))
+    workers = profile.workers.values()
+    if any(w.lengths is not None for w in workers):
+        found.append(Slider("length", "response length", "×", FACTORS[2:-1], "relative to what was measured"))
+        found.append(Slider("tail", "long tail", "power", TAILS, "ratio to the median length, to this power: 0 all equal, 1 as measured"))
+    if any(map(limits, workers)):
+        for kind, gib in question._memories().items():
+            field, label = (f"memory_gib.{kind}", f"memory of {kind}") if kind else ("memory_gib", "memory")
+            found.append(Slider(field, label, "GiB", (*_memories(profile, question, gib), None), "of one device; what does not fit is no plan"))
+    if any(w.onload_s or w.offload_s for w in workers):
+        found.append(Slider("switching", "switching cost", "×", (0.0, *FACTORS), "seconds of coming to the devices and leaving them"))
+    found.append(Slider("staleness", "staleness", "iterations", tuple(range(STALENESS + 1)), "how old the weights of a rollout may be"))
+    return tuple(found)
+
+
+def _counts(now: int) -> tuple[int, ...]:
+    most = min(SLIDER_DEVICES, max(8, 4 * now))
+    steps = [m * 2**k for k in range(12) for m in (1, 1.5) if m * 2**k == int(m * 2**k) and m * 2**k <= most]
+    return _with([int(s) for s in steps], now)
+
+
+def _with(values: Sequence[int], now: int) -> tuple[int, ...]:
+    return tuple(sorted({*values, now}))
+
+
+def _memories(profile: Profile, question: Question, now: float | None) -> tuple[float, ...]:
+    usual = {8.0, 16.0, 24.0, 32.0, 40.0, 48.0, 64.0, 80.0, 96.0, 141.0, 192.0}
+    budget = Budget(profile, question.devices)
+    least = max(w.memory.resident_gib for w in budget.profile.workers.values())
+    usual |= {round(least * f, 1) for f in (0.5, 1.0, 1.5, 2.0, 3.0)} - {0.0}
+    return tuple(sorted(usual | ({now} if now is not None else set())))
+
+
+def described(plans: Plans, in_haste: bool = False) -> dict[str, Any]:
+    """`Plans.to_dict` with, for each plan, the causes of its bubbles where it was simulated: [cause, share of device time]. ``in_haste``: without notes for
+    which something would have to be simulated."""
+    data = plans.to_dict(plans.assumed if in_haste else None)
+    for made, entry in zip(plans, data["plans"], strict=True):
+        if made.simulated is not None:
+            bubbles = made.timeline.bubbles()
+            entry["bubbles"] = [[str(c), float(s)] for c, s in zip(bubbles["cause"], bubbles["share"], strict=True) if s >= 0.005]
+    return data

@@ -1,0 +1,254 @@
+"""Seconds of a plan when its chunks are followed one by one: streams that thin out towards a long tail, tokens as weights, groups, whole batches.
+
+The search adds up equal chunks (`search.solver`); this follows a few hundred *atoms* (equal parts of the items, in order of completion) through the
+plan's tree. It is quick enough for a slider; the event simulator (`forecast`) then runs the real scheduler.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lab.planning.cancellation import check
+from rlinf_lab.planning.costs import GenerationModel, Stream
+from rlinf_lab.planning.placement.cost_table import Company
+from rlinf_lab.planning.placement.placement import Placement
+from rlinf_lab.planning.profile.handovers import handed_over
+from rlinf_lab.planning.search.plan_tree import TEMPORAL, Composed, Leaf, Tree, nodes, numbers
+from rlinf_lab.planning.search.problem import Cuts
+
+FINEST = 6  # at least 2^6 atoms: a stream of responses is followed more finely than the plan's chunks
+
+
+@dataclass(frozen=True)
+class Work:
+    """Calls of one unit: when each began and ended, in seconds of the iteration."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+
+    @property
+    def busy(self) -> float:
+        return float((self.ends - self.starts).sum())
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """``seconds`` between iterations; ``fill``: until the last item has left and all is handed over; ``work`` by unit; ``handing``: seconds by which
+    handovers end later than the streams."""
+
+    seconds: float
+    fill: float
+    work: dict[int, Work]
+    handing: float = 0.0
+
+
+def follow(placement: Placement) -> Streamed:
+    """Follow the items of one iteration through a plan."""
+    check()
+    return _Follower(placement).answer()
+
+
+class _Follower:
+    def __init__(self, placement: Placement) -> None:
+        self.placement, self.setting = placement, placement.setting
+        self.problem = self.setting.problem(placement.arrangement)
+        self.cuts = Cuts.shared(self.problem)
+        self.atoms = 2 ** max(FINEST, *(n.grain for n in nodes(placement.tree)))
+        self.leaves = {n.worker: n for n in nodes(placement.tree) if isinstance(n, Leaf)}
+        self.each: dict[int, float] = {}  # seconds of a chunk by unit: asked for as often as there are turns
+        self.sources: dict[int, int | None] = {}
+        self.left: dict[int, np.ndarray] = {}  # when each atom has left a unit
+        self.grouped: dict[tuple[int, int], Stream] = {}  # of a generator, by size of group
+        self.begun: dict[int, float] = {}
+        self.calls: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+        self.ends: dict[int, float] = {}
+
+    def answer(self) -> Streamed:
+        tree, overlap = self.placement.tree, self.setting.overlap
+        fill = self._run(tree, 0, self.atoms, 0.0)
+        work = {u: Work(*(np.concatenate(c) for c in zip(*calls, strict=True))) for u, calls in self.calls.items()}
+        busy, later = self._handovers(work)
+        if overlap:
+            seconds = max(numbers(tree, self.problem).period, (fill + later) / (1 + overlap), busy)
+        else:
+            seconds = self._free(tree) + later
+        return Streamed(seconds, fill + later, work, later)
+
+    def _handovers(self, work: dict[int, Work]) -> tuple[float, float]:
+        """(seconds from the begin of a worker's work to the end of its last handover, or for which a device works: the next iteration of its does not begin
+        before; how much later than the streams the last one ends)."""
+        profile, home = self.setting.profile, self.setting.home
+        if not profile.handovers:
+            return 0.0, 0.0
+        ends = {name: float(work[home[name]].ends.max()) for name in profile.workers}
+        over = handed_over(profile, ends)
+        busy = max(over[h.worker] - float(work[home[h.worker]].starts.min()) for h in profile.handovers)
+        busy = max(busy, *(self._occupied(work, seat.devices.start) for seat in self.placement.seats.values() if seat.devices))
+        return busy, max(over.values()) - max(ends.values())
+
+    def _occupied(self, work: dict[int, Work], device: int) -> float:
+        """Seconds of an iteration for which a device works, handovers included."""
+        here = {name for name, seat in self.placement.seats.items() if device in seat.devices}
+        units = {self.setting.home[name] for name in here}
+        return sum(work[u].busy for u in units) + sum(h.seconds for h in self.setting.profile.handovers if h.worker in here)
+
+    def _free(self, tree: Tree) -> float:
+        """When the devices are ready for the next iteration."""
+        if isinstance(tree, Leaf):
+            return self.ends[id(tree)]
+        if tree.kind == TEMPORAL:
+            return self.ends[id(tree)] + self.problem.switch(tree.after.leaves, tree.before.leaves, self.cuts)
+        return max(self._free(part) for part in tree.parts())
+
+    # --- the tree --------------------------------------------------------------------------------------------
+    def _run(self, tree: Tree, first: int, stop: int, ready: float) -> float:
+        """Atoms ``first`` to ``stop`` through a part whose devices are free from ``ready`` on; when it has ended."""
+        if isinstance(tree, Leaf):
+            end = self._leaf(tree, first, stop, ready)
+        elif tree.kind == TEMPORAL:
+            end = self._turns(tree, first, stop, ready)
+        else:
+            end = max(self._run(part, first, stop, ready) for part in tree.parts())
+        self.ends[id(tree)] = end
+        return end
+
+    def _turns(self, tree: Composed, first: int, stop: int, ready: float) -> float:
+        there = self.problem.switch(tree.before.leaves, tree.after.leaves, self.cuts)
+        back = self.problem.switch(tree.after.leaves, tree.before.leaves, self.cuts)
+        if not tree.before.leaves & ~self.setting.unceasing:  # its turn comes once
+            start = ready if first else self._run(tree.before, first, stop, ready) + there
+            return self._run(tree.after, first, stop, start)
+        chunk = self.atoms >> tree.grain
+        for lo in range(first, stop, chunk):
+            ready = self._run(tree.before, lo, lo + chunk, ready + (back if lo > first else 0.0)) + there
+            ready = self._run(tree.after, lo, lo + chunk, ready)
+        return ready
+
+    def _leaf(self, leaf: Leaf, first: int, stop: int, ready: float) -> float:
+        unit = leaf.worker
+        if self.problem.once >> unit & 1 and self._stream(leaf, 1) is not None:
+            return self._generate(leaf, self._arrivals(unit, 0, self.atoms)[0], ready)
+        if self.setting.unceasing >> unit & 1:  # before its end, for it waits for nothing: whatever the chunks of the turns
+            if first:
+                return ready
+            stop = self.atoms
+        size = self.atoms >> leaf.grain
+        seconds = self._seconds(leaf)
+        calls = (stop - first) // size
+        turns = self._in_turn(unit)
+        if calls == 1 == len(turns):  # as it is for each of many turns
+            arrived, weights = self._arrivals(unit, first, stop, turns[0][0])
+            start, part = max(float(arrived.max()), ready), turns[0][1] * (1.0 if weights is None else float(weights.sum()) / size)
+            return self._called(unit, first, stop, start, start + float(self._led(leaf, first, np.array([seconds * part]))[0]))
+        each, there = [], []
+        for producer, part in turns:
+            arrived, weights = self._arrivals(unit, first, stop, producer)
+            each.append(seconds * part * (np.ones(calls) if weights is None else weights.reshape(calls, size).sum(axis=1) / size))
+            there.append(arrived.reshape(calls, size).max(axis=1))
+        # One call after the other: end_j = max over i <= j of (arrival_i + seconds of calls i to j).
+        taken = self._led(leaf, first, np.concatenate(each))
+        total = np.cumsum(taken)
+        ends = total + np.maximum.accumulate(np.maximum(np.concatenate(there), ready) - (total - taken))
+        self._left(unit)[first:stop] = np.repeat(ends[-calls:], size)
+        self.calls.setdefault(unit, []).append((ends - taken, ends))
+        return float(ends[-1])
+
+    def _led(self, leaf: Leaf, first: int, seconds: np.ndarray) -> np.ndarray:
+        """Seconds of the calls of a source that reads, or sets up, before it goes on evenly: the first call of the iteration has that, too."""
+        lead = self.setting.leads.get(self.setting.units[leaf.worker].members[0], 0.0)
+        if not lead:
+            return seconds
+        begins = (np.arange(len(seconds)) == 0) & (first == 0)
+        return seconds * (1 - lead + np.where(begins, lead * 2.0**leaf.grain, 0.0))
+
+    def _left(self, unit: int) -> np.ndarray:
+        if unit not in self.left:
+            self.left[unit] = np.full(self.atoms, np.inf)
+        return self.left[unit]
+
+    def _called(self, unit: int, first: int, stop: int, start: float, end: float) -> float:
+        self._left(unit)[first:stop] = end
+        self.calls.setdefault(unit, []).append((np.array([start]), np.array([end])))
+        return end
+
+    def _in_turn(self, unit: int) -> list[tuple[str | None, float]]:
+        """(producer, part of the seconds) of the inputs that a unit takes one after the other; one entry for all where it takes a batch of each at a time."""
+        members = self.setting.units[unit].members
+        own = self.setting.profile.workers[members[0]].in_turn if len(members) == 1 else ()
+        return list(own) or [(None, 1.0)]
+
+    def _seconds(self, leaf: Leaf) -> float:
+        if leaf.worker not in self.each:
+            code = int(np.ravel_multi_index(leaf.devices, self.setting.shape))
+            self.each[leaf.worker] = float(self.problem.table(leaf.worker, self.placement.beside[leaf.worker])[leaf.grain, code])
+        return self.each[leaf.worker]
+
+    # --- streams ---------------------------------------------------------------------------------------------
+    def _arrivals(self, unit: int, first: int, stop: int, of: str | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+        """When atoms ``first`` to ``stop`` are there for a unit, of all producers or ``of`` one, and their weights (of all atoms: mean 1; None: each 1)."""
+        arrived, weights = np.zeros(stop - first), None
+        for edge in self.setting.profile.edges:
+            producer = self.setting.home[edge.producer]
+            if self.setting.home[edge.consumer] != unit or producer == unit or of not in (None, edge.producer):
+                continue
+            left, source = self.left[producer], self._generator(producer)
+            # No finer than the edge allows: all that come together with these.
+            size = max(1, self.atoms >> self.setting.edges[producer, unit]) if source is None else 1
+            lo, hi = (0, self.atoms) if self.setting.whole(edge) else (first // size * size, -(-stop // size) * size)
+            there = left[lo:hi]
+            if source is None:
+                there = np.repeat(there.reshape(-1, size).max(axis=1), size) if size > 1 else there
+            else:
+                stream = self._stream(self.leaves[source], edge.group)
+                assert stream is not None
+                # A group is complete when its last member is, wherever on the way it is asked for.
+                there = np.maximum(there, self.begun[source] + stream.times[lo:hi])
+                if self.setting.profile.weights == "tokens":
+                    weights = stream.weights[first:stop]
+            arrived = np.maximum(arrived, there.max() if self.setting.whole(edge) else there[first - lo : stop - lo])
+        return arrived, weights
+
+    def _generator(self, unit: int) -> int | None:
+        """The streaming unit from which a unit's items come, if there is one."""
+        if unit not in self.sources:
+            if self.problem.once >> unit & 1:
+                self.sources[unit] = unit if self._stream(self.leaves[unit], 1) is not None else None
+            else:
+                above = [p for p, c in self.problem.edges if c == unit]
+                self.sources[unit] = next((g for g in (self._generator(p) for p in above) if g is not None), None)
+        return self.sources[unit]
+
+    def _stream(self, leaf: Leaf, group: int) -> Stream | None:
+        key = leaf.worker, group
+        if key not in self.grouped:
+            made = stream_of(self.placement, leaf, self.atoms, group)
+            if made is None:
+                return None
+            self.grouped[key] = made
+        return self.grouped[key]
+
+    def _generate(self, leaf: Leaf, arrived: np.ndarray, ready: float) -> float:
+        stream = self._stream(leaf, 1)
+        assert stream is not None
+        start = max(ready, float(arrived[0]))
+        times = np.maximum(start + stream.times, arrived)
+        self.begun[leaf.worker], self.left[leaf.worker] = start, times
+        self.calls.setdefault(leaf.worker, []).append((np.array([start]), times[-1:]))
+        return float(times[-1])
+
+
+def stream_of(placement: Placement, leaf: Leaf, atoms: int, group: int) -> Stream | None:
+    """When the outputs of a generator leave it on its devices of a plan; None for a model that knows no lengths."""
+    setting = placement.setting
+    name = setting.units[leaf.worker].members[0]
+    axis = int(np.argmax(leaf.devices))
+    kind, n = setting.kinds[axis], np.array([leaf.devices[axis]])
+    model, worker, items = setting.models[name, kind], setting.profile.workers[name], setting.profile.items
+    if not isinstance(model, GenerationModel):
+        return None
+    company = Company(placement.beside[leaf.worker], placement.arrangement.forms, (name,))
+    cap = setting.tables.running(name, kind, n, items, company)
+    stream = model.stream(int(n[0]), items, atoms, group, None if cap is None else float(cap[0]))
+    return Stream(worker.calls * stream.times, stream.weights)

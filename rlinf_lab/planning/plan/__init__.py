@@ -1,0 +1,1 @@
+"""What runs where: execution plans, their layout on devices and processes."""

@@ -1,0 +1,34 @@
+"""Which process a rank lives in, and which process keeps a queue, where an executor has several: from the plan alone, the same on every host."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.workflow.graph import DRIVER
+
+Place = Mapping[tuple[str, int], str]
+"""host of every (worker, rank)"""
+
+
+def place_hosts(layout: Layout) -> dict[tuple[str, int], str]:
+    """A host for every rank: ranks whose device sets overlap live in one process (a connected component)."""
+    groups: list[tuple[set[int], list[tuple[str, int]]]] = []
+    for member in layout.members[1:]:
+        mine, members = set(layout.devices(*member)), [member]
+        for group in [g for g in groups if g[0] & mine]:
+            groups.remove(group)
+            mine |= group[0]
+            members = group[1] + members
+        groups.append((mine, members))
+    groups.sort(key=lambda g: min(g[0], default=0))
+    place = {member: f"host{i}" for i, (_, members) in enumerate(groups) for member in members}
+    return {(DRIVER, 0): "driver", **place}
+
+
+def homes_of(layout: Layout, place: Place, channel: str) -> list[str]:
+    """The hosts where queues of a channel live: several when it has keys or shards, each the host of its only reader; else that of most readers."""
+    ranks = Counter(place[w, r] for w in layout.graph.consumers(channel) for r in range(layout.ranks(w)))
+    several = layout.sharded(channel) or layout.graph.channel(channel).keyed
+    return sorted(ranks) if several else [host for host, _ in ranks.most_common(1)]

@@ -1,0 +1,1 @@
+"""Ranked plans, with reasons."""

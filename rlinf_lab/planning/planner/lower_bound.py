@@ -1,0 +1,197 @@
+"""A lower bound: seconds between iterations that no plan can beat under the profile's cost models, whatever it shares and streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rlinf_lab.planning.costs import GenerationModel
+from rlinf_lab.planning.placement.cell_order import is_ring, order, rounds
+from rlinf_lab.planning.placement.cost_table import APART, SINGLE, TOGETHER, Company, Forms
+from rlinf_lab.planning.placement.search_space import Setting
+from rlinf_lab.planning.profile.handovers import tail
+from rlinf_lab.planning.profile.profile import EdgeProfile
+
+ROUNDED = 1 + 1e-6
+ATOMS, GRID = 512, 24  # of a generator's stream, and of device counts for which it is looked at
+
+
+@dataclass(frozen=True)
+class Bound:
+    """``seconds`` and what they come from, for people."""
+
+    seconds: float
+    why: str
+
+
+def lower_bound(setting: Setting, known: float = np.inf) -> Bound:
+    """The largest of three bounds. ``known``: seconds of a plan; only device counts that could beat it count as work."""
+    busy = [busy_seconds(setting, unit) for unit in range(len(setting.units))]
+    work = sum(_device_seconds(setting, unit, known) for unit in range(len(setting.units)))
+    steady = [float(np.minimum(rows, _of_ranks(setting, unit)).min()) for unit, rows in enumerate(busy)]
+    slowest = max(range(len(busy)), key=steady.__getitem__)
+    found = [
+        Bound(work / setting.totals[-1], f"all workers together need {work:.4g} device seconds"),
+        Bound(steady[slowest], f"{setting.units[slowest].name} alone takes as long on the devices that suit it best"),
+        _chain(setting, busy),
+    ]
+    best, handing = max(found, key=lambda b: b.seconds), 0.0 if setting.overlap else tail(setting.profile)
+    return Bound(best.seconds + handing, f"{best.why}, and handing over {handing:.4g} s") if handing else best
+
+
+def _device_seconds(setting: Setting, unit: int, known: float) -> float:
+    """Fewest device seconds of an iteration: what the members of a cell compute, each on devices that could beat ``known``."""
+    names = setting.units[unit].members
+    calibration = setting.cell(unit).calibration if len(names) > 1 else 1.0
+    return calibration * sum(_of_worker(setting, unit, name, known / calibration) for name in names)
+
+
+def _of_worker(setting: Setting, unit: int, name: str, known: float) -> float:
+    busy, occupied = np.minimum(_least(setting, unit, name), _of_ranks(setting, unit, at_once=False)), _occupied(setting, unit, name)
+    # A plan of ``known`` seconds may be a little above what the search says of it, or below by the nanoseconds to which a simulation rounds.
+    quick = np.isfinite(busy) & (busy <= max(known * ROUNDED, busy.min()))
+    return float((np.minimum(busy, occupied)[quick] * setting.totals[quick]).min())
+
+
+def _least(setting: Setting, unit: int, name: str) -> np.ndarray:
+    """Least seconds that a worker computes in an iteration, in any chunks and sub-batches, for each number of devices."""
+    company, cell = Company(0, Forms((SINGLE,) * len(setting.units)), (name,)), len(setting.units[unit].members) > 1
+    ways, chunks = sorted({1, *setting.cell(unit).sub_batches} if cell else {1}), 2.0 ** np.arange(setting.granularities)[:, None]
+    return np.asarray(np.min([k * chunks * setting.tables.member_rows(name, k, company) for k in ways], axis=(0, 1)))
+
+
+def _of_ranks(setting: Setting, unit: int, at_once: bool = True) -> np.ndarray:
+    """Seconds of an iteration for each number of devices where ranks of a worker need not have as many items in each, for iterations overlap: five items of two
+    ranks are two and a half. inf: no rank can have another share.
+
+    For the work (not ``at_once``) that is so in every iteration: a rank that has fewer ends sooner, and others have its device. Where iterations overlap, and
+    with m calls of an iteration, of any size, R ranks take m / R of them each, and the largest call lies within the 1 + staleness iterations that are under way
+    (which matters to who waits for them). Between whole items a model is a line.
+    """
+    found, names = np.full(setting.shape, np.inf), setting.units[unit].members
+    worker = setting.profile.workers[names[0]]
+    if len(names) > 1 or (at_once and not setting.overlap) or worker.kind == "generation" or worker.resource == "host":
+        return found.ravel()
+    group, items, under_way = setting.profile.unit(names[0]), setting.profile.items, 1 + setting.overlap
+    for axis, kind in enumerate(setting.kinds):
+        devices = np.arange(1, setting.counts[axis] + 1)
+        ranks, model = np.maximum(devices // worker.ranks.devices_per_rank, 1), setting.models[names[0], kind]
+        ways = []
+        if at_once:
+            some = [np.maximum(ranks // under_way, 1), -(-ranks // under_way), ranks]
+        else:  # who is alone in an iteration takes as long as on one rank
+            some = [np.ones_like(ranks), ranks] if setting.overlap else [ranks]
+        for calls in some:
+            of_all = items * ranks / calls
+            whole = group * ranks * np.maximum(np.floor(of_all / group / ranks), 1)
+            low, high = model.seconds(devices, whole), model.seconds(devices, whole + group * ranks)
+            seconds = np.maximum(low + (of_all - whole) / (group * ranks) * (high - low), 0.0)
+            ways.append(seconds * np.maximum(calls / ranks, 1 / under_way if at_once else 0.0))
+        only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+        found[only] = worker.calls * np.min(ways, axis=0)
+    return np.where(np.isfinite(busy_seconds(setting, unit)), found.ravel(), np.inf)
+
+
+def _occupied(setting: Setting, unit: int, name: str) -> np.ndarray:
+    """Seconds for which a worker keeps others off its devices, for each number of them; inf: as long as it is busy.
+
+    A generator's ranks end one by one. Where the next iteration begins meanwhile, or somebody who needs none of its responses or can begin with the first
+    ones, they are not lost. The mean rank ends no earlier than the mean response, which takes no longer with more devices.
+    """
+    found = np.full(setting.shape, np.inf)
+    if setting.overlap or not _is_alone(setting, unit):
+        worker = setting.profile.workers[name]
+        for axis, kind in enumerate(setting.kinds):
+            model, counts = setting.models[name, kind], np.unique(np.geomspace(1, setting.counts[axis], GRID).astype(int))
+            if isinstance(model, GenerationModel):
+                slots = setting.tables.running(name, kind, counts, setting.profile.items, Company(0, Forms(()), (name,)))
+                means = [_mean_response(setting, model, int(n), None if slots is None else float(slots[i])) for i, n in enumerate(counts)]
+                only = tuple(slice(1, None) if a == axis else 0 for a in range(len(setting.shape)))
+                found[only] = worker.calls * np.array(means)[np.searchsorted(counts, np.arange(1, setting.counts[axis] + 1))]
+    return found.ravel()
+
+
+def _mean_response(setting: Setting, model: GenerationModel, devices: int, slots: float | None) -> float:
+    if slots is not None and slots < 1:
+        return np.inf
+    times = model.stream(devices, setting.profile.items, ATOMS, cap=slots).times
+    return float(times[:-1].sum() / ATOMS)
+
+
+def _is_alone(setting: Setting, unit: int) -> bool:
+    """Whether every other unit has ended before this one begins, or begins when it has ended, for somebody on the way waits for everything."""
+    pairs = {(setting.home[e.producer], setting.home[e.consumer], setting.whole(e)) for e in setting.profile.edges}
+    after: dict[bool, set[int]] = {False: {unit}, True: set()}  # fed by it, and those of them that wait for everything
+    before: dict[bool, set[int]] = {False: {unit}, True: set()}
+    for _ in setting.units:
+        for p, c, whole in pairs:
+            if p in after[False] and p != c:
+                after[False].add(c)
+                after[True] |= {c} if whole or p in after[True] else set()
+            if c in before[False] and p != c:
+                before[False].add(p)
+                before[True] |= {p} if whole or c in before[True] else set()
+    return len({unit} | after[True] | before[True]) == len(setting.units)
+
+
+def busy_seconds(setting: Setting, unit: int) -> np.ndarray:
+    """Least seconds of an iteration on each number of devices, with the best chunks and alone there."""
+    members = setting.units[unit].members
+    if not is_ring(setting.profile, members):  # not all members wait for each other in every step; apart, each has a number of devices of its own
+        return np.asarray(np.max([_on_at_most(setting, _least(setting, unit, m)) for m in members], axis=0))
+    forms = [TOGETHER, APART] if len(members) > 1 else [SINGLE]
+    rows = [setting.tables.of(unit, 0, Forms(tuple(f if i == unit else SINGLE for i in range(len(setting.units))))) for f in forms]
+    chunks = 2.0 ** np.arange(setting.granularities)[:, None]
+    found = np.min([np.min(r * chunks, axis=0) for r in rows], axis=0)
+    return np.asarray(found)
+
+
+def _outside(setting: Setting, unit: int, member: str, entering: bool) -> float:
+    """Which part of a cell's seconds others of it may be busy before a member has its first inputs (``entering``), or after its last outputs: in a ring
+    those before it, or after it, in one step; without one those who are some steps ahead or behind."""
+    profile, members = setting.profile, setting.units[unit].members
+    if len(members) == 1:
+        return 0.0
+    in_order, ring = order(profile, members), is_ring(profile, members)
+    if member == in_order[0] and (entering or ring):  # it begins each step, and waits for the last answers
+        return 0.0
+    if member == in_order[-1] and ring and not entering:
+        return 0.0
+    return min(1.0, (1 if ring else len(members) - 1) / rounds(profile, members))
+
+
+def _still(setting: Setting, edge: EdgeProfile) -> float:
+    """Which part of a consumer's seconds comes after an input, at least: all, unless it takes others before it."""
+    in_turn = setting.profile.workers[edge.consumer].in_turn
+    at = next((i for i, (producer, _) in enumerate(in_turn) if producer == edge.producer), 0)
+    return sum(part for _, part in in_turn[at:]) if in_turn else 1.0
+
+
+def _on_at_most(setting: Setting, seconds: np.ndarray) -> np.ndarray:
+    """The least on so many devices of each kind or fewer."""
+    found = seconds.reshape(setting.shape)
+    for axis in range(found.ndim):
+        found = np.minimum.accumulate(found, axis=axis)
+    return found.ravel()
+
+
+def _chain(setting: Setting, busy: list[np.ndarray]) -> Bound:
+    """Workers that wait for the whole batch of the one before come one after another, even if each had all devices."""
+    ends: list[float] = []
+    paths: list[tuple[int, ...]] = []
+    for unit in range(len(setting.units)):
+        own = float(busy[unit].min())
+        found: list[tuple[float, tuple[int, ...]]] = [(own, (unit,))]
+        for edge in setting.profile.edges:
+            before = setting.home[edge.producer]
+            if setting.home[edge.consumer] == unit and before != unit and setting.finest(edge) == 0:
+                left = ends[before] - float(busy[before].min()) * _outside(setting, before, edge.producer, entering=False)
+                after = own * (1 - _outside(setting, unit, edge.consumer, entering=True)) * _still(setting, edge)
+                found.append((left + after, (*paths[before], unit)))
+        best = max(found, key=lambda f: f[0])
+        ends.append(best[0])
+        paths.append(best[1])
+    end = max(range(len(ends)), key=ends.__getitem__)
+    path = " then ".join(setting.units[u].name for u in paths[end])
+    return Bound(ends[end] / (1 + setting.overlap), f"{path}, each waiting for the whole batch")

@@ -1,0 +1,1 @@
+"""What work costs, as data: samples, memory, handovers, fingerprints."""

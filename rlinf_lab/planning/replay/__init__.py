@@ -1,0 +1,1 @@
+"""A finished run under other plans, and what would be gained."""

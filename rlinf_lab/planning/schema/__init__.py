@@ -1,0 +1,1 @@
+"""Checked input: JSON files and arguments, refused by name with the next step."""

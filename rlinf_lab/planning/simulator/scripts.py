@@ -1,0 +1,177 @@
+"""What a simulated call does, step by step: generators that yield operations.
+
+A script stands for a worker's method. It yields what the method would do and receives how many items each get brought.
+
+>>> def double(turn):
+...     while n := (yield get("numbers")):
+...         yield run(2_000_000 * n)
+...         yield put("doubled", n)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_lab.errors import PlanError, WorkflowError, shown
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.schema.arguments import number
+from rlinf_lab.workflow.filler import FillerSpec
+
+RUN, GET, PUT = 0, 1, 2
+CALL, WAIT = 3, 4  # of the loop only
+WEIGH = 8
+GAP = 9  # of a filler only
+Op = tuple[int, Any, int, int]
+Script = Generator[Op, int, None]
+
+
+def run(duration_ns: int) -> Op:
+    """Occupy the devices for so many nanoseconds."""
+    if type(duration_ns) is not int or duration_ns < 0:
+        raise WorkflowError(f"run({duration_ns!r}): a duration is a whole number of nanoseconds, not negative. Next: run(round(seconds * 1e9)).")
+    return (RUN, None, duration_ns, -1)
+
+
+def get(channel: str, n: int | None = None, key: int = -1) -> Op:
+    """Take items: ``n`` of them, ``None`` for a chunk of the plan, `engine.ALL` for this rank's share of everything. Yields how many came."""
+    if n is not None and n < 1:
+        raise WorkflowError(f"get({channel!r}, {n!r}) asks for less than one item. Next: leave n out to get a chunk of the plan.")
+    return (GET, channel, n or 0, key)
+
+
+def put(channel: str, n: int = 1, key: int = -1) -> Op:
+    """Hand over ``n`` items one after another."""
+    if n < 0:
+        raise WorkflowError(f"put({channel!r}, {n!r}): the number of items is negative. Next: put({channel!r}, 1).")
+    return (PUT, channel, n, key)
+
+
+def weigh(weight: int | None, place: float | None = None) -> Op:
+    """What each item of this rank's puts weighs from here on; None: 1, and no weight is kept. ``place``: in the order of a channel that has one."""
+    return (WEIGH, place, -1 if weight is None else weight, -1)
+
+
+def get_weight(channel: str, weight: int, key: int = -1) -> Op:
+    """Take items until they weigh that much together. Yields how many came."""
+    return get(channel, ALL + weight, key)
+
+
+def call(number: int) -> Op:
+    """In the script of the loop: make the call at that position."""
+    return (CALL, None, number, -1)
+
+
+def wait(number: int, part: bool = False) -> Op:
+    """In the script of the loop: wait until that call has ended on every rank; ``part``: on rank 0."""
+    return (WAIT, None, number, 0 if part else -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Who performs a call, and when. ``position`` of ``count``: its place among the ranks that take part in this iteration.
+
+    ``now()``: nanoseconds of virtual time. ``first()``: in its queue, the number of the first item that the last get brought.
+    """
+
+    rank: int
+    iteration: int
+    position: int
+    count: int
+    now: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+    first: Callable[[], int] = field(default=lambda: 0, repr=False, compare=False)
+
+    def share(self, items: int) -> int:
+        """This rank's part of ``items`` that are divided evenly among those who take part."""
+        return items // self.count + (self.position < items % self.count)
+
+
+@dataclass(frozen=True)
+class SimCall:
+    """One call of an iteration. ``script(turn)`` makes the generator; ``after``: positions of calls whose value it needs."""
+
+    worker: str
+    method: str
+    script: Callable[[Turn], Script]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    after: tuple[int, ...] = ()
+    starts_on_device: bool = True
+
+    def __repr__(self) -> str:
+        ends = "".join(f", reads {c}" for c in self.reads) + "".join(f", writes {c}" for c in self.writes)
+        return f"SimCall({self.worker}.{self.method}{ends}{f', after {list(self.after)}' if self.after else ''})"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A device is away from ``start_ns`` to ``end_ns``: preempted, failed, or (from 0) not there yet. Ranks that use it wait.
+
+    ``lost``: what was being computed on it is lost and done again from its beginning; else it goes on where it was.
+    """
+
+    device: str
+    start_ns: int
+    end_ns: int
+    lost: bool = False
+
+    @classmethod
+    def of(cls, device: str, start: float, end: float, lost: bool = False) -> Outage:
+        """From seconds."""
+        at = [round(number(f"Outage of {shown(device)}: {what}", value, 0, 1e9) * 1e9) for what, value in (("start", start), ("end", end))]
+        return cls(device, at[0], at[1], lost)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start_ns < self.end_ns:
+            raise PlanError(
+                f"Outage of {self.device!r} from {self.start_ns} to {self.end_ns} ns: it must end after it begins, and not begin before 0. A device that "
+                f"never comes back leaves its ranks waiting for ever. Next: another plan without it."
+            )
+
+
+@dataclass(frozen=True)
+class Turnover:
+    """At ``at_ns`` a rank that is absent ``comes``, or one that is there leaves; what it has not taken the others take.
+
+    See `runtime.session.session.Session.join`.
+    """
+
+    worker: str
+    rank: int
+    at_ns: int
+    comes: bool = False
+
+    @classmethod
+    def of(cls, worker: str, rank: int, at: float, comes: bool = False) -> Turnover:
+        """From seconds."""
+        return cls(worker, rank, round(number(f"Turnover of {shown(worker)}: at", at, 0, 1e9) * 1e9), comes)
+
+
+class SimFiller:
+    """A filler in the simulator; see `workflow.filler.Filler`. ``steps(rank)``: the nanoseconds of each step that it would take, one after another."""
+
+    def __init__(self, name: str, on: str | Sequence[str], steps: Callable[[int], Iterable[int]], memory: int = 0, delays: int = 1) -> None:
+        self.spec = FillerSpec.of(name, on, memory, delays)
+        self.steps = steps
+
+    def script(self, rank: int) -> Script:
+        """Each step waits for its gap first. A step of no duration would be taken for ever at one instant, so it is refused."""
+        for duration_ns in self.steps(rank):
+            if duration_ns == 0:
+                raise WorkflowError(f"A step of filler {self.spec.name!r} takes 0 ns. Next: whole numbers of nanoseconds, at least 1.")
+            yield (GAP, None, 0, -1)
+            yield run(duration_ns)
+
+    def __repr__(self) -> str:
+        return f"SimFiller({self.spec.name!r} on {', '.join(self.spec.on)})"
+
+
+def all_at_once(calls: int) -> Callable[[Turn], Script]:
+    """The script of a loop that does nothing but call."""
+
+    def loop(turn: Turn) -> Script:
+        for position in range(calls):
+            yield call(position)
+
+    return loop

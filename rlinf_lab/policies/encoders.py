@@ -1,0 +1,76 @@
+"""From a prepared observation to one row of features: flat leaves as they are, images through a small convolutional
+net.
+
+Legend: B batch, C channels, H height, W width, X features.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlinf_lab.policies.leaves import Kind, Leaf, flatten, leaves_of
+
+NATURE_PIXELS = 36  # the smallest image that passes through the three layers of the Nature net
+
+
+class CombinedEncoder(nn.Module):
+    """Every leaf of the observation in one row: images through a net of their own, all others as they are.
+
+    The net of an image of at least 36 pixels a side is that of Mnih et al., Human-level control through deep
+    reinforcement learning (Nature 518, 2015, Methods); smaller ones have two layers with a stride of 2. Without images
+    nothing here has weights.
+    """
+
+    def __init__(self, space: Any, generator: torch.Generator, image_features: int = 256) -> None:
+        super().__init__()
+        self.space = space
+        leaves = leaves_of(space)
+        self.images = nn.ModuleDict(
+            {
+                str(i): image_net(leaf, image_features, generator)
+                for i, leaf in enumerate(leaves)
+                if leaf.kind is Kind.IMAGE
+            }
+        )
+        self.features_dim = sum(image_features if leaf.kind is Kind.IMAGE else leaf.size for leaf in leaves)
+
+    def forward(self, prepared: Any) -> Tensor:
+        rows = [
+            self.images[str(i)](x) if str(i) in self.images else x.flatten(1)
+            for i, x in enumerate(flatten(self.space, prepared))
+        ]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+    def extra_repr(self) -> str:
+        return f"features_dim={self.features_dim}"
+
+
+def image_net(leaf: Leaf, features: int, generator: torch.Generator) -> nn.Sequential:
+    """A convolutional net from (B, C, H, W) to (B, ``features``), orthogonal weights."""
+    channels, height, width = leaf.prepared_shape
+    if min(height, width) >= NATURE_PIXELS:
+        shape = [(32, 8, 4, 0), (64, 4, 2, 0), (64, 3, 1, 0)]
+    else:
+        shape = [(32, 3, 2, 1), (64, 3, 2, 1)]
+    layers: list[nn.Module] = []
+    for outputs, kernel, stride, padding in shape:
+        layers += [nn.utils.skip_init(nn.Conv2d, channels, outputs, kernel, stride=stride, padding=padding), nn.ReLU()]
+        channels, height, width = (
+            outputs,
+            _after(height, kernel, stride, padding),
+            _after(width, kernel, stride, padding),
+        )
+    layers += [nn.Flatten(), nn.utils.skip_init(nn.Linear, channels * height * width, features), nn.ReLU()]
+    for layer in layers:
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.orthogonal_(layer.weight, math.sqrt(2.0), generator=generator)
+            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    return nn.Sequential(*layers)
+
+
+def _after(pixels: int, kernel: int, stride: int, padding: int) -> int:
+    return (pixels + 2 * padding - kernel) // stride + 1

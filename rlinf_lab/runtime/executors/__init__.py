@@ -1,0 +1,1 @@
+"""Starting processes: in this one, in others, on a Ray cluster."""

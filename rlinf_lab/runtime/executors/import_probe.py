@@ -1,0 +1,44 @@
+"""Whether workers can be made in another process of this machine: asked of one that is started for that as the hosts of a run are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+
+from rlinf_lab.errors import PlanError
+from rlinf_lab.runtime.executors.device_host import import_path
+from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here
+from rlinf_lab.runtime.transport.pickling import Packed
+
+SECONDS = 120.0  # for all imports
+_START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.runtime.executors.import_probe import answer; answer({fd})"
+
+
+def facts_of_a_child(packed: Mapping[str, Packed]) -> NodeFacts:
+    """As `facts_here`, with what keeps a process that is no fork of this one from making these workers. Raises `PlanError` when it does not answer."""
+    reading, writing = os.pipe()
+    with open(reading, "rb") as answers:
+        command = [sys.executable, "-c", _START.format(paths=import_path(), fd=writing)]
+        try:
+            done = subprocess.run(command, input=pickle.dumps(dict(packed), protocol=5), pass_fds=[writing], capture_output=True, timeout=SECONDS)
+        except subprocess.TimeoutExpired:
+            raise PlanError(f"a process that imports the workers' modules is not done after {SECONDS:g} s. Next: look at what they do at import.") from None
+        finally:
+            os.close(writing)
+        said = answers.read()
+    if not said:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise PlanError(f"a process that imports the workers' modules ended before it could answer ({last[0]}). Next: import them in a Python of its own.")
+    return dataclasses.replace(facts_here(), problems=pickle.loads(said))
+
+
+def answer(fd: int) -> None:
+    """In the child: what went wrong with each worker, into the pipe; a few hundred bytes, so that nobody needs to read meanwhile."""
+    packed: dict[str, Packed] = pickle.load(sys.stdin.buffer)
+    problems = {name: problem[:300] for name, problem in list(facts_here(packed).problems.items())[:100]}
+    with open(fd, "wb") as out:
+        out.write(pickle.dumps(problems))

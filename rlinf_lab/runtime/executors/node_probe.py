@@ -1,0 +1,117 @@
+"""What is true of a node of a cluster, asked there: versions, memory, whether workers can be made, who can reach whom."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlinf_lab.errors import said
+from rlinf_lab.runtime.machine.ray_library import load_ray
+from rlinf_lab.runtime.transport.pickling import Packed
+
+PACKAGES = ("rlinf-lab", "torch", "numpy", "cloudpickle", "ray")
+SECONDS = 5.0  # to open a connection
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """``versions``: of packages, None where one is missing. ``memory_gib``: free host memory. ``gpu_gib``: free on each GPU.
+
+    ``problems``: by worker, why it cannot be unpickled there. ``shared_memory``: memory files can be made.
+    """
+
+    versions: Mapping[str, str | None]
+    memory_gib: float
+    gpu_gib: tuple[float, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
+    shared_memory: bool = True
+
+
+def facts_here(packed: Mapping[str, Packed] | None = None, path: Sequence[str] = ()) -> NodeFacts:
+    """Of the machine and process that asks. ``packed``: declarations of workers to unpickle; ``path``: the driver's, which hosts get too."""
+    import psutil
+
+    sys.path += [entry for entry in path if entry not in sys.path]
+
+    versions: dict[str, str | None] = {"python": platform.python_version()}
+    for name in PACKAGES:
+        versions[name] = None
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    problems = {}
+    for worker, declaration in (packed or {}).items():
+        try:
+            declaration.open()
+        except Exception as error:  # whatever the module of the worker raises when it is imported
+            problems[worker] = f"{type(error).__name__}: {said(error)}".splitlines()[0]
+    return NodeFacts(versions, psutil.virtual_memory().available / 2**30, _free_gpu_gib(), problems, hasattr(os, "memfd_create"))
+
+
+def _free_gpu_gib() -> tuple[float, ...]:
+    from rlinf_lab.runtime.machine.devices import gpus
+
+    if not gpus().usable:
+        return ()
+    import pynvml
+
+    # Heeding CUDA_VISIBLE_DEVICES would need a CUDA context; with it, a device's memory is left to the profile's figure.
+    if os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return ()
+    handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+    return tuple(float(pynvml.nvmlDeviceGetMemoryInfo(handle).free) / 2**30 for handle in handles)
+
+
+def facts_of(node: str, packed: Mapping[str, Packed], path: Sequence[str]) -> NodeFacts:
+    """Of the Ray node with this id."""
+    ray: Any = load_ray()
+    found: NodeFacts = ray.get(_on(node, facts_here).remote(dict(packed), list(path)))
+    return found
+
+
+def reach(first: str, second: str) -> str:
+    """Why a process on node ``first`` cannot open a TCP connection to one on node ``second``; "" if it can."""
+    ray: Any = load_ray()
+    listener = ray.remote(_Listener).options(scheduling_strategy=_affinity(second), num_cpus=0).remote()
+    problem: str = ray.get(_on(first, _connect).remote(*ray.get(listener.address.remote())))
+    ray.kill(listener)
+    return problem
+
+
+class _Listener:
+    """An open port on the node that this actor lives on."""
+
+    def __init__(self) -> None:
+        self.socket = socket.create_server(("", 0))
+
+    def address(self) -> tuple[str, int]:
+        ray: Any = load_ray()
+        return ray.util.get_node_ip_address(), self.socket.getsockname()[1]
+
+
+def _connect(host: str, port: int) -> str:
+    try:
+        socket.create_connection((host, port), SECONDS).close()
+    except OSError as error:
+        return f"{host}:{port}: {error}"
+    return ""
+
+
+def _on(node: str, function: Any) -> Any:
+    """The function as a task on that node."""
+    ray: Any = load_ray()
+    return ray.remote(function).options(scheduling_strategy=_affinity(node), num_cpus=0)
+
+
+def _affinity(node: str) -> Any:
+    ray: Any = load_ray()
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+
+
+__all__ = ["NodeFacts", "facts_here", "facts_of", "reach"]

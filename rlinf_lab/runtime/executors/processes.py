@@ -1,0 +1,83 @@
+"""The processes executor: device hosts (`multi_process`) as plain child processes of this one. No Ray, one machine, set up in a second.
+
+Children are started anew, not forked: threads, locks and CUDA do not survive a fork. Their death is noticed at once, and they end with this process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from typing import Any
+
+from rlinf_lab.errors import ExecutorError, PlanError
+from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.runtime.executors.child import Child, ChildDied
+from rlinf_lab.runtime.executors.device_host import gpus_of
+from rlinf_lab.runtime.executors.multi_process import HostsExecutor
+from rlinf_lab.runtime.machine.devices import refuse_missing
+from rlinf_lab.workflow.filler import Filler
+from rlinf_lab.workflow.workflow import Workflow
+
+
+class ProcessExecutor(HostsExecutor):
+    """See the module's docstring. ``emulate``: the plan may have more CPU slots than this machine has cores; ``fillers``: work for the bubbles;
+    ``between_gpus``: see `HostsExecutor`.
+    """
+
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, emulate: bool = False, fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None, between_gpus: str = "ipc",
+    ) -> None:  # fmt: skip
+        super().__init__(flow, plan, emulate, fillers, absent, between_gpus)
+        elsewhere = [d for d in plan.devices if Device.parse(d).node]
+        if elsewhere:
+            raise PlanError(f"Plan {plan.name!r} uses {', '.join(elsewhere)}; the processes executor has this machine only. Next: executor='ray'.")
+        refuse_missing(plan, emulate)
+        self._children: dict[str, Child] = {}
+
+    def _launch(self, host: str, payload: bytes) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        gpus = gpus_of(set(self._device_names(host)))
+        if gpus:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+            names = visible.split(",") if visible else None
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(str(i) if names is None else names[i] for i in (Device.parse(d).index for d in gpus))
+        try:
+            self._children[host] = Child(host, payload, environment)
+        except OSError as error:
+            who = f"host {host!r} ({self._members(host)})"
+            raise ExecutorError(f"The system gave no process for {who}: {error}. Next: fewer hosts, or higher limits.") from error
+
+    def _ask(self, host: str, method: str, *args: Any) -> Any:
+        return host, self._children[host].ask(method, *args)
+
+    def _answer(self, asked: Any, seconds: float | None = None) -> Any:
+        host, future = asked
+        assert isinstance(future, Future)
+        try:
+            return future.result(seconds)
+        except TimeoutError as error:
+            who = f"Host {host!r} ({self._members(host)})"
+            raise ExecutorError(f"{who} has not answered within {seconds:g} s. Next: look at what else this machine is doing.") from error
+
+    def _as_they_come(self, asked: list[Any]) -> Iterator[Any]:
+        of = {future: host for host, future in asked}
+        return ((of[future], future) for future in as_completed(of))
+
+    def _explained(self, error: BaseException) -> str | None:
+        if not isinstance(error, ChildDied):
+            return None
+        status = "" if error.status is None else f" with signal {-error.status}" if error.status < 0 else f" with status {error.status}"
+        return (
+            f"Host {error.host!r} died while its workers were being set up{status} (killed, crashed, or out of memory); {self._members(error.host)} "
+            f"lived there. Next: try the worker's setup() under executor='local'; what the process said last is on standard error."
+        )
+
+    def _reachable(self) -> list[str]:
+        return list(self._children)
+
+    def _end_processes(self) -> None:
+        for child in list(self._children.values()):
+            child.end()

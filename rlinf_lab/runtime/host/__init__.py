@@ -1,0 +1,1 @@
+"""The ranks of one process: channels, weights, elastic groups, liveness."""

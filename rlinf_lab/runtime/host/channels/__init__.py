@@ -1,0 +1,1 @@
+"""Ends of channels and their queues, here and in other processes."""

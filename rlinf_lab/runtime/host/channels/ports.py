@@ -1,0 +1,187 @@
+"""The two ends of a channel as a worker under a host sees them: they post events and hand over items."""
+
+from __future__ import annotations
+
+import itertools
+import numbers
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rlinf_lab.errors import ChannelClosed, WorkflowError, shown
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.runtime.host.channels.unread import Moved
+from rlinf_lab.runtime.transport.cpu_offload import rest, wake
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host.channels.queues import Queue
+    from rlinf_lab.runtime.host.host import Host
+    from rlinf_lab.runtime.host.rank import Process
+
+
+class InboxPort:
+    """The reading end; see `workflow.worker.Inbox` for the contract."""
+
+    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
+        self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
+        self._spec = host.layout.graph.channel(channel)
+        self._chunk = host.layout.plan.chunk(channel)
+        self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
+        self.moved = Moved(channel, True)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        while batch := self.get():
+            yield batch
+
+    def get(self, n: int | None = None, *, key: int | None = None) -> list[Any]:
+        if n is not None and type(n) is not int and (not isinstance(n, numbers.Integral) or isinstance(n, bool)):  # the first test is the quick one
+            raise WorkflowError(f"{self._who()}: get({shown(n)}): a whole number of items, or nothing for the plan's chunk. Next: get(3), or get().")
+        if n is not None and n < 1:
+            raise WorkflowError(f"{self._who()}: get({n}) asks for less than one item. Next: get(1), or get() for the plan's chunk.")
+        return self._get(self._queue(key), n if n is not None else (ALL if self._chunk == ALL else -self._chunk))
+
+    def get_weight(self, weight: int, *, key: int | None = None) -> list[Any]:
+        if not isinstance(weight, numbers.Integral) or isinstance(weight, bool) or weight < 1:
+            raise WorkflowError(f"{self._who()}: get_weight({shown(weight)}): a whole number, at least 1. Next: get_weight(4096), say.")
+        return self._get(self._queue(key), ALL + int(weight))
+
+    def get_all(self) -> list[Any]:
+        return self._get(self._queue(None), ALL)
+
+    def _get(self, queue: Queue, wanted: int) -> list[Any]:
+        self.moved.asked = True
+        if self._process.together:
+            self._host.meetings.refuse_within(self._process, self._channel, gets=True)
+        items = self._host.get(self._process, queue, wanted)
+        self.moved.items += len(items)
+        return [wake(item, self._process.device) for item in items] if self._spec.cpu_offload else items
+
+    def take(self, *, key: int | None = None) -> Any:
+        items = self._get(self._queue(key), 1)
+        if not items:
+            raise ChannelClosed(f"{self._who()}: take({'' if key is None else f'{key=}'}) after the end of the stream: {self._why_nothing_comes(key)}")
+        return items[0]
+
+    def _why_nothing_comes(self, key: int | None) -> str:
+        if self._process.leaving:
+            return "the rank leaves, and the others take what it would have taken. Next: let the call end."
+        producers = self._host.layout.graph.producers(self._channel)
+        done = f"{' and '.join(producers)} {'have' if len(producers) > 1 else 'has'} finished"
+        return f"{done}, and no item{'' if key is None else f' of key {key}'} is left. Next: take as many as are put, or get(1), which is [] then."
+
+    def _queue(self, key: int | None) -> Any:
+        queue = self._queues.get(key if self._spec.keyed or key is None else self._key(key))
+        if queue is None:
+            queue = self._queues[key] = self._host.reading_queue(self._process, self._channel, self._iteration, self._key(key))
+        return queue
+
+    def refuse_incomplete(self) -> None:
+        """Items that are left are told when the iteration has ended (`unread`): another call may read them."""
+
+    def _key(self, key: int | None) -> int:
+        if self._spec.keyed and key is None:
+            raise WorkflowError(f"{self._who()} is keyed. Next: say which key to read, for example take(key=0).")
+        if key is not None and not self._spec.keyed:
+            raise WorkflowError(f"{self._who()} has no keys. Next: leave key= out, or declare it with flow.channel({self._channel!r}, keyed=True).")
+        return -1 if key is None else key
+
+    def _who(self) -> str:
+        return f"{self._process.label}: channel {self._channel!r}"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self._who()} is an Inbox here: it has get, get_weight, get_all and take, not {name!r}. Next: annotate it lab.Outbox to write.")
+
+    def __repr__(self) -> str:
+        return f"Inbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
+
+
+class OutboxPort:
+    """The writing end; see `workflow.worker.Outbox`."""
+
+    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
+        self._host, self._process, self._channel, self._iteration = host, process, channel, iteration
+        self._spec = host.layout.graph.channel(channel)
+        self._plain = self._spec.weight is None and self._spec.order in ("fifo", "lifo")
+        self._queues: dict[int | None, Any] = {}  # by key; the only one of a channel without keys: by None
+        self.moved = Moved(channel, False)
+
+    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        self._put(self._queue(key), [item], weight, priority)
+
+    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        queue = self._queue(key)
+        if queue.portion == 1 or not isinstance(items, Collection):  # what is still being made leaves as it comes
+            for item in items:
+                self._put(queue, [item], weight, priority)
+            return
+        rest = iter(items)
+        while portion := list(itertools.islice(rest, queue.portion)):
+            self._put(queue, portion, weight, priority)
+
+    def _put(self, queue: Queue, items: list[Any], weight: int | None, priority: float | None) -> None:
+        if self._process.together:
+            self._host.meetings.refuse_within(self._process, self._channel, gets=False)
+        tags = None if self._plain and weight is None and priority is None else self._spec.tag(self._who(), items, weight, priority)
+        self._host.put(self._process, queue, [rest(item, self._channel) for item in items] if self._spec.cpu_offload else items, tags)
+        self.moved.items += len(items)
+
+    def _queue(self, key: int | None) -> Any:
+        queue = self._queues.get(key) if self._spec.keyed or key is None else None
+        if queue is None:
+            if self._spec.keyed != (key is not None):
+                need = "is keyed. Next: put(item, key=...)" if self._spec.keyed else "has no keys. Next: leave key= out, or declare it keyed=True"
+                raise WorkflowError(f"{self._process.label}: channel {self._channel!r} {need}.")
+            queue = self._queues[key] = self._host.writing_queue(self._process, self._channel, self._iteration, -1 if key is None else key)
+        return queue
+
+    def refuse_incomplete(self) -> None:
+        """When its call ends."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise AttributeError(f"{self._who()} is an Outbox here: it has put and put_all, not {name!r}. Next: annotate it lab.Inbox to read.")
+
+    def _who(self) -> str:
+        return f"{self._process.label}: channel {self._channel!r}"
+
+    def __repr__(self) -> str:
+        return f"Outbox({self._channel!r} of {self._process.label}, iteration {self._iteration})"
+
+
+class GroupedOutboxPort(OutboxPort):
+    """The writing end of a channel of groups: items wait here until all of their key are there, then they are one item of the channel."""
+
+    def __init__(self, host: Host, process: Process, channel: str, iteration: int) -> None:
+        super().__init__(host, process, channel, iteration)
+        self._waiting: dict[int, list[tuple[Any, int | None]]] = {}
+
+    def put(self, item: Any, *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        if key is None:
+            raise WorkflowError(f"{self._who()} has groups of {self._spec.group}. Next: say of which group the item is, put(item, key=...).")
+        members = self._waiting.setdefault(key, [])
+        members.append((item, weight))
+        if len(members) == self._spec.group:
+            del self._waiting[key]
+            given = [w for _, w in members if w is not None]
+            self._put(self._queue(None), [[item for item, _ in members]], sum(given) if given else None, priority)
+
+    def put_all(self, items: Iterable[Any], *, key: int | None = None, weight: int | None = None, priority: float | None = None) -> None:
+        for item in items:
+            self.put(item, key=key, weight=weight, priority=priority)
+
+    def refuse_incomplete(self) -> None:
+        for key, members in self._waiting.items():
+            worker, ranks = self._process.worker, self._host.layout.ranks(self._process.worker)
+            others = f", one of its {ranks} ranks; each gets items by itself" if ranks > 1 else ""
+            raise WorkflowError(
+                f"{self._who()} has groups of {self._spec.group}, and the call ended with {len(members)} of key {key!r}{others}. Next: one rank puts all items "
+                f"of a key, in one call" + (f": a plan with one rank of {worker!r}, or groups of {self._spec.group} in what it reads, too." if others else ".")
+            )
+
+
+def outbox(host: Host, process: Process, channel: str, iteration: int) -> OutboxPort:
+    """The writing end that the channel's declaration asks for."""
+    made = GroupedOutboxPort if host.layout.graph.channel(channel).group > 1 else OutboxPort
+    return made(host, process, channel, iteration)

@@ -1,0 +1,1 @@
+"""Ranks that are built, join, meet and leave while a run goes on."""

@@ -1,0 +1,1 @@
+"""Does it still move? Waits, deadlocks, failures of other processes."""

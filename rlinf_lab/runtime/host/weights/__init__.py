@@ -1,0 +1,1 @@
+"""Weights: published by one worker, pulled by others."""

@@ -1,0 +1,338 @@
+"""Published weights: kept where they were published, announced by the driver, fetched once by each host that wants them.
+
+An announcement goes to the driver in front of the end of the call that published, and from there to all hosts in front of any call of a
+later iteration (links keep their order). So a rank that begins a call knows of every version of the iterations that had ended
+when its own began: no question is needed for the bound on staleness to hold. The state itself travels from host to host.
+
+    host that pulls ── "pull" ──> where it lies: the version, in one message or in buckets ── "pull" SEAL ──> was it changed meanwhile? ──> `Sealed`
+
+A version that is superseded is kept as long as a call of several ranks has it (`versions`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rlinf_lab.errors import WorkerError, WorkflowError
+from rlinf_lab.runtime.host.weights.versions import Question, Versions
+from rlinf_lab.runtime.transport.cargo import BUCKET, SEAL, Arrived, ArrivedWhole, Bucket, Cargo, Copy, Outgoing, Seal, Sealed, Whole, assembled
+from rlinf_lab.runtime.transport.unchanged import Unchanged, refusal
+from rlinf_lab.workflow.graph import DRIVER
+from rlinf_lab.workflow.weights import Published, Weights, check_shipping
+
+if TYPE_CHECKING:
+    from rlinf_lab.runtime.host.host import Host
+    from rlinf_lab.runtime.host.rank import Process
+    from rlinf_lab.workflow.specs import CallSpec
+
+
+NEVER = Published(0, None)
+
+
+class Shipping(NamedTuple):
+    """``delta``: only what has changed. ``bucket``: bytes of a message at most."""
+
+    delta: bool
+    bucket: int
+
+
+@dataclass(eq=False)
+class Held:
+    """A version that is here. ``shipping``: where it was published, how it travels; ``whole`` or ``buckets``: how it came, until the first who pulls it has
+    put it together (buckets upon ``base``)."""
+
+    version: int
+    state: Any = None
+    shipping: Shipping | None = None
+    unchanged: Unchanged | None = None  # where it was published
+    copy: Copy = field(default_factory=Copy)  # for deltas
+    whole: ArrivedWhole | None = None
+    buckets: list[Arrived] | None = None
+    base: Cargo | None = None
+    opening: threading.Lock = field(default_factory=threading.Lock)
+
+
+class Wanted(NamedTuple):
+    """``exactly``: a call of several ranks has this version; else a newer one will do."""
+
+    version: int
+    exactly: bool
+
+
+@dataclass(eq=False)
+class Store:
+    """One store as one host knows it: what is here, and what is said to be elsewhere."""
+
+    name: str
+    held: dict[int, Held] = field(default_factory=dict)  # by version: the newest, and those that calls under way have
+    announced: list[tuple[int, int]] = field(default_factory=list)  # as many versions, each with the iteration in which it was published
+    home: str = ""  # the host where it lies
+    owner: str = ""  # the worker that publishes
+    asked: int = 0  # the version that is on its way, one at a time
+    waiters: dict[Process, Wanted] = field(default_factory=dict)
+    buckets: list[Arrived] = field(default_factory=list)  # of the version that is arriving
+    unsealed: Held | None = None  # it has come, and may have changed on its way
+    under: Cargo | None = None  # what it is put upon
+    base: Cargo | None = None  # the version before, as it travelled
+
+    @property
+    def known(self) -> int:
+        """The newest version that is published."""
+        return self.announced[-1][0] if self.announced else 0
+
+    def first(self, wanted: int) -> int:
+        """The first published version from this one on; 0: none yet. (A call that publishes twice hands out the latter only.)"""
+        return next((version for version, _ in self.announced if version >= wanted), 0)
+
+    def found(self, wanted: Wanted) -> Held | None:
+        """What is here of it."""
+        held = self.held.get(self.first(wanted.version))
+        if held is not None or wanted.exactly:
+            return held
+        return next((held for held in self.held.values() if held.version >= wanted.version), None)
+
+    def say_what_is_there(self, process: Process, name: str, wanted: int) -> None:
+        """For whoever looks at its wait."""
+        process.awaited = f"{self.owner}[0]" if self.owner else ""
+        there = f"({self.known} is the newest)" if self.known else "(nobody has yet)"
+        process.advice = f"publish version {wanted} of the weights {name!r} {there} in a call that ends before this one, or pull(at_least=) of less"
+
+
+class WeightTable:
+    """All stores of one host."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._stores: dict[str, Store] = {}
+        self._unseen: dict[Process, dict[str, list[tuple[Any, Shipping | None, Unchanged]]]] = {}  # published in the call that is going on
+        self._outgoing: dict[tuple[str, str], Outgoing | Whole] = {}  # by store and host: what is on its way, or came there last
+        self.versions = Versions(host, self._store)
+
+    def _store(self, name: str) -> Store:
+        return self._stores.setdefault(name, Store(name))
+
+    # --- called by the ranks' own threads ----------------------------------------------------------------
+    def publish(self, process: Process, name: str, state: Any, shipping: Shipping | None = None) -> int:
+        unchanged = Unchanged(state)
+        with self._host._mutex:
+            store, unseen = self._store(name), self._unseen.setdefault(process, {}).setdefault(name, [])
+            if process.rank:
+                raise WorkflowError(
+                    f"{process.label}: weights {name!r} are published by rank 0; ranks of a worker are equal. Next: `if self.rank == 0: weights.publish(...)`."
+                )
+            if store.owner not in ("", process.worker):
+                raise WorkflowError(f"{process.label}: weights {name!r} are published by {store.owner!r}. Next: a store of its own, flow.weights(...).")
+            unseen.append((state, shipping, unchanged))
+            return store.known + len(unseen)
+
+    def pull(self, process: Process, call: CallSpec, name: str, at_least: int) -> Published:
+        host, store = self._host, self._store(name)
+        alone = host.layout.ranks(call.worker) == 1  # not how many take part now: others may join
+        if alone:
+            wanted = Wanted(max(store.known, at_least), exactly=False)
+        else:
+            wanted = Wanted(self.versions.of_the_call(process, call, Question(call.call_id, name, at_least)), exactly=True)
+        if not wanted.version:
+            return NEVER
+        with host._mutex:
+            held = store.found(wanted)
+        if held is None:
+            with host._spans.wait(process):
+                while (held := self._awaited(process, store, name, wanted)) is None:
+                    pass
+        if (refused := self._refusal(store, name, held)) is not None:
+            raise refused
+        return self._opened(store, held)
+
+    @staticmethod
+    def _refusal(store: Store, name: str, held: Held) -> WorkflowError | None:
+        return None if held.unchanged is None else held.unchanged.refusal(held.version, name, store.owner)
+
+    def _opened(self, store: Store, held: Held) -> Published:
+        """Put together, if it came from elsewhere. Raises whatever its classes raise when they are rebuilt."""
+        with held.opening:
+            if held.whole is not None:
+                held.state, held.whole = held.whole.open(), None
+            if held.buckets is not None:
+                cargo, is_kept = assembled(held.buckets, held.base), held.buckets[0].is_kept
+                held.state, held.buckets, held.base = cargo.open(is_kept), None, None
+                with self._host._mutex:
+                    if store.base is None or store.base.version < cargo.version:
+                        store.base = cargo if is_kept else None
+            return Published(held.version, held.state)
+
+    def _awaited(self, process: Process, store: Store, name: str, wanted: Wanted) -> Held | None:
+        host = self._host
+        with host._mutex:
+            host._raise_if_interrupted(process)
+            if (held := store.found(wanted)) is not None:
+                return held
+            store.waiters[process] = wanted
+            self._ask(name, store)
+            store.say_what_is_there(process, name, wanted.version)
+            host._block(process, "value", f"version {wanted.version} of the weights {name!r}")
+        host.flush()
+        try:
+            host._park(process)
+            host._raise_if_interrupted(process)
+        finally:
+            with host._mutex:
+                if store.waiters.pop(process, None) is not None:  # interrupted: the answer may never come, and whoever waits next asks again
+                    store.asked = 0
+        return None
+
+    # --- under the mutex -----------------------------------------------------------------------------------
+    def ended(self, process: Process, call: CallSpec, well: bool) -> None:
+        """A rank's call has ended: what it has published is there now, unless the call failed."""
+        for name, states in self._unseen.pop(process, {}).items():
+            if well:
+                version = self._store(name).known + len(states)
+                self._take(self._store(name), Held(version, *states[-1]))
+                self.announced(name, version, process.worker, self._host.name, call.iteration)
+                if self._host.loop is None:
+                    self._host.say(self._host.place[DRIVER, 0], ("published", name, version, process.worker, self._host.name, call.iteration))
+
+    def announced(self, name: str, version: int, owner: str, home: str, iteration: int) -> None:
+        """There is a new version; the driver passes it on."""
+        store = self._store(name)
+        store.announced.append((version, iteration))
+        store.owner, store.home = owner, home
+        self.versions.published(name)
+        self._serve(name, store)
+        if self._host.loop is not None:
+            for other in self._host.loop.others:
+                if other != home:
+                    self._host.say(other, ("published", name, version, owner, home, iteration))
+
+    def _serve(self, name: str, store: Store) -> None:
+        """Let those go on whose version is here, and ask for another one's."""
+        for process, wanted in list(store.waiters.items()):
+            if store.found(wanted) is not None:
+                del store.waiters[process]
+                self._host._wake(process)
+            else:
+                store.say_what_is_there(process, name, wanted.version)
+        self._ask(name, store)
+
+    def _ask(self, name: str, store: Store) -> None:
+        wanted = [version for w in store.waiters.values() if (version := store.first(w.version))]
+        if wanted and not store.asked:
+            store.asked = min(wanted)
+            self._next_bucket(name, store, 0)
+
+    def _next_bucket(self, name: str, store: Store, number: int) -> None:
+        if not number:
+            store.buckets, store.under, store.unsealed = [], store.base, None
+        version = store.buckets[0].version if number else store.asked
+        self._host.say(store.home, ("pull", name, version, self._host.name, store.under.version if store.under is not None else 0, number))
+
+    def owner(self, name: str) -> str:
+        """The worker that publishes."""
+        return self._store(name).owner
+
+    def answer(self, name: str, version: int, host: str, have: int, number: int) -> None:
+        """Another host, which holds version ``have``, wants this one, or its next bucket; or it has all, and asks whether they are whole (`SEAL`)."""
+        store, going = self._store(name), self._outgoing.get((name, host))
+        if not number:
+            held = store.held.get(version) or store.held[max(store.held)]
+            assert held.unchanged is not None, "it was published here"
+            if held.shipping is None:
+                going = Whole(held.version, held.state, held.unchanged)
+            else:
+                delta, last = held.shipping.delta, going
+                base = last.cargo if delta and isinstance(last, Outgoing) and last.copy is not None and last.version == have else None
+                going = Outgoing(held.version, held.state, base, held.shipping.bucket, held.unchanged, held.copy if delta else None)
+            if isinstance(going, Outgoing) or held.unchanged.knows_any:
+                self._outgoing[name, host] = going
+        elif going is None or going.version != version:  # of a transfer that was broken off
+            return
+        if number == SEAL:
+            if isinstance(going, Whole) or going.copy is None:
+                del self._outgoing[name, host]  # it keeps the state
+            self._host.say(host, ("weights", name, version, Seal(going)))
+        else:
+            self._host.say(host, ("weights", name, going.version, going if isinstance(going, Whole) else Bucket(going, number)))
+
+    def arrived(self, name: str, version: int, state: Arrived | ArrivedWhole | Sealed) -> None:
+        store = self._store(name)
+        if isinstance(state, Sealed):
+            if (held := store.unsealed) is None or held.version != version:  # of a transfer that was broken off
+                return
+            if state.changed:
+                what = f"version {version} of the weights {name!r}, on its way to {self._host.name!r}"
+                self._host.report(WorkerError.of(store.owner, 0, "publish", refusal(state.changed, version, name, store.owner), what))
+                return
+        elif isinstance(state, ArrivedWhole):
+            held = Held(version, whole=state)
+        else:
+            if not state.number:
+                store.buckets = []
+            elif state.number != len(store.buckets) or state.version != store.buckets[0].version:  # of a transfer that was broken off
+                return
+            store.buckets.append(state)
+            if state.number + 1 < state.total:
+                self._next_bucket(name, store, state.number + 1)
+                return
+            buckets, store.buckets = store.buckets, []
+            base = next((b for b in (store.under, store.base) if b is not None and b.version == buckets[0].base), None)
+            if buckets[0].base and base is None:  # the same; another one is on its way
+                return
+            held = Held(version, buckets=buckets, base=base)
+        if not isinstance(state, Sealed) and not state.is_sealed:
+            store.unsealed = held
+            self._host.say(store.home, ("pull", name, version, self._host.name, 0, SEAL))
+            return
+        store.asked, store.unsealed = 0, None
+        self._take(store, held)
+        self._serve(name, store)
+
+    def _take(self, store: Store, held: Held) -> None:
+        store.held.setdefault(held.version, held)
+        self._let_go(store)
+
+    def _let_go(self, store: Store) -> None:
+        """Of versions that are superseded and that no call has."""
+        keep = {max(store.held, default=0), *map(store.first, self.versions.wanted(store.name))}
+        for version in [v for v in store.held if v not in keep]:
+            del store.held[version]
+
+    def over(self, iteration: int) -> None:
+        """This iteration and all before it are: what only their calls have goes."""
+        self.versions.over(iteration)
+        for store in list(self._stores.values()):  # whose pulls add to it without the mutex
+            while len(store.announced) > 1 and store.announced[1][1] + self._host.layout.plan.staleness <= iteration:
+                del store.announced[0]
+            self._let_go(store)
+
+
+class WeightsPort(Weights):
+    """A store as a call of a worker under a host sees it."""
+
+    def __init__(self, host: Host, process: Process, name: str, call: CallSpec) -> None:
+        self.name = name
+        self._host, self._process, self._call = host, process, call
+        self._pulled: dict[int, Published] = {}  # by what was asked for
+
+    def publish(self, state: Any, *, delta: bool = False, bucket_mib: float | None = None) -> int:
+        self._refuse_out_of_turn()
+        check_shipping(self, bucket_mib)
+        shipping = Shipping(delta, BUCKET if bucket_mib is None else int(bucket_mib * 2**20)) if delta or bucket_mib is not None else None
+        return self._host.weights.publish(self._process, self.name, state, shipping)
+
+    def pull(self, at_least: int = 0) -> Published:
+        self._refuse_out_of_turn()
+        if at_least not in self._pulled:
+            self._pulled[at_least] = self._host.weights.pull(self._process, self._call, self.name, at_least)
+        return self._pulled[at_least]
+
+    def _refuse_out_of_turn(self) -> None:
+        if self._process.call is not self._call:
+            raise WorkflowError(
+                f"{self._process.label}: the weights {self.name!r} were given to a call of iteration {self._call.iteration}, which is over. Next: use the "
+                f"store that the present call was given."
+            )
+
+    def __repr__(self) -> str:
+        return f"Weights({self.name!r} of {self._process.label}, iteration {self._call.iteration})"

@@ -1,0 +1,1 @@
+"""Devices, cores, and the import of Ray."""

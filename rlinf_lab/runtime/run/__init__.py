@@ -1,0 +1,1 @@
+"""Runs that one watches, asks and stops."""

@@ -1,0 +1,243 @@
+"""What can be known before a launch: does the plan fit the workflow, the machines, their memory, packages and ports; would something hang?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from rlinf_lab.errors import PlanError, RlinfLabError, said
+from rlinf_lab.planning.plan.device import Device
+from rlinf_lab.planning.plan.execution_plan import ExecutionPlan
+from rlinf_lab.planning.plan.fields import some
+from rlinf_lab.planning.plan.layout import Layout, checked_layout
+from rlinf_lab.planning.plan.process_groups import place_hosts
+from rlinf_lab.planning.planner.planner import Planned
+from rlinf_lab.planning.profile.profile import Profile
+from rlinf_lab.runtime.executors.import_probe import facts_of_a_child
+from rlinf_lab.runtime.executors.node_probe import NodeFacts, facts_here, facts_of, reach
+from rlinf_lab.runtime.executors.ray_nodes import wait_for_nodes
+from rlinf_lab.runtime.executors.ray_start import check_address, ensure_ray
+from rlinf_lab.runtime.host.elastic.fillers import declarations_of
+from rlinf_lab.runtime.host.elastic.unfit import refuse_unfit_workers
+from rlinf_lab.runtime.machine.devices import devices_here, refuse_missing
+from rlinf_lab.runtime.run.checklist import BROKEN, OK, OPTIONAL, Check, Report
+from rlinf_lab.runtime.run.run import check_executor, check_workflow
+from rlinf_lab.runtime.transport.pickling import Packed
+from rlinf_lab.workflow.filler import Filler, specs_of
+from rlinf_lab.workflow.graph import counted
+from rlinf_lab.workflow.workflow import Workflow
+
+
+def check(
+    flow: Workflow,
+    plan: ExecutionPlan | Planned | None = None,
+    executor: str = "local",
+    *,
+    profile: Profile | None = None,
+    address: str | None = None,
+    emulate: bool = False,
+    fillers: Sequence[Filler] = (),
+    absent: Mapping[str, Sequence[int]] | None = None,
+) -> Report:
+    """Look at everything that can be known before a launch. Starts no worker; with executor="ray", a Ray or the connection to one.
+
+    ``profile``: says what workers occupy, so that memory is checked too. ``address``, ``emulate``, ``fillers``, ``absent``: as in `run`.
+    Returns a `Report` of plan, workers, devices, memory, and for other processes pickling, packages and ports of every node;
+    ``report.ok`` says whether a launch can succeed. Never raises for what it finds, only for arguments that are none.
+    """
+    check_workflow("check", flow)
+    check_executor(executor)
+    check_address(address)
+    if profile is not None and not isinstance(profile, Profile):
+        raise PlanError(f"check(profile={profile!r}): a Profile. Next: profile=lab.profile(flow), or leave it out.")
+    wanted = plan.execution if isinstance(plan, Planned) else plan or ExecutionPlan.temporal(flow, devices_here())
+    specs_of(fillers)
+    looking = _Looking(flow, wanted, profile, emulate, executor, fillers, absent)
+    checks = [looking.plan()]
+    if checks[0].status != BROKEN:
+        checks += [looking.workers(), *(looking.cluster(address) if executor == "ray" else looking.here())]
+    return Report(f"workflow {flow.name!r} under plan {wanted.name!r}, executor {executor!r}", tuple(checks))
+
+
+class _Looking:
+    def __init__(
+        self, flow: Workflow, plan: ExecutionPlan, profile: Profile | None, emulate: bool, executor: str = "local", fillers: Sequence[Filler] = (),
+        absent: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:  # fmt: skip
+        self.flow, self.wanted, self.profile, self.emulate, self.executor = flow, plan, profile, emulate, executor
+        self.fillers, self.absent = tuple(fillers), absent
+
+    # --- the plan and the workers -----------------------------------------------------------------------------
+    def plan(self) -> Check:
+        """Names, ranks, granularity, and whether it would stand still."""
+
+        def look() -> str:
+            self.layout: Layout = checked_layout(self.flow.graph, self.wanted, specs_of(self.fillers), self.absent)
+            workers = self.flow.graph.workers
+            ranks = counted(sum(map(self.layout.ranks, workers)), "rank")
+            away = f", {', '.join(f'{w}[{r}]' for w, r in sorted(self.layout.absent))} not there at first" if self.layout.absent else ""
+            filling = f"; fillers {', '.join(f'{f.spec.name} on {some(f.spec.on)}' for f in self.fillers)}" if self.fillers else ""
+            return f"{ranks} of {counted(len(workers), 'worker')} on {counted(len(self.wanted.devices), 'device')}{away}{filling}"
+
+        return _tried("plan", look)
+
+    def workers(self) -> Check:
+        """Each worker says whether it can work with these ranks (`Worker.preflight`)."""
+
+        def look() -> str:
+            place = dict.fromkeys(self.layout.members, "local") if self.executor == "local" else place_hosts(self.layout)
+            refuse_unfit_workers(self.flow, self.layout, place, self.fillers)
+            return "every worker accepts its ranks and sub-batches"
+
+        return _tried("workers", look)
+
+    # --- this machine ---------------------------------------------------------------------------------------------
+    def here(self) -> list[Check]:
+        def look() -> str:
+            elsewhere = [d for d in self.wanted.devices if Device.parse(d).node]
+            if elsewhere:
+                raise PlanError(f"{', '.join(elsewhere)}: the {self.executor} executor has this machine only. Next: executor='ray'.")
+            refuse_missing(self.wanted, self.emulate)
+            return ", ".join(self.wanted.devices[:8]) + " …" * (len(self.wanted.devices) > 8)
+
+        facts = {0: facts_here()}
+        travelling: list[Check] = []
+        if self.executor != "local":
+            pickling, packed = self._pickling()
+            travelling = [pickling, _tried("imports", lambda: self._imports(packed)), self._ports({}, facts)]
+        return [_tried("devices", look), *travelling, *self._memory(facts)]
+
+    def _imports(self, packed: dict[str, Packed]) -> str:
+        """Every worker can be unpickled in a process of its own."""
+        problems = facts_of_a_child(packed).problems
+        if problems:
+            worker, problem = next(iter(problems.items()))
+            raise PlanError(
+                f"worker {worker!r} cannot be made in another process: {problem}. Next: put its class into a module on sys.path whose import succeeds in a "
+                f"Python of its own, or define it in a notebook cell or the script itself (it then travels by value)."
+            )
+        return f"{counted(len(packed), 'worker')} can be made in another process"
+
+    # --- several processes ----------------------------------------------------------------------------------------
+    def cluster(self, address: str | None) -> list[Check]:
+        found: dict[int, str] = {}
+
+        def look() -> str:
+            ensure_ray(address)
+            refuse_missing(self.wanted, self.emulate)
+            found.update(wait_for_nodes(self.wanted.devices, lambda: False, 0.0, emulate=self.emulate))
+            return f"{counted(len(self.wanted.devices), 'device')} on {counted(len(found), 'node')}"
+
+        devices = _tried("devices", look)
+        if devices.status == BROKEN:
+            return [devices, self._pickling()[0]]
+        pickling, packed = self._pickling()
+        facts = {number: facts_of(node, packed, sys.path) for number, node in sorted(found.items())}
+        return [devices, pickling, *self._packages(facts), *self._memory(facts), self._ports(found, facts)]
+
+    def _pickling(self) -> tuple[Check, dict[str, Packed]]:
+        packed: dict[str, Packed] = {}
+
+        def look() -> str:
+            for name, declaration in {**self.flow.workers, **declarations_of(self.fillers)}.items():
+                try:
+                    packed[name] = Packed.of(declaration)
+                except RlinfLabError as error:
+                    kind = "worker" if name in self.flow.workers else "filler"
+                    raise PlanError(f"{kind} {name!r} cannot travel: {said(error)}") from error
+            filling = f" and {counted(len(self.fillers), 'filler')}" if self.fillers else ""
+            return f"{counted(len(self.flow.workers), 'worker')}{filling}, {sum(p.nbytes for p in packed.values()) / 1024:.1f} KiB"
+
+        return _tried("pickling", look), packed
+
+    def _packages(self, facts: dict[int, NodeFacts]) -> list[Check]:
+        """The same versions as here, and every worker can be unpickled there."""
+        checks = []
+        mine = facts_here()
+        for number, node in facts.items():
+            name, there = f"packages of node {number}", node.versions
+            other = [f"{p} {v or 'missing'} (here {mine.versions[p]})" for p, v in there.items() if v != mine.versions[p]]
+            if node.problems:
+                worker, problem = next(iter(node.problems.items()))
+                checks.append(Check(name, BROKEN, f"worker {worker!r} cannot be made there: {problem}", "install there what it imports"))
+            elif other:
+                status = BROKEN if None in there.values() else OPTIONAL
+                checks.append(Check(name, status, ", ".join(other), "pip install the same versions there"))
+            else:
+                checks.append(Check(name, OK, f"{len(there)} packages as here"))
+        return checks
+
+    def _ports(self, nodes: dict[int, str], facts: dict[int, NodeFacts]) -> Check:
+        """Hosts of different nodes speak TCP with each other, in both directions; where they cannot, through Ray."""
+        pairs = [pair for number in nodes if number for pair in ((0, number), (number, 0))]
+        detours = [f"node {a} cannot open a connection to node {b} ({problem})" for a, b in pairs if (problem := reach(nodes[a], nodes[b]))]
+        if detours:
+            return Check("ports", OPTIONAL, f"{'; '.join(detours)}: messages go through Ray there, slower", "let TCP through between the nodes")
+
+        def look() -> str:
+            if not facts[0].shared_memory:
+                raise PlanError("memory files cannot be made here. Next: Linux 3.17 or newer.")
+            return f"node 0 and {counted(len(nodes) - 1, 'other node')} reach each other" if len(nodes) > 1 else "unix sockets and memory files"
+
+        return _tried("ports", look)
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+    def _memory(self, facts: dict[int, NodeFacts]) -> list[Check]:
+        """What the profile says against what is there: GPUs one by one, cores together as their node's memory."""
+        profile = self.profile
+        if profile is None:
+            return [Check("memory", OPTIONAL, "not looked at: no profile", "lab.check(..., profile=lab.profile(flow))")]
+
+        def look() -> str:
+            unknown = [w for w in self.flow.graph.workers if w not in profile.workers]
+            if unknown:
+                raise PlanError(f"profile {profile.name!r} has no worker {unknown[0]!r}. Next: lab.profile(flow).")
+            needs = self._needs()
+            for place, (need, who) in needs.items():
+                there = self._there(place, facts)
+                if there is not None and need > there:
+                    raise PlanError(f"{place} needs {need:.1f} GiB for {', '.join(who)} and has {there:.1f} free. Next: fewer ranks there, or device_memory=.")
+            found = ", ".join(f"{place} {need:.1f} GiB" for place, (need, _) in list(needs.items())[:4])
+            return f"{found}; fillers come on top, a profile does not have them" if self.fillers else found
+
+        return [_tried("memory", look)]
+
+    def _needs(self) -> dict[str, tuple[float, list[str]]]:
+        """GiB by GPU, or by the host memory of a node: of all who stay there, and of the largest of those who take turns."""
+        assert self.profile is not None
+        turns = self.wanted.device_memory is not None
+        found: dict[str, list[tuple[float, str, bool]]] = {}
+        held = set[tuple[str, str]]()  # weights that are on a device all the time
+        names = self.flow.graph.workers
+        for worker in sorted(names, key=lambda w: turns and self.wanted.memory.get(w, 0) > 0):  # those who may leave come last
+            memory = self.profile.workers[worker].memory
+            for rank in range(self.layout.ranks(worker)):
+                for name in self.wanted.device_names(worker, rank):
+                    device = Device.parse(name)
+                    place = name if device.kind == "cuda" else f"host memory of node {device.node}"
+                    leaves = turns and place in self.wanted.devices and self.wanted.memory.get(worker, 0) > 0
+                    shared = 0.0 if (name, memory.shared_as) in held else memory.shared_gib
+                    if memory.shared_as and not leaves:
+                        held.add((name, memory.shared_as))
+                    found.setdefault(place, []).append((memory.resident_gib + shared, f"{worker}[{rank}]", leaves))
+        return {
+            place: (sum(g for g, _, leaves in rows if not leaves) + max((g for g, _, leaves in rows if leaves), default=0.0), [who for _, who, _ in rows])
+            for place, rows in found.items()
+        }
+
+    def _there(self, place: str, facts: dict[int, NodeFacts]) -> float | None:
+        if place.startswith("host memory"):
+            node = facts.get(int(place.rsplit(" ", 1)[1]))
+            return None if node is None else node.memory_gib
+        device = Device.parse(place)
+        gpus = facts[device.node].gpu_gib if device.node in facts else ()
+        return gpus[device.index] if device.index < len(gpus) else self.profile.device_memory_gib if self.profile else None
+
+
+def _tried(name: str, look: Callable[[], str]) -> Check:
+    """What ``look`` says; broken with the error's text, whose "Next: ..." is what mends it."""
+    try:
+        return Check(name, OK, look())
+    except RlinfLabError as error:
+        found, _, mend = said(error).partition(" Next: ")
+        return Check(name, BROKEN, found, mend)

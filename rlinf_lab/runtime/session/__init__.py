@@ -1,0 +1,1 @@
+"""The user's loop over a started executor."""

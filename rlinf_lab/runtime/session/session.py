@@ -1,0 +1,566 @@
+"""A session: the user's loop, iteration after iteration, on an executor that has been started."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import types
+import warnings
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from rlinf_lab.errors import Cancelled, DeadlockError, ExecutorError, WorkerError, WorkflowError
+from rlinf_lab.planning.engine.engine import ALL
+from rlinf_lab.planning.plan.layout import Layout
+from rlinf_lab.runtime.host.channels.unread import moved
+from rlinf_lab.runtime.host.driver import short
+from rlinf_lab.runtime.host.host import Host
+from rlinf_lab.runtime.host.liveness.wait_graph import Wait
+from rlinf_lab.runtime.host.rank import Filled
+from rlinf_lab.runtime.threads.main_thread_guard import Servant, aside
+from rlinf_lab.timeline.record.batch import SpanBatch
+from rlinf_lab.timeline.record.span import SpanKind
+from rlinf_lab.timeline.record.store import FAILED, ITERATION
+from rlinf_lab.workflow.calls import bind
+from rlinf_lab.workflow.declaration import check_iteration_call
+from rlinf_lab.workflow.graph import DRIVER, counted
+from rlinf_lab.workflow.handles import Handle, Ref
+from rlinf_lab.workflow.specs import READ, WRITE, CallSpec, ChannelSpec
+from rlinf_lab.workflow.structure import follow, leaves, rebuilt
+from rlinf_lab.workflow.workflow import Workflow
+
+
+@dataclass
+class Ended:
+    """How the workers of a run ended. ``late``: ranks that computed on and were left behind or killed; ``errors``: what ``close`` and fillers raised."""
+
+    late: list[str] = field(default_factory=list)
+    errors: list[WorkerError] = field(default_factory=list)
+
+
+class Executor(Protocol):
+    """What a session needs of an executor. ``driver_host`` is the host on which the user's loop runs.
+
+    ``stop`` may be called from any thread, also while ``start`` is under way (which then raises `Cancelled`), and more than once.
+    """
+
+    flow: Workflow
+    layout: Layout
+    driver_host: Host
+
+    def start(self) -> None: ...
+    def drain(self) -> list[SpanBatch]: ...
+    def rows(self, most: int) -> tuple[str, int, bytearray] | None:
+        """(source, number of the batch, rows of `NARROW_DTYPE`) of the spans that wait, where nothing else does but samples, and no more than ``most``.
+
+        None elsewhere, and where there are several hosts: ask `drain`.
+        """
+        ...
+
+    def undrained(self) -> int:
+        """How many spans `drain` would bring now."""
+        ...
+
+    def metrics(self) -> list[tuple[str, int, int, dict[str, float]]]: ...
+    def rounds(self) -> int:
+        """How often every host has told what was logged there."""
+        ...
+
+    def frames(self) -> dict[str, Any]: ...
+    def fillers(self) -> list[Filled]: ...
+    def waits(self) -> list[Wait]: ...
+    def channels(self) -> list[dict[str, Any]]: ...
+    def transports(self) -> list[dict[str, Any]]: ...
+    def stop(self) -> Ended: ...
+
+
+class Iteration:
+    """An iteration that has been started: what `Session.submit` gives. ``number``: counted from 0."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self.number = number
+        self._session = session
+        self._seconds = 0.0  # that it took; where iterations overlap, from the end of those before
+        self._returned: Any = None  # by the iteration function: handles are not resolved yet
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._is_over = False
+
+    def wait(self, timeout: float | None = None) -> Any:
+        """Block until the iteration, and with it all before, has ended; what the iteration function returned, resolved.
+
+        Raises the `WorkerError` of a worker that failed in it; `Cancelled` when it was given up because an earlier one failed.
+        `TimeoutError` after ``timeout`` seconds; the iteration goes on.
+        """
+        return self._session._outcome(self, timeout)
+
+    def done(self) -> bool:
+        """Whether `wait` would return (or raise) at once; never blocks."""
+        return self._is_over or (self._session._body() != self.number and self._session._loop.is_over(self.number))
+
+    def __repr__(self) -> str:
+        state = "going on" if not self._is_over else "done" if self._error is None else f"failed: {short(self._error)}"
+        return f"Iteration({self.number} of {self._session._flow.name!r}: {state})"
+
+
+class Session:
+    """Runs iterations: ``session.step(batch)`` returns what the iteration function returns, resolved.
+
+    With a plan that allows ``staleness``, ``session.submit(batch)`` starts an iteration while earlier ones go on.
+
+    After a failure the workers that are alive stay alive, and both may be called again; the next iteration first waits for calls of
+    the failed one that still compute. Attributes: ``iteration`` (how many are over).
+    """
+
+    is_dry = False
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._host = executor.driver_host
+        assert self._host.loop is not None
+        self._loop = self._host.loop
+        self._flow = executor.flow
+        self._function = executor.flow.body  # a cell that is executed meanwhile may define another one; the plan fits this one
+        if old := self._flow.outdated():
+            warnings.warn(
+                f"Workflow {self._flow.name!r}: the class of {', '.join(map(repr, old))} was defined anew after flow.worker(...); this run uses the "
+                f"old one. Next: run the cells that make the Workflow and declare its workers again.",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+        self._servant = Servant(f"loop of {self._flow.name}")
+        self._frame: types.FrameType | None = None  # of submit() or wait(), on the stack of the thread that is inside
+        self._thread = 0
+        self._layout = executor.layout
+        self._now = -1  # the iteration whose function is being executed, or was last; all of these are its own:
+        self._calls: list[CallSpec] = []
+        self._sealed: set[str] = set()
+        self._ports: dict[tuple[str, str], Any] = {}
+        self._traced: set[tuple[str, str, str]] = set()  # (channel, direction, worker) that the graph has
+        self._next_call = 0
+        self._open: deque[Iteration] = deque()  # in order: those that go on, then those that were given up
+        self._untold: BaseException | None = None  # a failure that nobody has been told of
+        self._ended_ns = 0  # the latest end of an iteration so far
+        self.iteration = 0
+        self._track = self._host.recorder.track(DRIVER, 0, ())
+
+    # --- iterations --------------------------------------------------------------------------------------
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        """One iteration, to its end. Raises the `WorkerError` of a worker that failed, or what the loop itself raised.
+
+        `ExecutorError` when the session has ended or one of its hosts has died.
+        """
+        one = self.submit(*args, **kwargs)
+        try:
+            return one.wait()
+        except BaseException as error:
+            if not one._is_over:  # interrupted
+                self._abandon(one.number, error)
+            raise
+
+    def submit(self, *args: Any, **kwargs: Any) -> Iteration:
+        """Start an iteration: executes the iteration function, and returns while its calls may still be going on.
+
+        When more than ``plan.staleness`` earlier iterations are unfinished it waits for the oldest first. Raises what the iteration
+        function raises, or the failure of an earlier iteration; that one and all later ones are given up then.
+        """
+        self._refuse_inside("submit" if self._layout.plan.staleness else "step")
+        check_iteration_call(self._flow.name, self._function, args, kwargs, "session.step(...) takes the arguments of the iteration function")
+        self._frame, self._thread = sys._getframe(), threading.get_ident()
+        number = self._next_number()
+        try:
+            one = self._servant.do(self._begin)
+            number = one.number
+            with self._flow.dispatching(self):
+                one._returned = self._function(*args, **kwargs)
+            self._servant.do(self._leave)
+            return one
+        except BaseException as error:
+            cause = self._abandon(number, error)
+            if cause is not None:
+                raise cause from cause.__cause__  # the original, with its frames, for a debugger
+            raise
+        finally:
+            self._frame = None
+
+    def finish(self) -> list[Any]:
+        """Wait until every iteration that has been started is over; the results of those that were not.
+
+        Raises the first failure among them, one that somebody was told of not again.
+        """
+        untold = [one for one in self._open if not one._is_over or (one._error is not None and one._error is self._untold)]
+        return [one.wait() for one in untold]
+
+    # --- ranks that come and go --------------------------------------------------------------------------
+    @property
+    def members(self) -> dict[str, tuple[int, ...]]:
+        """For each worker the ranks that are there and take part in what is called from now on."""
+        return {worker: self._loop.members.present(worker) for worker in self._layout.graph.workers}
+
+    def join(self, worker: str, rank: int, timeout: float | None = None) -> None:
+        """A rank that has a place in the plan and is absent comes: its worker is built there. Returns when it is set up. From any thread.
+
+        It takes part in calls under way whose ranks take items from one channel that they share, and in all later ones. (Where those meet in their calls,
+        by `Worker.exchange` or a `RankGroup`, let it join between two steps: those who began a call do not wait for it.) Raises the `WorkerError`
+        of its setup (nobody else suffers), `PlanError` for a rank that cannot come, `TimeoutError` after ``timeout`` seconds (default: two minutes).
+        """
+        aside(lambda: self._loop.members.join(worker, rank, timeout))
+
+    def leave(self, worker: str, rank: int) -> None:
+        """A rank goes: returns at once. From any thread; rank 0 stays.
+
+        In a call whose ranks take items from one channel that they share it finds the end of the stream at its next get, and the others take what it has
+        not taken (of a get of everything it takes its share); other calls under way it does as ever. Then its worker is closed. `join` brings the rank back,
+        with a new worker.
+        """
+        aside(lambda: self._loop.members.leave(worker, rank))
+
+    def _outcome(self, one: Iteration, timeout: float | None) -> Any:
+        """See `Iteration.wait`."""
+        if not one._is_over:
+            self._refuse_inside("wait")
+            self._frame, self._thread = sys._getframe(), threading.get_ident()
+            try:
+                self._servant.do(lambda: self._wait_until_over(one.number, timeout))
+            except KeyboardInterrupt:
+                aside(self._loop.stop_waiting)
+                raise
+            finally:
+                self._frame = None
+        self._tell_remarks()
+        if one._error is None:
+            return one._result
+        if one._error is self._untold:
+            self._untold = None
+        raise one._error from one._error.__cause__
+
+    def _tell_remarks(self, stacklevel: int = 5) -> None:
+        while self._loop.remarks:
+            warnings.warn(self._loop.remarks.popleft(), RuntimeWarning, stacklevel=stacklevel)
+
+    def _refuse_inside(self, what: str) -> None:
+        if self._is_inside():
+            raise WorkflowError(
+                f"{what}() of workflow {self._flow.name!r} was called while iteration {self._now} is going on. Next: call it after that has "
+                f"returned; a second lab.session(flow, plan) can go on at the same time."
+            )
+
+    def _is_inside(self) -> bool:
+        """Whether submit() or wait() is on the stack of a thread: an interrupt may have thrown it out at any line."""
+        here = None if self._frame is None else sys._getframe() if self._thread == threading.get_ident() else _frame_of(self._thread)
+        while here is not None:
+            if here is self._frame:
+                return True
+            here = here.f_back
+        return False
+
+    def _body(self) -> int | None:
+        """The iteration whose function is being executed."""
+        call = self._host.driver.call
+        return None if call is None else call.iteration
+
+    def _next_number(self) -> int:
+        return self.iteration + len(self._open)
+
+    def _begin(self) -> Iteration:
+        if (body := self._body()) is not None:  # it was interrupted while it ended
+            self._end_failed(body, Cancelled("it was interrupted"))
+        self._wait_until_over(self._next_number() - 1 - self._layout.plan.staleness)
+        if (failure := self._untold) is not None:
+            self._untold = None
+            raise failure from failure.__cause__
+        self._now, self._calls, self._sealed, self._ports = self._next_number(), [], set(), {}
+        self._loop.begin(self._now)
+        self._open.append(Iteration(self, self._now))
+        self._loop.enter(self._now)
+        self._loop.wait_for_the_late()
+        return self._open[-1]
+
+    def _leave(self) -> None:
+        """The iteration function has returned."""
+        self._seal(set(self._layout.graph_channels()))
+        self._loop.counted(self._now, moved(self._ports.values()))
+        self._loop.broadcast(("readers", self._now, self._readers()))
+        if any(spec.discard_unread for spec in self._layout.graph.channels):  # before it can be known that nobody reads one any more
+            self._loop.broadcast(("wanted", self._now, self._wanted()))
+        self._loop.leave(self._now)
+
+    def _wait_until_over(self, number: int, timeout: float | None = None) -> None:
+        """Wait for this iteration and all before it, and take in what has ended, in order."""
+        self._loop.wait_until_over(number, timeout)
+        while True:
+            if (failed := self._loop.first_failed()) is not None:
+                self._tell_later(self._end_failed(failed, Cancelled("it has failed"))[1])
+            if not self._open or not self._open[0].done():
+                return
+            if not (one := self._open[0])._is_over:
+                self._collect(one)
+            self._open.popleft()
+            self.iteration += 1
+            self._loop.broadcast(("retire", one.number - 1))  # values of this one may still be asked for
+
+    def _collect(self, one: Iteration) -> None:
+        """Resolve what an iteration that has ended returned."""
+        try:
+            one._result = self._resolved(one._returned)
+        except BaseException as error:
+            self._end_failed(one.number, error)
+        else:
+            self._end(one)
+            try:
+                self._ended(one)
+            except WorkflowError as error:
+                one._error = error
+        self._tell_later(one._error)
+
+    def _end(self, one: Iteration) -> None:
+        host, recorder = self._host, self._host.recorder
+        closed = self._loop.close(one.number)
+        end = host.clock.now_ns() if closed.failure is not None else closed.ended_ns
+        channel = recorder.name(FAILED) if one._error is not None else -1
+        recorder.add(self._track, SpanKind.MARK, recorder.name(ITERATION), closed.began_ns, end, one.number, channel=channel)
+        one._seconds = max(0, end - max(closed.began_ns, self._ended_ns)) / 1e9
+        self._ended_ns = max(self._ended_ns, end)
+        one._returned, one._is_over = None, True
+
+    def _ended(self, one: Iteration) -> None:
+        """An iteration has ended well; for those who watch."""
+
+    def _tell_later(self, failure: BaseException | None) -> None:
+        """Nobody may be waiting for it: then the next submit() raises it."""
+        if isinstance(failure, (WorkerError, DeadlockError, ExecutorError, WorkflowError)):
+            self._untold = self._untold or failure
+
+    def _abandon(self, number: int, error: BaseException) -> BaseException | None:
+        """End this iteration and all later ones because of ``error``. Returns the failure that it follows from, if it does."""
+
+        def let_go() -> None:  # the servant may be waiting for something
+            self._loop.give_up(number, error)
+            self._loop.stop_waiting()
+
+        def end() -> BaseException | None:
+            first, failure = self._end_failed(number, error)
+            if isinstance(error, Cancelled):
+                return None if failure is error else failure
+            if first < number:
+                self._tell_later(failure)
+            return None
+
+        if self._loop.is_open():
+            aside(let_go)
+        return self._servant.do(end)
+
+    def _end_failed(self, number: int, error: BaseException) -> tuple[int, BaseException | None]:
+        """End this iteration, all later ones and all that were given up, so that the next one finds idle workers.
+
+        Returns the first of them, and why it was given up.
+        """
+        self._loop.give_up(number, error)
+        first = self._loop.first_failed()
+        if first is None:
+            return number, None
+        if (body := self._body()) is not None:
+            self._loop.leave(body)
+        failure, late = self._loop.failure_of(first), self._loop.settle()
+        assert failure is not None
+        if late:
+            failure.add_note(f"Still busy, and not interruptible: {', '.join(late)}. The next iteration waits until they have returned.")
+        given_up = [one for one in self._open if not one._is_over and one.number >= first]
+        for one in given_up:
+            one._error = failure if one.number == first else Cancelled(f"Iteration {one.number} was given up, because iteration {first} failed.")
+            self._end(one)
+        if self._layout.plan.staleness:
+            later = ", ".join(str(one.number) for one in given_up[1:])
+            failure.add_note(f"That was in iteration {first}{later and f'; given up with it: {later}'}.")
+        return first, failure
+
+    def _readers(self) -> dict[str, list[tuple[str, int]]]:
+        """For each channel the ranks that read it in this iteration, once for every call."""
+        found: dict[str, list[tuple[str, int]]] = {channel: [] for channel in self._layout.graph_channels()}
+        for call in self._calls:
+            for channel in call.channels(READ):
+                found[channel] += [(call.worker, rank) for rank in call.taken_by(self._layout.ranks(call.worker))]
+        return found
+
+    def _wanted(self) -> frozenset[int]:
+        """The calls of this iteration whose value another call takes, or the iteration function has returned."""
+        taken = {ref.call_id for spec in self._calls for ref in spec.refs()}
+        lazy = [leaf._handle if isinstance(leaf, Ref) else leaf for leaf in leaves(self._open[-1]._returned)]
+        return frozenset(taken | {leaf._call.call_id for leaf in lazy if isinstance(leaf, Handle)})
+
+    def _resolved(self, result: Any) -> Any:
+        """Handles and lazy parts inside the returned structure become their values."""
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Handle):
+                return self._wait(leaf._call, ())
+            return self._wait(leaf._handle._call, leaf._path) if isinstance(leaf, Ref) else leaf
+
+        return rebuilt(result, value)
+
+    def __repr__(self) -> str:
+        body = self._body()
+        now = f"in iteration {body}" if body is not None else f"{counted(self.iteration, 'iteration')} done"
+        return f"Session({self._flow.name!r}, plan {self._layout.plan.name!r}: {now})"
+
+    # --- dispatcher (see workflow.handles.Dispatcher) ----------------------------------------------------
+    def call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
+        self._refuse_outside(f"{worker}.{method}()")
+        return self._servant.do(lambda: self._call(worker, method, args, kwargs))
+
+    def _call(self, worker: str, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Handle:
+        self._next_call += 1
+        spec = bind(self, self._flow, self._next_call, worker, method, args, kwargs, self._now)
+        for direction in (READ, WRITE):
+            for channel in spec.channels(direction):
+                self._refuse_untraced(channel, direction, worker, f"{worker}.{method}")
+        for channel in spec.channels(WRITE):
+            self._refuse_sealed(channel, f"{worker}.{method}")
+        for ref in spec.refs():
+            self._refuse_forgotten(f"The value of a call of {ref.producer} of iteration {ref.iteration}", ref.iteration)
+        spec = self._loop.submit(spec)
+        self._calls.append(spec)  # not before: one that could not be sent closes no channel
+        return Handle(self, spec)
+
+    def wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None) -> Any:
+        self._refuse_forgotten(_value_of(call), call.iteration)
+        self._refuse_unreachable(call)
+        return self._servant.do(lambda: self._wait(call, path, timeout))
+
+    def _wait(self, call: CallSpec, path: tuple[tuple[str, Any], ...], timeout: float | None = None) -> Any:
+        self._refuse_forgotten(_value_of(call), call.iteration)
+        if call.iteration == self._now:
+            self._seal(self._upstream(call))
+        host, driver = self._host, self._host.driver
+        if path or self._layout.ranks(call.worker) == 1:
+            return follow(host.fetch(driver, call.call_id, call.worker, 0, call.iteration, timeout), path)
+        return [host.fetch(driver, call.call_id, call.worker, r, call.iteration, timeout) for r in self._loop.members.of(call)]
+
+    def done(self, call: CallSpec) -> bool:
+        return self._loop.is_done(call.call_id, self._layout.ranks(call.worker))
+
+    def driver_put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None = None, priority: float | None = None) -> None:
+        self._refuse_outside(f"put into channel {channel.name!r}")
+        self._servant.do(lambda: self._put(channel, items, key, weight, priority))
+
+    def _put(self, channel: ChannelSpec, items: list[Any], key: int | None, weight: int | None, priority: float | None) -> None:
+        self._refuse_untraced(channel.name, WRITE, DRIVER, "The iteration function")
+        self._refuse_sealed(channel.name, "The iteration function")
+        self._port(channel.name, WRITE).put_all(items, key=key, weight=weight, priority=priority)
+
+    def driver_get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
+        self._refuse_outside(f"get from channel {channel.name!r}")
+        return self._servant.do(lambda: self._get(channel, n, key))
+
+    def _get(self, channel: ChannelSpec, n: int | str | None, key: int | None) -> list[Any]:
+        self._refuse_untraced(channel.name, READ, DRIVER, "The iteration function")
+        self._loop.reads(self._now, channel.name)
+        self._seal(self._above([channel.name]))
+        items: list[Any] = self._port(channel.name, READ).get(ALL if n == "all" else n, key=key)
+        return items
+
+    def _port(self, channel: str, direction: str) -> Any:
+        from rlinf_lab.runtime.host.channels.ports import InboxPort, outbox
+
+        if (channel, direction) not in self._ports:
+            made = outbox if direction == WRITE else InboxPort
+            self._ports[channel, direction] = made(self._host, self._host.driver, channel, self._now)
+        return self._ports[channel, direction]
+
+    # --- the end of streams ------------------------------------------------------------------------------
+    def _upstream(self, call: CallSpec) -> set[str]:
+        """The channels whose end this call may depend on: the loop waits for it, so it cannot add producers to them."""
+        return self._above(call.channels(READ))
+
+    def _above(self, channels: list[str]) -> set[str]:
+        found: set[str] = set()
+        open_ = list(channels)
+        while open_:
+            channel = open_.pop()
+            if channel not in found:
+                found.add(channel)
+                for spec in self._calls:
+                    if channel in spec.channels(WRITE):
+                        open_ += spec.channels(READ)
+        return found
+
+    def _seal(self, channels: set[str]) -> None:
+        new = channels - self._sealed
+        if not new:
+            return
+        self._sealed |= new
+        graph, expected = self._layout.graph, {}
+        for channel in sorted(new):
+            calls = [c for c in self._calls for name in c.channels(WRITE) if name == channel]
+            sharded = self._layout.sharded(channel)
+            expected[channel] = sum(1 if sharded else len(c.taken_by(self._layout.ranks(c.worker))) for c in calls)
+            if DRIVER in graph.producers(channel):
+                expected[channel] += 1
+                if (channel, WRITE) in self._ports:
+                    self._ports[channel, WRITE].refuse_incomplete()
+                self._loop.close_channel(channel, self._now)
+        self._loop.broadcast(("seal", self._now, expected))
+
+    def _refuse_untraced(self, channel: str, direction: str, worker: str, who: str) -> None:
+        """The plan has no place for what the dry run has not seen."""
+        if (channel, direction, worker) in self._traced:
+            return
+        graph = self._layout.graph
+        names = graph.channels_by_name()
+        seen = () if channel not in names else graph.consumers(channel) if direction == READ else graph.producers(channel)
+        if worker not in seen:
+            does = "reads from" if direction == READ else "writes to"
+            others = f"; there, {', '.join(seen)} did" if seen else ""
+            raise WorkflowError(
+                f"{who} {does} channel {channel!r}, which it did not do in the dry run of workflow {graph.name!r} (repr(flow.graph)){others}. The "
+                f"plan was made for that. Next: let branches depend on arguments and on values as they are (`value.wait() > 3`: both ways are "
+                f"tried), not on variables outside, random numbers, len(value) or float(value)."
+            )
+        self._traced.add((channel, direction, worker))
+
+    def _refuse_unreachable(self, call: CallSpec) -> None:
+        """Waiting for what will never come must not be possible."""
+        what = _value_of(call)
+        if self._is_inside():
+            if self._thread != threading.get_ident():
+                raise WorkflowError(f"{what} can be waited for by the thread that executes the iteration only. Next: wait() in the iteration function.")
+        elif not self.done(call):
+            raise WorkflowError(
+                f"{what} is not here yet, and waiting for it outside the iteration function cannot end its iteration. Next: return it from the "
+                f"iteration function, or wait() in it; of an iteration that submit() began, wait() of what submit() gave."
+            )
+
+    def _refuse_forgotten(self, what: str, iteration: int) -> None:
+        """Values live until the next iteration has ended; what begins after that one cannot count on them."""
+        if iteration < (self.iteration if (body := self._body()) is None else body) - 1:
+            raise WorkflowError(f"{what} was forgotten when iteration {iteration + 1} ended. Next: return it from the iteration function.")
+
+    def _refuse_outside(self, what: str) -> None:
+        if self._body() is None or not self._is_inside():
+            raise WorkflowError(f"{what}: no iteration of workflow {self._flow.name!r} is going on. Next: do it in the iteration function.")
+
+    def _refuse_sealed(self, channel: str, who: str) -> None:
+        if channel in self._sealed:
+            raise WorkflowError(
+                f"{who} writes to channel {channel!r} after the loop waited for something downstream of it: its stream of this "
+                f"iteration has ended. Next: make the call before the wait()."
+            )
+
+
+def _value_of(call: CallSpec) -> str:
+    return f"The value of {call.worker}.{call.method}() of iteration {call.iteration}"
+
+
+def _frame_of(thread: int) -> types.FrameType | None:
+    """What another thread executes; None when it is gone.
+
+    Without the garbage collector: a finaliser that lets other threads run there stops the interpreter for good (python/cpython#106883, seen in 3.11.7).
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(thread)
+    finally:
+        if collects:
+            gc.enable()

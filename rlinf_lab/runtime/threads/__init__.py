@@ -1,0 +1,1 @@
+"""Waking, clocks, interrupts."""

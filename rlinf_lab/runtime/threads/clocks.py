@@ -1,0 +1,20 @@
+"""The two clocks of a host: the machine's, and one that a test or a dry run moves by itself."""
+
+from __future__ import annotations
+
+from rlinf_lab.timeline.record.clock import MonotonicClock
+
+__all__ = ["MockClock", "MonotonicClock"]
+
+
+class MockClock:
+    """Time that stands still while any thread runs, and jumps to the next timer when all of them wait.
+
+    The host moves it; with it, threads that run in any order give the same timeline every time.
+    """
+
+    def __init__(self, start_ns: int = 0) -> None:
+        self.time_ns = start_ns
+
+    def now_ns(self) -> int:
+        return self.time_ns

@@ -1,0 +1,1 @@
+"""Where the time went: busy, bubbles by cause, tables, SQL."""

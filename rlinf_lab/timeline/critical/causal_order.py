@@ -1,0 +1,139 @@
+"""Spans in an order in which causes come first, also of those that end at one instant: in simulated time most do.
+
+At one instant a get may make room for a put, whose items another get waited for, which makes room in turn. So ends are no order by themselves.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.timeline.critical.flows import Indices, arrows
+from rlinf_lab.timeline.critical.short_gets import cut_short
+from rlinf_lab.timeline.record.batch import SpanArray
+from rlinf_lab.timeline.record.span import SpanKind
+
+#: Of spans that end at one instant and of which none is known to wait for another: whose end may be the reason for another's.
+_RANK = np.array([{SpanKind.GET: 1, SpanKind.PUT: 2, SpanKind.LOCK: 3, SpanKind.WAIT: 4}.get(kind, 0) for kind in SpanKind])
+
+
+def in_causal_order(spans: SpanArray) -> SpanArray:
+    """The same spans by their end; of one instant, each after those that it waited for or followed.
+
+    That is: what begins at the instant after what its track did before, a get after the puts of its items, a put that waited after the gets of
+    earlier items of its channel, and what came before a put that cut a get short before that get. Where the record contradicts itself (a ring), the
+    one that ranks first goes first. O(n log n).
+    """
+    arrival = np.lexsort((spans["start"], _RANK[spans["kind"]], spans["end"]))
+    spans = spans[arrival]
+    new = np.flatnonzero(np.diff(spans["end"], prepend=spans["end"][:1] - 1, append=spans["end"][-1:] + 1))
+    causes, effects = (np.concatenate(sides) for sides in zip(arrows(spans), *_cut_short(spans, arrival), strict=True))
+    at_once = spans["end"][causes] == spans["end"][effects]
+    handed = defaultdict[int, list[tuple[int, int]]](list)  # by their instant, which is where its first span is
+    firsts = new[np.searchsorted(new, causes[at_once], "right") - 1]
+    for first, cause, effect in zip(firsts.tolist(), causes[at_once].tolist(), effects[at_once].tolist(), strict=True):
+        handed[first].append((cause - first, effect - first))
+    order = np.arange(len(spans))
+    for first, stop in pairwise(new.tolist()):
+        if stop - first > 1:
+            order[first:stop] = first + np.array(_Instant(spans[first:stop], arrival[first:stop], handed[first]).order())
+    return spans[order]
+
+
+def _cut_short(spans: SpanArray, arrival: Indices) -> tuple[tuple[Indices, Indices], tuple[Indices, Indices]]:
+    """Pairs (cause, effect) of gets that the next put cut short: what its track did before it, then the get, then the put."""
+    gets, puts = cut_short(spans)
+    order = np.lexsort((arrival, spans["start"], spans["track"]))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    before = order[np.maximum(place[puts] - 1, 0)]
+    follows = (spans["track"][before] == spans["track"][puts]) & (spans["end"][before] <= spans["start"][puts]) & (before != puts)
+    return (before[follows], gets[follows]), (gets, puts)
+
+
+class _Instant:
+    """The spans that end at one instant, and which of them must come before which."""
+
+    def __init__(self, spans: SpanArray, arrival: NDArray[np.intp], handed: list[tuple[int, int]]) -> None:
+        self._spans, self._size = spans, len(spans)
+        self._after: list[list[int]] = [[] for _ in range(self._size)]  # of each: what comes after it
+        self._missing = [0] * self._size  # of each: how many must come before it
+        for put, get in handed:
+            self._must(put, get)
+        self._tracks(arrival)
+        self._room()
+
+    def _must(self, first: int, then: int) -> None:
+        self._after[first].append(then)
+        self._missing[then] += 1
+
+    def _tracks(self, arrival: NDArray[np.intp]) -> None:
+        track, start = self._spans["track"], self._spans["start"]
+        order = np.lexsort((arrival, start, track))  # what takes no time was written down in its order
+        follows = (track[order[1:]] == track[order[:-1]]) & (start[order[1:]] == self._spans["end"][0])  # others lie within each other
+        for first, then in zip(order[:-1][follows].tolist(), order[1:][follows].tolist(), strict=True):
+            self._must(first, then)
+
+    def _room(self) -> None:
+        """Puts that waited come after the gets of earlier items: after the last of a chain of them, for all pairs would be too many."""
+        for puts, gets in self._channels():
+            chain, taken = -1, 0
+            for before, put in puts:
+                while taken < len(gets) and gets[taken][0] <= before:
+                    chain = self._link(chain, gets[taken][1])
+                    taken += 1
+                if chain >= 0:
+                    self._must(chain, put)
+
+    def _link(self, chain: int, get: int) -> int:
+        """A number that is no span's, after ``get`` and after the link before."""
+        self._after.append([])
+        self._missing.append(0)
+        link = len(self._after) - 1
+        self._must(get, link)
+        if chain >= 0:
+            self._must(chain, link)
+        return link
+
+    def _channels(self) -> Iterator[tuple[list[tuple[tuple[int, int], int]], list[tuple[tuple[int, int], int]]]]:
+        """Of each channel: puts that waited, by ((iteration, first item), number), and gets, by ((iteration, item after the last), number)."""
+        spans = self._spans
+        waited = np.flatnonzero((spans["kind"] == SpanKind.PUT) & (spans["start"] < spans["end"]) & (spans["channel"] >= 0))
+        if not waited.size:
+            return
+        gets = np.flatnonzero((spans["kind"] == SpanKind.GET) & (spans["channel"] >= 0))
+        sides: dict[int, tuple[list, list]] = defaultdict(lambda: ([], []))
+        for rows, side in ((waited, 0), (gets, 1)):
+            for number, row in zip(rows.tolist(), spans[rows], strict=True):
+                item = int(row["flow"]) + (int(row["items"]) if side else 0)
+                sides[int(row["channel"])][side].append(((int(row["iteration"]), item), number))
+        yield from ((sorted(first), sorted(second)) for first, second in sides.values())
+
+    def order(self) -> list[int]:
+        """Numbers of the spans."""
+        ready = [-link for link in range(self._size, len(self._after)) if not self._missing[link]]
+        ready += [number for number in range(self._size) if not self._missing[number]]
+        heapq.heapify(ready)  # links first: they cost no time
+        done, found, stuck = [False] * len(self._after), list[int](), 0
+        while len(found) < self._size:
+            if ready:
+                number = abs(heapq.heappop(ready))
+            else:  # a ring
+                while done[stuck]:
+                    stuck += 1
+                number = stuck
+            if done[number]:
+                continue
+            done[number] = True
+            if number < self._size:
+                found.append(number)
+            for then in self._after[number]:
+                self._missing[then] -= 1
+                if not self._missing[then] and not done[then]:
+                    heapq.heappush(ready, then if then < self._size else -then)
+        return found

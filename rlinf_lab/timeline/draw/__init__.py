@@ -1,0 +1,1 @@
+"""Still pictures of a timeline: as scene, SVG, PNG, text."""

@@ -1,0 +1,1 @@
+"""Files and bytes of a timeline: Chrome, Perfetto, Parquet, the browser."""

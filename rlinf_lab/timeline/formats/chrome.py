@@ -1,0 +1,109 @@
+"""Chrome trace JSON: opens in Perfetto, chrome://tracing and many other tools.
+
+A process for each set of devices of a host, a thread for each worker rank, arrows from puts to gets, counters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from rlinf_lab.timeline.critical.flows import arrows
+from rlinf_lab.timeline.formats.nesting import lane_name, nested
+from rlinf_lab.timeline.record.span import SpanKind, Track
+from rlinf_lab.timeline.record.store import SpanStore
+
+COUNTERS = "counters"  # the process that holds the counter tracks
+_DOUBLE_NS = 1000 << 41  # 25 days: below, µs with three decimals are told apart by a double, which is what JSON's readers make of them
+
+
+def process_of(track: Track) -> str:
+    """The label of the group of lanes that a track belongs to: its host and devices. For people: several may have the same."""
+    return f"{track.host}: {', '.join(track.devices) or 'no device'}"
+
+
+def to_chrome(store: SpanStore, path: str | Path) -> Path:
+    """Write the trace; times are µs (with three decimals, so whole ns) since the timeline's start. Returns the path.
+
+    Labels of lanes are for people; for `Timeline.from_chrome` ``otherData`` has the tracks themselves, and each lane the number of its track;
+    times that are 25 days and more from the start are there once more, in ns.
+    """
+    path = Path(path)
+    with path.open("w", encoding="utf-8") as file:
+        other = {
+            "start_ns": store.start_ns, "dropped_spans": store.dropped, "devices": store.devices, "clock_errors": store.clock_errors,
+            "dropped_samples": store.dropped_samples, "clock_jumps": store.clock_jumps,
+            "tracks": [track.as_json() for track in store.tracks],
+        }  # fmt: skip
+        file.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(other) + ',"traceEvents":[\n')
+        separator = ""
+        for event in _events(store):
+            file.write(separator + event)
+            separator = ",\n"
+        file.write("\n]}\n")
+    return path
+
+
+def _events(store: SpanStore) -> Iterator[str]:
+    tracks, zero = store.tracks, store.start_ns
+    labels = list(dict.fromkeys([process_of(t) for t in tracks]))
+    pids = [labels.index(process_of(t)) + 1 for t in tracks]
+    for pid, label in enumerate(labels, 1):
+        yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": label}})
+        yield json.dumps({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}})
+    order, lanes = nested(store.spans)
+    tids = store.spans["track"] + 1  # of each span; further lanes of a track come after all first ones
+    tids[order] += lanes * len(tracks)
+    for tid in sorted({*range(1, len(tracks) + 1), *np.unique(tids).tolist()}):
+        lane, number = divmod(tid - 1, len(tracks))
+        name = {"name": lane_name(tracks[number].worker, tracks[number].rank, lane), "track": number}
+        yield json.dumps({"ph": "M", "name": "thread_name", "pid": pids[number], "tid": tid, "args": name})
+    yield from _spans(store, pids, order, tids)
+    yield from _arrows(store, pids, tids)
+    texts = [json.dumps(name) for name in store.names]
+    pid = len(labels) + 1
+    if len(store.counter_samples):
+        yield json.dumps({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": COUNTERS}})
+    for name, time, value in store.counter_samples.tolist():
+        # JSON has no number for the others: a gap for viewers, and what it was for `Timeline.from_chrome`.
+        args = f'{{"value":{json.dumps(value)}}}' if np.isfinite(value) else f'{{"value":null}},"not_finite":"{value}"'
+        exact = f',"time_ns":{time}' if abs(time - zero) >= _DOUBLE_NS else ""
+        yield f'{{"ph":"C","name":{texts[name]},"pid":{pid},"tid":0,"ts":{_us(time - zero)},"args":{args}{exact}}}'
+
+
+def _spans(store: SpanStore, pids: list[int], order: np.ndarray, tids: np.ndarray) -> Iterator[str]:
+    spans, zero = store.spans, store.start_ns
+    texts = [*(json.dumps(name) for name in store.names), '""']
+    kinds = [kind.name.lower() for kind in SpanKind]
+    for row, tid in zip(spans[order].tolist(), tids[order].tolist(), strict=True):
+        start, end, nbytes, flow, track, name, channel, iteration, items, kind = row
+        exact = f',"start_ns":{start},"end_ns":{end}' if end - zero >= _DOUBLE_NS else ""
+        title = texts[name] if kind in (SpanKind.RUN, SpanKind.LABEL, SpanKind.MARK) else f'"{kinds[kind]}"'
+        yield (
+            f'{{"ph":"X","name":{title},"cat":"{kinds[kind]}","pid":{pids[track]},"tid":{tid},'
+            f'"ts":{_us(start - zero)},"dur":{_us(end - start)},"args":{{"call":{texts[name]},"iteration":{iteration},'
+            f'"items":{items},"bytes":{nbytes},"channel":{texts[channel]},"flow":{flow}{exact}}}}}'
+        )
+
+
+def _arrows(store: SpanStore, pids: list[int], tids: np.ndarray) -> Iterator[str]:
+    spans, zero = store.spans, store.start_ns
+    texts = [json.dumps(name) for name in store.names]
+    which = arrows(spans)
+    puts, gets = (spans[index] for index in which)
+    leaving, arriving = (tids[index].tolist() for index in which)
+    # The arrow arrives inside the get, not before the put: a get has often waited for long.
+    arrival = np.clip(puts["end"], gets["start"], np.maximum(gets["end"] - 1, gets["start"]))
+    for number, (put, get, at, on, to) in enumerate(zip(puts.tolist(), gets.tolist(), arrival.tolist(), leaving, arriving, strict=True), 1):
+        common = f'"name":{texts[put[6]]},"cat":"channel","id":{number}'
+        yield f'{{"ph":"s",{common},"pid":{pids[put[4]]},"tid":{on},"ts":{_us(put[0] - zero)}}}'
+        yield f'{{"ph":"f","bp":"e",{common},"pid":{pids[get[4]]},"tid":{to},"ts":{_us(at - zero)}}}'
+
+
+def _us(ns: int) -> str:
+    """Nanoseconds as a decimal number of microseconds, exactly."""
+    sign, ns = ("-", -ns) if ns < 0 else ("", ns)
+    return f"{sign}{ns // 1000}.{ns % 1000:03d}"

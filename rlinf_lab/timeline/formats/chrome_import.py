@@ -1,0 +1,455 @@
+"""Chrome trace JSON of other tools as a timeline: torch's profiler, ``ray timeline``, RLinf's tracer, our own export.
+
+Read are the phases X, B and E, b and e (joined by id), i, C and the names in M; an array, an object with ``traceEvents``, or one event a
+line, plain or gzipped, also when it was cut off. A thread becomes a track and its process the device that it is on; a stream of a GPU
+is on that GPU. Categories that say what kind of time it was are in `_KINDS`; everything else ran. An instant (i) is a label of 0 s on its thread,
+if it lies within the time of the others, or there are no others; those of a whole process or recording (`s` is p or g) if their thread has others, too.
+An event with a field that the format does not have there is left out, and a warning counts them and names the first. Arrows (phases s, t, f) are from
+any span to any other one, ours from a put to a get: they are counted (``Timeline.foreign_arrows``).
+Our own export comes back as it was, or not at all.
+"""
+
+from __future__ import annotations
+
+import gc
+import gzip
+import json
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.errors import TimelineError, shown
+from rlinf_lab.timeline.formats.perfetto_import import track_of
+from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, SPAN_DTYPE
+from rlinf_lab.timeline.record.span import SpanKind, Track, writable
+from rlinf_lab.timeline.record.store import ITERATION
+
+Event = dict[str, Any]
+
+#: Kind of time by category, of torch's profiler and of Ray; a thread's task that has parts of its own is drawn around them.
+_KINDS = {
+    "gpu_memcpy": SpanKind.TRANSFER, "gpu_memset": SpanKind.TRANSFER, "gpu_user_annotation": SpanKind.LABEL, "user_annotation": SpanKind.LABEL,
+    "cuda_sync": SpanKind.WAIT,
+    "task:deserialize_arguments": SpanKind.TRANSFER, "task:store_outputs": SpanKind.TRANSFER, "worker_idle": SpanKind.GET,
+    "ray.get": SpanKind.WAIT, "ray.wait": SpanKind.WAIT,
+}  # fmt: skip
+_TIMED = frozenset("XBEbeCiI")
+_INSTANT = ("i", "I")
+_MOST_US = (1 << 62) // 1000
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "cuda_sync")
+_WAITS_FOR_GPU = re.compile(r"cud?a?(Stream|Event|Device|Ctx)Synchronize")  # of a thread, in CUDA's runtime and driver
+_STEP = re.compile(r"ProfilerStep#(\d+)")
+_TASK = "task::"  # in the categories of Ray's tasks; those of their parts have one colon
+_GAP = re.compile(r"[\s,]*")
+_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+_BEGINS = ('{"traceEvents"', '{"schemaVersion"', '{"displayTimeUnit"', '{"otherData"', '[{"')
+_LONG_ID = re.compile(r"([0-9a-f]{8})[0-9a-f]{8,}")  # Ray's worker ids: the beginning is enough
+
+
+def read_chrome(path: str | Path) -> tuple[list[str], dict[str, Any]]:
+    """(devices, arguments of ``SpanStore._restore``). Raises `TimelineError` for a file that holds no trace."""
+    with _uncollected():
+        events, other = _load(Path(path))
+        reader = _OwnReader(other) if _is_ours(other) else _Reader()
+        reader.read(events)
+        return reader.devices(), reader.content()
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Millions of dictionaries and rows come, and none of them goes: to look through all of them for cycles, again and again, takes most of the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _load(path: Path) -> tuple[list[Event], Event]:
+    """The events, and what the file says beside them."""
+    data = path.read_bytes()
+    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace").strip()
+    found = _whole(text) or _lines(text) or _unended(text)
+    if (found is None and text.startswith(_BEGINS)) or (found and found[2] and _is_ours(found[1])):
+        raise TimelineError(
+            f"{str(path)!r} is a Chrome trace that was cut off, or changed by hand: its {len(text)} characters end with {text[-40:]!r}."
+            " Next: let the program that writes it end, or copy it again."
+        )
+    if found is None:
+        raise TimelineError(
+            f"{str(path)!r} holds no Chrome trace: it begins with {text[:40]!r}."
+            " Next: export with torch's prof.export_chrome_trace, `ray timeline` or Timeline.to_chrome."
+        )
+    events, other, is_cut = found
+    if is_cut:
+        warnings.warn(f"{str(path)!r} was cut off, or damaged: the {len(events)} events before that are read, the rest is missing.", stacklevel=4)
+    return events, other
+
+
+def _is_ours(other: Event) -> bool:
+    return "start_ns" in other and "devices" in other
+
+
+#: Events, what the file says beside them, and whether it was cut off; None for another kind of file.
+Loaded = tuple[list[Event], Event, bool] | None
+
+
+def _whole(text: str) -> Loaded:
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return None
+    events = parsed.get("traceEvents") if isinstance(parsed, dict) else parsed
+    if not isinstance(events, list) or not all(isinstance(e, dict) for e in events):
+        return None
+    return events, _other(parsed) if isinstance(parsed, dict) else {}, False
+
+
+def _other(parsed: Event) -> Event:
+    said = parsed.get("otherData")
+    return said if isinstance(said, dict) else {}
+
+
+def _lines(text: str) -> Loaded:
+    """One event a line; a last line that was cut off is left out."""
+    lines = [line.strip().rstrip(",") for line in text.splitlines() if line.strip() not in ("", "[", "]")]
+    events, is_cut = [], False
+    for number, line in enumerate(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            if number and number == len(lines) - 1:
+                is_cut = True
+                break
+            return None
+        if not isinstance(event, dict) or "ph" not in event:
+            return None
+        events.append(event)
+    return (events, {}, is_cut) if events else None
+
+
+def _unended(text: str) -> Loaded:
+    """Who writes a trace may have been stopped: an event that was cut off is left out. An array may lack its end, and is not cut off for that."""
+    events_of = _EVENTS.search(text) if text.startswith("{") else None
+    if not text.startswith("[") and events_of is None:
+        return None
+    decode, events, at = json.JSONDecoder().raw_decode, list[Event](), events_of.end() if events_of else 1
+    while (at := _next(text, at)) < len(text):
+        try:
+            event, at = decode(text, at)
+        except ValueError:
+            break
+        if not isinstance(event, dict):
+            return None
+        events.append(event)
+    is_whole = at == len(text)
+    if not events or not (is_whole or text[at] in ("{]" if events_of else "{")):
+        return None
+    return events, _before(text, events_of.start()) if events_of else {}, bool(events_of) or not is_whole
+
+
+def _before(text: str, end: int) -> Event:
+    """What an object says beside its events, where it says so before them."""
+    try:
+        return _other(json.loads(text[:end].rstrip().rstrip(",") + "}"))
+    except ValueError:
+        return {}
+
+
+def _next(text: str, at: int) -> int:
+    """Where the next event begins."""
+    gap = _GAP.match(text, at)
+    return gap.end() if gap else at
+
+
+class _Reader:
+    """Collects rows of `SPAN_DTYPE` and the tables that their numbers refer to."""
+
+    def __init__(self) -> None:
+        self._processes: dict[Any, str] = {}
+        self._threads: dict[tuple[Any, Any], str] = {}
+        self._tracks: dict[Track, int] = {}
+        self._lanes: dict[tuple[Any, ...], int] = {}
+        self._ranks: defaultdict[str, int] = defaultdict(int)
+        self._names: dict[str, int] = {}
+        self._texts: dict[str, str] = {}  # of names as events have them
+        self._tasks: defaultdict[tuple[Any, Any], list[tuple[int, str]]] = defaultdict(list)  # of Ray, by thread: (end, name) of those that may go on
+        self._rows: list[tuple] = []
+        self._samples: list[tuple[int, int, float]] = []
+        self._backwards = 0  # events that end before they begin
+        self._arrows = 0
+        self._lost = 0  # that begin without an end, or the other way round
+
+    def read(self, events: Iterable[Event]) -> None:
+        """Raises `ValueError`, which names the first event, where none has the fields that the format has."""
+        kept = [event for event in events if "ph" in event]
+        try:
+            self._read(kept)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            self._leave_out_odd(kept)
+        if self._lost:
+            warnings.warn(f"{self._lost} events of this trace begin without an end or end without a beginning; they are left out.", stacklevel=4)
+        if self._backwards:
+            warnings.warn(f"{self._backwards} events of this trace end before they begin; they are taken to last 0 s.", stacklevel=4)
+
+    def _leave_out_odd(self, kept: list[Event]) -> None:
+        """Read the others. Events are looked at one by one only here: it takes as long as reading them."""
+        told = [_problem(event) for event in kept]
+        odd = [problem for problem in told if problem]
+        good = [event for event, problem in zip(kept, told, strict=True) if not problem]
+        if odd and not any(event["ph"] in _TIMED for event in good):
+            raise ValueError(odd[0])
+        _Reader.__init__(self)  # what was read until then
+        self._read(good)
+        warnings.warn(f"{len(odd)} of {len(kept)} events of this trace are left out, for the format has no such fields. The first: {odd[0]}.", stacklevel=5)
+
+    def _read(self, kept: list[Event]) -> None:
+        for event in kept:
+            if event["ph"] == "M":
+                self._describe(event)
+        for event in self._complete(kept):
+            if event.get("cat") != "Trace":  # Kineto's own: as long as the whole recording, on a process called Spans
+                self._add(event)
+        for event in kept:
+            if event["ph"] == "C":
+                self._sample(event)
+            elif event["ph"] in ("t", "f"):  # where it leads to; one may have several
+                self._arrows += 1
+        first, last = min((row[0] for row in self._rows), default=-_MOST_US * 1000), max((row[1] for row in self._rows), default=_MOST_US * 1000)
+        for event in kept:
+            if event["ph"] in _INSTANT and first <= (at := _ns(event["ts"])) <= last and self._has_place(event):
+                self._row(self._track(event), SpanKind.LABEL, _text(event.get("name", "")), at, at)
+
+    # --- names -----------------------------------------------------------------------------------------
+    def _describe(self, event: Event) -> None:
+        text = _text(_args(event).get("name", ""))
+        if event.get("name") == "process_name":
+            self._processes[event.get("pid")] = _LONG_ID.sub(r"\1", text)
+        elif event.get("name") == "thread_name":
+            self._threads[event.get("pid"), event.get("tid")] = _LONG_ID.sub(r"\1", text)
+
+    def _name(self, text: str) -> int:
+        return self._names.setdefault(text, len(self._names))
+
+    def _track(self, event: Event) -> int:
+        """The lane of an event: its thread, a stream of a GPU, or what is joined by ids within a category."""
+        pid, tid, args, category = event.get("pid"), event.get("tid"), _args(event), _category(event)
+        stream, joined = category in _GPU, event["ph"] == "b"
+        key: tuple[Any, ...] = (pid, category) if joined else (pid, tid, "")
+        if stream:
+            # A wait for an event or for the whole device says that its stream is -1: Kineto draws it on one all the same.
+            key = ("gpu", args.get("device", pid), tid if category == "cuda_sync" else args.get("stream", tid))
+        if key not in self._lanes:
+            if stream:
+                number = _number(key[2])
+                named = ("stream", number) if number < 1 << 63 else (f"stream {number}", 0)  # a rank has 64 bits
+                track = Track(*named, (_text(f"cuda:{key[1]}"),))
+            else:
+                process = self._processes.get(pid) or _text(f"process {pid}")
+                thread = _text(f"{category} (async)") if joined else self._threads.get((pid, tid)) or _thread(tid)
+                worker = thread if len(self._processes) < 2 else f"{process}: {thread}"
+                track = Track(worker, self._ranks[worker], (process,))
+                self._ranks[worker] += 1
+            self._lanes[key] = self._tracks.setdefault(track, len(self._tracks))
+        return self._lanes[key]
+
+    def _has_place(self, event: Event) -> bool:
+        """Of an instant: those of a thread have one; a profiler names threads that are none for those of the whole recording."""
+        return event.get("s", "t") == "t" or (event.get("pid"), event.get("tid"), "") in self._lanes
+
+    # --- rows ------------------------------------------------------------------------------------------
+    def _add(self, event: Event) -> None:
+        said, category = event.get("name", ""), _category(event)
+        name = self._texts.get(said) if type(said) is str else _text(said)  # an odd one may not be hashable
+        if name is None:
+            name = self._texts[said] = _text(said)
+        start = _ns(event["ts"])
+        end = start + _ns(event["dur"]) if "dur" in event else start
+        if end < start:
+            self._backwards, end = self._backwards + 1, start
+        step = _STEP.fullmatch(name)
+        if step:
+            if category != "gpu_user_annotation":
+                self._row(self._track(event), SpanKind.MARK, ITERATION, start, end, int(step[1]))
+            return
+        kind = _KINDS.get(category, SpanKind.RUN)
+        if category.startswith(_TASK):
+            kind = SpanKind.LABEL
+            self._tasks[event.get("pid"), event.get("tid")].append((end, _text(category.removeprefix(_TASK))))
+        elif category == "task:execute":
+            name = self._task(event, start, end) or name
+        if category in ("cuda_runtime", "cuda_driver") and _WAITS_FOR_GPU.fullmatch(name):
+            kind = SpanKind.WAIT
+        self._row(self._track(event), kind, name, start, end)
+
+    def _task(self, event: Event, start: int, end: int) -> str:
+        """The task that this is the execution of, as Ray draws it around: of those that began before and are not over, the last one. "" without one."""
+        tasks = self._tasks[event.get("pid"), event.get("tid")]
+        tasks[:] = [task for task in tasks if task[0] > start]  # events come by their beginnings, so the others are over
+        return next((name for until, name in reversed(tasks) if until >= end), "")
+
+    def _row(self, track: int, kind: int, name: str, start: int, end: int, iteration: int = -1) -> None:
+        self._rows.append((start, end, 0, -1, track, self._name(name), -1, iteration, 0, kind))
+
+    def _sample(self, event: Event) -> None:
+        values = {k: v for k, v in _args(event).items() if isinstance(v, int | float)}
+        for key, value in values.items():
+            text = _text(event.get("name", ""))
+            self._samples.append((self._name(text if len(values) == 1 else f"{text} {_text(key)}"), _ns(event["ts"]), float(value)))
+
+    def _complete(self, events: list[Event]) -> Iterator[Event]:
+        """Every X event, and begins and ends as such; an E ends the last begin of its name, else the last one."""
+        begun: defaultdict[tuple, list[Event]] = defaultdict(list)
+        for event in sorted((e for e in events if e["ph"] in "XBEbe"), key=lambda e: (e["ts"], e["ph"] in "Bb")):
+            phase = event["ph"]
+            if phase == "X":
+                yield event
+                continue
+            asynchronous = phase in "be"
+            identity = event.get("id", json.dumps(event.get("id2"))) if asynchronous else event.get("tid")
+            stack = begun[phase.lower() == phase, event.get("pid"), event.get("cat") if asynchronous else "", identity]
+            if phase in "Bb":
+                stack.append(event)
+                continue
+            same = [i for i, e in enumerate(stack) if e.get("name") == event.get("name")] or range(len(stack))
+            if same:
+                first = stack.pop(same[-1])
+                yield {**event, **first, "dur": event["ts"] - first["ts"], "args": {**_args(event), **_args(first)}}
+            else:
+                self._lost += 1
+        self._lost += sum(map(len, begun.values()))
+
+    # --- the result ------------------------------------------------------------------------------------
+    def devices(self) -> list[str]:
+        return sorted({d for track in self._tracks for d in track.devices}, key=lambda d: (not d.startswith("cuda:"), d))
+
+    def content(self) -> dict[str, Any]:
+        return {
+            "spans": np.array(self._rows, SPAN_DTYPE), "tracks": list(self._tracks), "names": list(self._names),
+            "counters": np.array(self._samples, COUNTER_DTYPE), "dropped": 0, "foreign_arrows": self._arrows,
+        }  # fmt: skip
+
+
+class _OwnReader(_Reader):
+    """What `rlinf_lab.timeline.formats.chrome` wrote: exact, from the arguments of its events. One that is odd was changed by hand."""
+
+    def __init__(self, other: Event) -> None:
+        super().__init__()
+        self._other = other
+        self._said = [Track.from_json(said) for said in other.get("tracks", ())]  # older files have but the labels of lanes
+
+    def _leave_out_odd(self, kept: list[Event]) -> None:
+        raise ValueError(next(filter(None, map(_problem, kept)), "an event has not what to_chrome() writes"))
+
+    def _track(self, event: Event) -> int:
+        key = (event.get("pid"), event.get("tid"))
+        if key not in self._lanes:
+            self._is_on(event, track_of(self._threads[key], self._processes[key[0]]))
+        return self._lanes[key]
+
+    def _is_on(self, event: Event, track: Track) -> None:
+        self._lanes[event.get("pid"), event.get("tid")] = self._tracks.setdefault(track, len(self._tracks))
+
+    def _describe(self, event: Event) -> None:
+        super()._describe(event)
+        if event.get("name") == "thread_name":  # those without spans, too, in their order
+            if self._said:
+                self._is_on(event, self._said[event["args"]["track"]])
+            else:
+                self._track(event)
+
+    def _add(self, event: Event) -> None:
+        zero, args = self._other["start_ns"], event["args"]
+        # Where ns are given, microseconds are not looked at: as a double they may be beyond what 64 bits hold.
+        start = args["start_ns"] if "start_ns" in args else zero + _ns(event["ts"])
+        end = args["end_ns"] if "end_ns" in args else start + _ns(event["dur"])
+        channel = self._name(args["channel"]) if args["channel"] else -1
+        self._rows.append((
+            start, end, args["bytes"], args["flow"], self._track(event), self._name(args["call"]), channel,
+            args["iteration"], args["items"], SpanKind[event["cat"].upper()],
+        ))  # fmt: skip
+
+    def _sample(self, event: Event) -> None:
+        value = event["args"]["value"]
+        number = float(event.get("not_finite", "nan") if value is None else value)
+        time = event["time_ns"] if "time_ns" in event else self._other["start_ns"] + _ns(event["ts"])
+        self._samples.append((self._name(event["name"]), time, number))
+
+    def devices(self) -> list[str]:
+        return list(self._other["devices"])
+
+    def content(self) -> dict[str, Any]:
+        told = {"foreign_arrows": 0, "dropped": int(self._other.get("dropped_spans", 0)), "dropped_samples": int(self._other.get("dropped_samples", 0))}
+        clocks = {key: {_text(host): int(ns) for host, ns in self._other.get(key, {}).items()} for key in ("clock_errors", "clock_jumps")}
+        return super().content() | told | clocks
+
+
+def _problem(event: Event) -> str:
+    """Which field is none that the format has there, with the event; "" where all are."""
+    said, phase = f"event {shown(event)}", event["ph"]
+    if not isinstance(phase, str):
+        return f"{said}: its phase 'ph' is no text"
+    if not isinstance(event.get("cat") or "", str):
+        return f"{said}: its category 'cat' is no text"
+    places = {"pid": event.get("pid"), "tid": event.get("tid"), "id": event.get("id")} | {k: _args(event).get(k) for k in ("device", "stream")}
+    for key, value in places.items():
+        if isinstance(value, dict | list):
+            return f"{said}: its {key!r} is neither a number nor a text"
+    if phase in _TIMED and "ts" not in event:
+        return f"{said}: it has no time 'ts'"
+    try:
+        for key in ("ts", "dur") if phase in _TIMED else ():
+            _ns(event.get(key, 0))
+        for value in _args(event).values() if phase == "C" else ():
+            float(value if isinstance(value, int | float) else 0)
+    except (ValueError, OverflowError) as error:
+        return f"{said}: {error}"
+    return ""
+
+
+def _args(event: Event) -> Event:
+    """Arguments that are no table are none."""
+    found = event.get("args")
+    return found if isinstance(found, dict) else {}
+
+
+def _thread(tid: Any) -> str:
+    """The name of a thread that the trace does not name. Ray's has one for a number: ``worker:`` or ``driver:`` and its id."""
+    return _LONG_ID.sub(r"\1", _text(tid)) if isinstance(tid, str) and tid.startswith(("worker:", "driver:")) else _text(f"thread {tid}")
+
+
+def _category(event: Event) -> str:
+    """Raises ``TypeError`` for one that is no text."""
+    found = event.get("cat") or ""
+    if not isinstance(found, str):
+        raise TypeError("a category is a text")
+    return found
+
+
+def _ns(us: float) -> int:
+    """Microseconds, also large ones with decimals, as whole nanoseconds."""
+    try:
+        whole = int(us // 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"the time of an event is {shown(us)}, which is no number of microseconds") from error
+    if not -_MOST_US < whole < _MOST_US:
+        raise ValueError(f"the time of an event is {shown(us)} microseconds, which no 64 bits of nanoseconds hold")
+    return whole * 1000 + round((us - whole) * 1000)
+
+
+def _text(value: Any) -> str:
+    """Half of a character (JSON can write one, no file of text can hold it) as an escape."""
+    return writable(str(value))
+
+
+def _number(value: Any) -> int:
+    """Of a stream: Kineto writes a number, others a text."""
+    return int(found[0]) if (found := re.findall(r"\d+", str(value))) else 0

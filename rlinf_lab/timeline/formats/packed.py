@@ -1,0 +1,126 @@
+"""A timeline as bytes for a browser: a JSON-able header and columns that become typed arrays without copying."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rlinf_lab.timeline.account.accounting import CAUSES, Accounting
+from rlinf_lab.timeline.record.batch import NARROW_DTYPE
+from rlinf_lab.timeline.record.span import SpanKind
+from rlinf_lab.timeline.record.store import SpanStore
+
+_LARGEST = np.iinfo(np.int32).max
+
+
+def pack_spans(store: SpanStore, since: int = 0) -> tuple[dict[str, Any], bytes]:
+    """(header, data) of the spans that arrived as number ``since`` and later (0: all; later: a live delta).
+
+    ``data`` is little-endian, one column after the other, widest first, so that each starts at a multiple of its width;
+    the header's ``columns`` lists ``[name, type, byte offset]`` with the type as numpy writes it:
+
+    ========= ===== ==========================================================================
+    start     <f8   ns since the header's ``start_ns`` (exact up to 104 days; negative if a host's batch came late)
+    duration  <f4   ns (24 bits of precision)
+    rest      <f4   ns that ``duration`` lacks: both together are exact up to 78 hours
+    iteration <i4   -1: none
+    items     <i4
+    flow      <i4   the first of the items that a put or get moved, counted in its channel and iteration; -1: none
+    track     <u2   number in ``tracks`` (<u4 where there are more than 65,535; so too the next two)
+    name      <u2   number in ``names``
+    channel   <u2   number in ``names`` plus one; 0: none
+    kind      u1    number in ``kinds``
+    ========= ===== ==========================================================================
+
+    Rows are sorted by track and start. The other header fields: ``count``, ``since``, ``next`` (what to ask for as the
+    next ``since``), ``start_ns``, ``end_ns`` (integers), ``devices``, ``tracks`` (worker, rank, devices, host), ``names``,
+    ``kinds``, ``dropped``. 33 bytes a span.
+    """
+    header, data = pack_rows(store, since)
+    header |= {
+        "since": since,
+        "next": len(store),
+        "start_ns": store.start_ns,
+        "end_ns": store.end_ns,
+        "devices": store.devices,
+        "tracks": [[t.worker, t.rank, list(t.devices), t.host] for t in store.tracks],
+        "names": store.names,
+        "kinds": [kind.name.lower() for kind in SpanKind],
+        "dropped": store.dropped,
+    }
+    return header, data
+
+
+def pack_rows(store: SpanStore, since: int = 0, until: int | None = None) -> tuple[dict[str, Any], bytes]:
+    """The rows alone, with a header of ``count`` and ``columns``: for whoever knows the rest. Live views ask many times a second."""
+    spans = store.spans[since:until]
+    spans = spans[np.lexsort((spans["start"], spans["track"]))]
+    track = "<u2" if len(store._tracks) < 1 << 16 else "<u4"
+    name = "<u2" if len(store._names) < (1 << 16) - 1 else "<u4"
+    length = spans["end"] - spans["start"]
+    duration = length.astype("<f4")
+    return _columns(
+        ("start", "<f8", spans["start"] - store.start_ns),
+        ("duration", "<f4", duration),
+        ("rest", "<f4", length - duration.astype(np.int64)),
+        ("iteration", "<i4", spans["iteration"]),
+        ("items", "<i4", spans["items"]),
+        ("flow", "<i4", np.minimum(spans["flow"], _LARGEST)),
+        ("track", track, spans["track"]),
+        ("name", name, spans["name"]),
+        ("channel", name, spans["channel"] + 1),
+        ("kind", "u1", spans["kind"]),
+    )
+
+
+def pack_delta(store: SpanStore, since: int, until: int, origin_ns: int) -> tuple[dict[str, Any], bytes]:
+    """Some rows as they are in memory (`SPAN_DTYPE`, 56 bytes each, in order of arrival); the header's ``origin`` is what their times count from.
+
+    For a live view, eight times a second: laying out 300 rows in columns costs ten times as much as copying them, and a browser does it in no time.
+    """
+    rows = store.spans[since:until]
+    return {"count": len(rows), "origin": str(origin_ns)}, rows.tobytes()  # as text: JavaScript's numbers end at 2^53
+
+
+def pack_waiting(rows: bytes, origin_ns: int) -> tuple[dict[str, Any], bytes]:
+    """The same of rows that wait to be filled in (`NARROW_DTYPE`, 32 bytes each; the header says ``narrow``)."""
+    return {"count": len(rows) // NARROW_DTYPE.itemsize, "origin": str(origin_ns), "narrow": True}, rows
+
+
+def json_of_waiting(header: dict[str, Any]) -> str:
+    """The header of `pack_waiting` as JSON, in a fifth of what a library takes with cold caches: it goes out eight times a second."""
+    return f'{{"count": {header["count"]}, "origin": "{header["origin"]}", "narrow": true}}'
+
+
+def pack_bubbles(accounting: Accounting) -> tuple[dict[str, Any], bytes]:
+    """(header, data) of every bubble, laid out as in `pack_spans`, sorted by device and start.
+
+    Columns: start <f8 (ns since ``start_ns``), duration <f4 (ns), track <i4 (who waited, -1: nobody), channel <i4 (-1: none),
+    iteration <i4, device <i4 (number in ``devices``), kind i1 (of the span that explains it, -1: none), cause u1 (number in
+    ``causes``).
+    """
+    rows = accounting.bubbles
+    header, data = _columns(
+        ("start", "<f8", rows["start"] - accounting.start_ns),
+        ("duration", "<f4", rows["end"] - rows["start"]),
+        *((field, "<i4", rows[field]) for field in ("track", "channel", "iteration", "device")),
+        ("kind", "i1", rows["kind"]),
+        ("cause", "u1", rows["cause"]),
+    )
+    header |= {
+        "start_ns": accounting.start_ns,
+        "end_ns": accounting.end_ns,
+        "devices": accounting.devices,
+        "causes": [str(cause) for cause in CAUSES],
+    }
+    return header, data
+
+
+def _columns(*columns: tuple[str, str, np.ndarray]) -> tuple[dict[str, Any], bytes]:
+    layout, parts, offset = [], [], 0
+    for name, dtype, values in sorted(columns, key=lambda column: -int(column[1][-1])):
+        layout.append([name, dtype, offset])
+        parts.append(values.astype(dtype, copy=False).tobytes())
+        offset += len(parts[-1])
+    return {"count": len(columns[0][2]), "columns": layout}, b"".join(parts)

@@ -1,0 +1,1 @@
+"""Spans as they are written down and kept."""

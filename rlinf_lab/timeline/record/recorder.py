@@ -1,0 +1,412 @@
+"""Writing down what happens, cheaply: one `Recorder` in each process.
+
+``add`` packs a row and appends it to a byte buffer with one call into C. Under the interpreter lock that append is atomic,
+and ``drain`` cuts a *prefix* of the same buffer off instead of swapping it, so that no thread can hold a stale one:
+a span that was added is drained exactly once.
+
+Between two stretches of computing a row costs three times what it costs in a loop, for what packing needs has left the caches. So a runtime of ours leaves its
+rows as numbers (``loose``), with one call into C, and whoever drains packs some hundred of them at once (`rlinf_lab.timeline.record.pending`).
+
+A process that is forked does not record: what waits, and the files on disk, are its parent's, and nobody would fetch what it
+adds. That is counted, in memory that both see, and told by the parent as dropped. Whoever wants it makes a recorder there.
+
+Memory is bounded: when nobody drains, a thread of the recorder moves what waits to Arrow files on disk, from where later
+drains fetch it. Only what comes while even that falls behind is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import struct
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from numbers import Integral
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlinf_lab.errors import TimelineError, shown
+from rlinf_lab.timeline.record.batch import COUNTER_DTYPE, NARROW_DTYPE, NARROW_STRUCT, SPAN_STRUCT, SpanArray, SpanBatch
+from rlinf_lab.timeline.record.clock import Clock, MonotonicClock
+from rlinf_lab.timeline.record.pending import NUMBERS, ROW, Waiting, cut_off, packed
+from rlinf_lab.timeline.record.span import SpanKind, Track, writable
+from rlinf_lab.timeline.record.spill import Spill
+
+NAME_CHARACTERS = 200
+_LOOSE = 1024  # rows that may wait as numbers, which take six times as much memory
+_COUNTER = struct.Struct("<iqd")  # COUNTER_DTYPE
+_NO_SAMPLES = np.empty(0, COUNTER_DTYPE)
+_KINDS = tuple(range(len(SpanKind)))  # a plain int of each kind, too; they fit into four bits
+_KNOWN = frozenset(map(int, SpanKind))
+_RECORDERS: weakref.WeakSet[Recorder] = weakref.WeakSet()
+_CHILDREN = 512  # forked processes at a time that count without getting into each other's way
+
+
+class Recorder:
+    """Collects spans and counter samples of one process; thread-safe; never blocks a worker.
+
+    ``limit`` is how many spans may wait in memory (32 bytes each). When half of them wait, a background thread writes
+    them to ``spill`` (a folder; None: one of its own under the system's temporary folder, made when needed, gone with the
+    process). What comes beyond the limit, while the disk is slower than the worker, is counted, not kept: ``dropped`` says
+    how many, the next batch carries the number and the `Timeline` shows it. As many samples of counters may wait, in memory only;
+    those beyond are ``dropped_samples``.
+    """
+
+    def __init__(self, host: str = "local", clock: Clock | None = None, *, limit: int = 262_144, spill: str | Path | None = None) -> None:
+        if not isinstance(host, str):
+            raise TimelineError(f"Recorder({shown(host)}): the name of this host. Next: Recorder('local').")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise TimelineError(f"Recorder(limit={shown(limit)}): how many spans may wait, at least 1. Next: leave it out.")
+        self.host = writable(host)
+        self.clock: Clock = clock or MonotonicClock()
+        self.limit = limit
+        self._full_bytes, self._half_bytes = limit * ROW, max(limit // 2, 1) * ROW
+        self._counter_bytes = limit * _COUNTER.size
+        self._elsewhere: NDArray[np.int64] | None = None  # what forked processes added, (spans, samples) in a place of each
+        self._known_elsewhere = (0, 0)
+        self._is_forked = False
+        self._pack = NARROW_STRUCT.pack
+        self.loose: list[int] = []  # rows by their numbers in the order of `NARROW_DTYPE`, of a runtime of ours, which knows that they are right
+        self.most_loose = NUMBERS * min(_LOOSE, max(limit // 2, 1))  # numbers, then `pack_up` is to be called
+        self._packing = threading.Lock()
+        self._tracks: dict[Track, int] = {}
+        self._names: dict[str, int] = {}
+        self._folder = spill
+        self._begin()
+        _RECORDERS.add(self)
+
+    def _begin(self) -> None:
+        """With nothing that waits: at first, and in a process that was forked, where numbers of tracks and names stay what they are."""
+        self.dropped = self.dropped_samples = 0
+        self.source = f"{self.host}/{os.getpid()}/{os.urandom(6).hex()}"
+        self._buffer = bytearray()
+        self._extend = self._buffer.extend
+        self._wide = bytearray()  # the few spans that are no narrow rows
+        self._counters = bytearray()
+        self._lock = threading.Lock()
+        self._sent = (0, 0, 0, 0)  # tracks, names, dropped spans and samples that earlier batches have carried
+        self._seq = itertools.count()
+        self._draining = threading.Lock()  # one at a time takes from the buffers: a drain, or the spilling thread
+        self._spill = Spill(self.source, self._folder)
+        self._spilling = False
+
+    def _before_fork(self) -> None:
+        """From the first fork on there is a page of memory that all forked processes share."""
+        if self._elsewhere is None:
+            self._elsewhere = np.frombuffer(mmap.mmap(-1, _CHILDREN * 16), np.int64).reshape(_CHILDREN, 2)
+
+    def _after_fork(self) -> None:
+        """In the new process: whatever is added here is counted and not kept."""
+        self._spill.leave()
+        self._begin()
+        self._packing = threading.Lock()
+        self.loose.clear()
+        self._is_forked, self._half_bytes, self._counter_bytes, self.most_loose = True, 0, 0, 0
+
+    # --- tables: numbers for what would be long in every row ------------------------------------------
+    def track(self, worker: str, rank: int, devices: tuple[str, ...] = ()) -> int:
+        """The number of this worker rank's lane; the same arguments give the same number.
+
+        Raises `TimelineError` for anything but a name, a number of 64 bits and names of devices.
+        """
+        named = not isinstance(devices, str) and all(isinstance(device, str) for device in devices)
+        if not (named and isinstance(worker, str) and isinstance(rank, Integral) and -(1 << 63) <= rank < 1 << 63):  # tables and files have 64 bits
+            said = f"track({shown(worker)}, {shown(rank)}, {shown(devices)})"
+            raise TimelineError(f"{said}: a worker's name, its rank, names of devices. Next: recorder.track('actor', 0, ('cuda:0',)).")
+        key = Track(writable(worker), int(rank), tuple(map(writable, devices)), self.host)
+        with self._lock:
+            return self._tracks.setdefault(key, len(self._tracks))
+
+    def name(self, text: str) -> int:
+        """The number of a name (a method, a label, a channel); the same text gives the same number.
+
+        Beyond `NAME_CHARACTERS` it is cut, and what no file can hold (lone surrogates) is written as ``\\udcff``. `TimelineError` for anything but a text.
+        """
+        number = self._names.get(text) if isinstance(text, str) else None
+        if number is None:
+            if not isinstance(text, str):
+                raise TimelineError(f"name({shown(text)}): a text. Next: recorder.name('step').")
+            kept = text if len(text) <= NAME_CHARACTERS else f"{text[:NAME_CHARACTERS]}…"
+            kept = writable(kept)
+            with self._lock:
+                number = self._names.setdefault(kept, len(self._names))
+        return number
+
+    channel = name  # channels live in the same table
+
+    # --- rows -----------------------------------------------------------------------------------------
+    def add(
+        self,
+        track: int,
+        kind: int,
+        name: int,
+        start_ns: int,
+        end_ns: int,
+        iteration: int = -1,
+        items: int = 0,
+        nbytes: int = 0,
+        channel: int = -1,
+        flow: int = -1,
+    ) -> None:
+        """Write one span (half-open, ns): 0.4 to 0.55 microseconds in a loop.
+
+        Raises `struct.error` if a number does not fit (times, bytes and flow: 64 bits, the rest 32), `TimelineError` for what is no `SpanKind`.
+        """
+        if len(self._buffer) >= self._half_bytes and self._is_full():
+            return
+        try:
+            row = self._pack(start_ns, end_ns - start_ns, flow, iteration << 4 | _KINDS[kind], nbytes, track, name, channel, items)
+        except (struct.error, IndexError):  # long, large or wrong: which of them, a wide row tells
+            if kind not in _KNOWN:
+                raise TimelineError(f"add(kind={shown(kind)}): what kind of span it is. Next: SpanKind.RUN, or another of SpanKind.") from None
+            if len(self._wide) < self._half_bytes or not self._is_full():
+                self._wide.extend(SPAN_STRUCT.pack(start_ns, end_ns, nbytes, flow, track, name, channel, iteration, items, kind))
+            return
+        self._extend(row)
+
+    def counter(self, name: str, time_ns: int, value: float) -> None:
+        """Write one sample of a quantity over time (utilisation, channel depth, reward). `TimelineError` for anything but numbers."""
+        if len(self._counters) >= self._counter_bytes:
+            self._drop(0, 1)
+            return
+        try:
+            self._counters.extend(_COUNTER.pack(self.name(name), time_ns, value))
+        except (struct.error, TypeError, OverflowError) as error:
+            said = f"counter({shown(name)}, {shown(time_ns)}, {shown(value)})"
+            raise TimelineError(f"{said}: a name, whole ns and a number. Next: recorder.counter('reward', recorder.clock.now_ns(), 1.5).") from error
+
+    def _drop(self, spans: int, samples: int) -> None:
+        with self._lock:  # rare; += on an attribute is not atomic
+            self.dropped += spans
+            self.dropped_samples += samples
+            if self._is_forked and self._elsewhere is not None:
+                self._elsewhere[os.getpid() % _CHILDREN] += (spans, samples)
+
+    def _count_forked(self) -> None:
+        """What was added in forked processes is lost, and its number known here."""
+        if self._elsewhere is not None and not self._is_forked:
+            spans, samples = self._elsewhere.sum(axis=0).tolist()
+            known, self._known_elsewhere = self._known_elsewhere, (spans, samples)
+            with self._lock:
+                self.dropped += spans - known[0]
+                self.dropped_samples += samples - known[1]
+
+    def _is_full(self) -> bool:
+        """More than half the limit waits: have it written to disk. True, and counted, when there is no room left."""
+        self._have_it_written()
+        if self._is_forked or len(self._buffer) + len(self._wide) >= self._full_bytes:
+            self._drop(1, 0)
+            return True
+        return False
+
+    def _have_it_written(self) -> None:
+        if not self._is_forked and not self._spilling and self._spill.may_write:
+            with self._lock:
+                start, self._spilling = not self._spilling, True
+            if start:
+                try:
+                    threading.Thread(target=self._write_out, name="span spill", daemon=True).start()
+                except RuntimeError as error:  # no threads left: no fault of the worker that adds
+                    self._spill.refuse(f"cannot start the thread that writes spans to disk: {error}")
+                    self._spilling = False
+
+    def pack_up(self) -> None:
+        """For who leaves rows ``loose``, when there are ``most_loose`` numbers: make rows of them. What is beyond the limit is counted, not kept."""
+        if not self._packing.acquire(blocking=False):  # another thread does that
+            return
+        try:
+            if self._is_forked:
+                self._drop(len(self.loose) // NUMBERS, 0)
+                self.loose.clear()
+                return
+            numbers = self._loose_now()
+            rows, wide = packed(numbers)
+            beyond = len(self._buffer) + len(self._wide) + len(rows) + len(wide) - self._full_bytes
+            lost = cut_off(rows, ROW, beyond)
+            if lost := lost + cut_off(wide, SPAN_STRUCT.size, beyond - lost * ROW):
+                self._drop(lost, 0)
+            self._extend(rows)
+            self._wide.extend(wide)
+            del self.loose[: len(numbers)]
+            if len(self._buffer) >= self._half_bytes or len(self._wide) >= self._half_bytes:
+                self._have_it_written()
+        finally:
+            self._packing.release()
+
+    def _loose_now(self) -> list[int]:
+        """A copy; others go on writing. No ``tuple(self.loose)``: CPython 3.11 looks where the numbers are before it makes room for the tuple, and a collection
+        of garbage begun by that may let another thread write, which moves them. A slice makes room first.
+        """
+        return self.loose[:]
+
+    def _write_out(self) -> None:
+        """Move what waits in memory to disk."""
+        with self._draining:
+            try:
+                if len(self._buffer) + len(self._wide) < self._half_bytes:  # a drain came first
+                    return
+                with self._packing:
+                    waiting = self._wait()
+                    spans = waiting.spans()
+                    del self.loose[: waiting.numbers]
+                if self._is_written(spans):
+                    del self._buffer[: waiting.size], self._wide[: waiting.wide_size]
+                else:
+                    self._extend(waiting.rows[waiting.size :])
+                    self._wide.extend(waiting.wide[waiting.wide_size :])
+            except MemoryError as error:
+                self._spill.refuse(f"no memory to write spans to disk: {error}")
+            finally:
+                self._spilling = False
+
+    def _is_written(self, spans: SpanArray) -> bool:
+        try:
+            with self._lock:
+                tracks, names = list(self._tracks), list(self._names)
+            return self._spill.write(spans, tracks, names)
+        except MemoryError as error:
+            self._spill.refuse(f"no memory to write spans to disk: {error}")
+            return False
+
+    # --- the other end --------------------------------------------------------------------------------
+    def drain(self, as_it_is: bool = False) -> SpanBatch:
+        """A portion of what is new: the oldest file on disk if there is one, else all that waits in memory.
+
+        May be called from any thread, also while others add. `batches` gives everything. ``as_it_is``: rows may be of `NARROW_DTYPE`, as they
+        wait here; only `Timeline.extend` reads them, and fills them in where they shall be.
+        """
+        with self._draining:
+            # Rows first, tables after them: whatever number a row uses is then in a table that this batch has sent.
+            spans = self._fetch() if self._spill else self._cut(as_it_is)
+            self._count_forked()
+            with self._lock:
+                samples = np.frombuffer(self._counters[:], COUNTER_DTYPE) if self._counters else _NO_SAMPLES
+                del self._counters[: samples.nbytes]
+                first_track, first_name, dropped, dropped_samples = self._sent
+                tracks = tuple(itertools.islice(self._tracks, first_track, None)) if len(self._tracks) > first_track else ()
+                names = tuple(itertools.islice(self._names, first_name, None)) if len(self._names) > first_name else ()
+                lost, lost_samples = self.dropped - dropped, self.dropped_samples - dropped_samples
+                news = bool(len(spans) or len(samples) or tracks or names or lost or lost_samples)
+                self._sent = (first_track + len(tracks), first_name + len(names), self.dropped, self.dropped_samples)
+                return SpanBatch(
+                    host=self.host,
+                    source=self.source,
+                    seq=next(self._seq) if news else -1,  # an empty batch need not be shipped, so it takes no number
+                    spans=spans,
+                    tracks=tracks,
+                    names=names,
+                    counters=samples,
+                    dropped=lost,
+                    dropped_samples=lost_samples,
+                )
+
+    def batches(self, as_it_is: bool = False) -> Iterator[SpanBatch]:
+        """All that waits now, portion by portion. It ends, however fast others add meanwhile. ``as_it_is``: see `drain`."""
+        if not self._has_news():  # asked many times a second
+            return
+        if not self._spill and not self._spilling:  # of what is on its way to disk this would bring the file or the rest
+            yield self.drain(as_it_is)
+            return
+        with self._draining:
+            portions = self._spill.files + 1
+        for _ in range(portions):
+            if batch := self.drain():
+                yield batch
+
+    def take_rows(self, most: int) -> tuple[int, bytearray] | None:
+        """(number of the batch, rows of `NARROW_DTYPE`) of the spans that wait; samples of counters wait on. None where there is more to tell than spans in
+        narrow rows, or there are more than ``most``, or somebody drains: ask `drain`. The least that taking can cost, for `SpanStore.extend_by_rows`.
+        """
+        if not self._draining.acquire(blocking=False):
+            return None
+        try:
+            if self._elsewhere is not None:
+                self._count_forked()
+            if len(self._buffer) > most * ROW:
+                return None
+            with self._packing:
+                waiting = self._wait()
+                # As in `drain`: the tables are looked at after the rows, so they have all numbers that those use.
+                if (
+                    len(waiting.rows) > most * ROW or waiting.wide or self._spilling or self._spill
+                    or (len(self._tracks), len(self._names), self.dropped, self.dropped_samples) != self._sent
+                ):  # fmt: skip
+                    return None
+                self._forget(waiting)
+            return next(self._seq) if waiting.rows else -1, waiting.rows
+        finally:
+            self._draining.release()
+
+    def at_disk(self) -> bool:
+        """Whether spans wait on disk, or are on their way there: a drain takes as long as the disk then."""
+        return bool(self._spill) or self._spilling
+
+    def _fetch(self) -> SpanArray:
+        """The oldest of what waits on disk."""
+        before = self._spill.lost
+        spans = self._spill.fetch()
+        with self._lock:
+            self.dropped += self._spill.lost - before
+        return spans
+
+    def _has_news(self) -> bool:
+        """Whether a drain would bring anything."""
+        self._count_forked()
+        here = (len(self._tracks), len(self._names), self.dropped, self.dropped_samples)
+        return bool(self.loose or self._buffer or self._wide or self._counters or self._spill) or here != self._sent
+
+    def _cut(self, as_it_is: bool) -> SpanArray:
+        """Take what waits in memory."""
+        with self._packing:
+            waiting = self._wait()
+            spans = np.frombuffer(waiting.rows, NARROW_DTYPE) if as_it_is and not waiting.wide else waiting.spans()
+            self._forget(waiting)
+        return spans
+
+    def _wait(self) -> Waiting:
+        """What waits in memory; the caller holds the locks for draining and for packing.
+
+        The mark that ends an iteration was added after what ran in it, and must not be taken without that. So both buffers as they were at one moment, for
+        they only grow meanwhile: a mark of more than 4.29 s is wide, and what it ends mostly not. Then the loose rows, among which there are no marks.
+        """
+        while True:
+            size, wide_size = len(self._buffer), len(self._wide)
+            if len(self._buffer) == size:
+                break
+        numbers = self._loose_now()
+        rows, wide = self._buffer[:size], self._wide[:wide_size]
+        if numbers:
+            more, more_wide = packed(numbers)
+            rows += more
+            wide += more_wide
+        return Waiting(rows, wide, size, wide_size, len(numbers))
+
+    def _forget(self, waiting: Waiting) -> None:
+        del self._buffer[: waiting.size], self._wide[: waiting.wide_size], self.loose[: waiting.numbers]
+
+    def __len__(self) -> int:
+        """How many spans wait, in memory and on disk."""
+        return len(self.loose) // NUMBERS + len(self._buffer) // ROW + len(self._wide) // SPAN_STRUCT.size + len(self._spill)
+
+    def __repr__(self) -> str:
+        why = self._spill.problem or self._spill.unread
+        lost = f", {self.dropped:,} DROPPED (limit {self.limit:,}){why and ': ' + why}" if self.dropped else ""
+        lost += f", {self.dropped_samples:,} counter samples DROPPED" if self.dropped_samples else ""
+        disk = f" ({len(self._spill):,} of them on disk)" if self._spill else ""
+        return f"Recorder on {self.host}: {len(self):,} spans waiting{disk}, {len(self._tracks)} tracks{lost}"
+
+
+def _each(method: str) -> Callable[[], None]:
+    def call() -> None:
+        for recorder in list(_RECORDERS):
+            getattr(recorder, method)()
+
+    return call
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_each("_before_fork"), after_in_child=_each("_after_fork"))

@@ -1,0 +1,1 @@
+"""What a worker's method does, read from its source."""

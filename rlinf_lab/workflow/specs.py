@@ -1,0 +1,207 @@
+"""Values that describe calls and channels: what executors send, what the graph is traced from."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rlinf_lab.errors import ConfigError, WorkflowError, shown
+from rlinf_lab.workflow.structure import Path, rebuilt
+
+#: The two ends of a channel, as a method has them.
+READ, WRITE = "read", "write"
+DEFAULT_CAPACITY = 64
+ORDERS = ("fifo", "lifo", "priority")
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    """What a channel promises.
+
+    ``capacity``: items it holds before a put blocks (``None``: unbounded). ``keyed``: every item has an integer key and is
+    read by it. ``whole``: the consumer wants everything of an iteration at once (on-policy training), each of its ranks an equal share
+    (`Inbox.get_all`), so nothing bounds it. Who asks for less is given nothing before all is there, either.
+    ``weight``: of an item (its tokens, say), a whole number that a function of the item gives; 1 without it, and a put may say its own. ``order``: which
+    of the items that are there a get is given: "fifo", "lifo", "priority" (what the put says), or a function of the item that gives a number: the
+    smallest goes first, as in `queue.PriorityQueue`, and among equals the one that came first.
+
+    ``group``: a barrier for so many items of one key, as group-relative advantages need (GRPO: the responses to one prompt). A put says its key; when a
+    rank has put as many with the same key, they go on together, as one item of the channel: a list, in the order of their puts. All else
+    (``capacity``, chunks, ``get(n)``, an order's or weight's function) counts and sees groups. A call that ends with an incomplete group fails.
+
+    ``discard_unread``: more may be put in an iteration than is read, as where samples are drawn until a batch is full (dynamic sampling, DAPO): what is
+    left is discarded, and calls that go on putting end (`Outbox.put`). Without it the iteration fails, as soon as it is certain that nobody will read on.
+
+    ``may_be_empty``: it is all right that producers are called in an iteration and put nothing, as a filter that lets nothing pass. Without it the
+    iteration fails: whoever reads an empty stream to its end computes something of nothing.
+
+    ``cpu_offload``: torch tensors that are put on a GPU wait in host memory, and are on the reader's device when it takes them (the loop has none: there
+    they stay in host memory). An item with such tensors comes as a copy, also in the same process, and has to pickle. A queue of rollouts then takes
+    nothing of the GPU's memory, for two copies over the bus.
+    """
+
+    name: str
+    capacity: int | None = DEFAULT_CAPACITY
+    keyed: bool = False
+    whole: bool = False
+    weight: Callable[[Any], int] | None = None
+    order: str | Callable[[Any], float] = "fifo"
+    group: int = 1
+    discard_unread: bool = False
+    may_be_empty: bool = False
+    cpu_offload: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.isidentifier():
+            raise ConfigError(f"Channel name {self.name!r} is not an identifier. Next: use letters, digits and underscores.")
+        for option in ("keyed", "whole", "discard_unread", "may_be_empty", "cpu_offload"):
+            if not isinstance(getattr(self, option), bool):
+                given = getattr(self, option)
+                raise ConfigError(f"Channel {self.name!r}: {option} is {given!r}; it must be True or False. Next: {option}=True, or leave it out.")
+        if not isinstance(self.group, int) or isinstance(self.group, bool) or self.group < 1:
+            raise ConfigError(
+                f"Channel {self.name!r}: group is {shown(self.group)}; it must be a whole number of items, at least 1. Next: group=8, say, or leave it out."
+            )
+        if self.group > 1 and self.keyed:
+            raise ConfigError(f"Channel {self.name!r}: group={self.group} and keyed=True: the key says which group an item is of, or who reads it. Next: one.")
+        if self.weight is not None and not callable(self.weight):
+            raise ConfigError(
+                f"Channel {self.name!r}: weight is {shown(self.weight)}; it must be a function of an item, or None. "
+                f"Next: weight=lambda item: len(item.tokens), say."
+            )
+        if not callable(self.order) and self.order not in ORDERS:
+            known = ", ".join(map(repr, ORDERS))
+            raise ConfigError(f"Channel {self.name!r}: order is {shown(self.order)}; it must be {known}, or a function of an item. Next: one of those.")
+        if self.capacity is not None and (not isinstance(self.capacity, int) or isinstance(self.capacity, bool) or self.capacity < 1):
+            raise ConfigError(
+                f"Channel {self.name!r}: capacity is {self.capacity!r}; it must be a whole number of items, "
+                f"at least 1, or None for no bound. Next: capacity={DEFAULT_CAPACITY}, say."
+            )
+
+    @property
+    def is_fifo(self) -> bool:
+        return self.order == "fifo"
+
+    @property
+    def taken_by(self) -> int:
+        """The order as the engine knows it: 0 first in, first out; 1 last in, first out; 2 by what is known of each item."""
+        return {"fifo": 0, "lifo": 1}.get(self.order if isinstance(self.order, str) else "", 2)
+
+    def tag(self, who: str, items: Sequence[Any], weight: int | None, priority: float | None) -> Tags | None:
+        """What is known of the items of a put beside themselves; None when it is nothing. Raises `WorkflowError` for what is no weight or no priority."""
+        if weight is None and self.weight is None and priority is None and self.order in ("fifo", "lifo"):
+            return None
+        if (priority is not None) != (self.order == "priority"):
+            if priority is None:
+                raise WorkflowError(f"{who} takes the smallest priority first. Next: put(item, priority=...).")
+            raise WorkflowError(f"{who} has no priorities. Next: declare it with order='priority', or leave priority= out.")
+        weights: tuple[int, ...] | None = None
+        if weight is not None:
+            weights = (weight,) * len(items)
+        elif self.weight is not None:
+            weights = tuple(map(self.weight, items))
+        for one in weights or ():
+            if not isinstance(one, numbers.Integral) or isinstance(one, bool) or one < 0:
+                must = "it must be a whole number, not negative. Next: let weight= or the channel's function give one"
+                raise WorkflowError(f"{who}: the weight of an item is {shown(one)}; {must}.")
+        ranks = tuple(map(self.order, items)) if callable(self.order) else None if priority is None else (priority,) * len(items)
+        for rank in ranks or ():
+            if not isinstance(rank, numbers.Real) or rank != rank:
+                raise WorkflowError(f"{who}: the place of an item is {shown(rank)}; it must be a number. Next: let priority= or the channel's order give one.")
+        return Tags(None if weights is None else tuple(map(int, weights)), ranks)
+
+
+class Tags(NamedTuple):
+    """Of the items of a put: their weights and their places in the order, where a channel has them."""
+
+    weights: tuple[int, ...] | None
+    ranks: tuple[float, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelArg:
+    """An argument that is a channel end: ``direction`` is ``"read"`` (Inbox) or ``"write"`` (Outbox)."""
+
+    channel: str
+    direction: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsArg:
+    """An argument that is a store of weights."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RefArg:
+    """An argument that is (a part of) the value of another call. ``path``: attributes (".x") and items ("[", key)."""
+
+    call_id: int
+    path: Path = ()
+    producer: str = ""
+    iteration: int = -1  # of the call that makes it
+
+
+class Hole:
+    """Where in a `Nested` argument the value of ``refs[index]`` belongs. (No dataclass: those are containers of values.)"""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+    def __repr__(self) -> str:
+        return "<the value of another call>"
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """An argument that contains values of other calls: a structure with holes, and what fills them."""
+
+    template: Any
+    refs: tuple[RefArg, ...]
+
+    @staticmethod
+    def filled(template: Any, values: list[Any]) -> Any:
+        """The template with a value in every hole."""
+        return rebuilt(template, lambda leaf: values[leaf.index] if type(leaf) is Hole else leaf)
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpec:
+    """One call of one worker, for all its ranks, or those in ``ranks`` (``began``: the first so many; the others have come since).
+    ``starts_on_device``: it computes before its first get."""
+
+    call_id: int
+    worker: str
+    method: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    iteration: int = 0
+    starts_on_device: bool = True
+    ranks: tuple[int, ...] = ()
+    began: int = 0
+
+    def taken_by(self, ranks: int) -> tuple[int, ...]:
+        """Who takes part, of so many."""
+        return self.ranks or tuple(range(ranks))
+
+    def place(self, rank: int, ranks: int) -> tuple[int, int]:
+        """Position of a rank, of so many, among those that take part, and how many of them began it: the position of who has come since is that or larger."""
+        return (self.ranks.index(rank), self.began or len(self.ranks)) if self.ranks else (rank, ranks)
+
+    def arguments(self) -> list[Any]:
+        return [*self.args, *self.kwargs.values()]
+
+    def channels(self, direction: str) -> list[str]:
+        return [a.channel for a in self.arguments() if isinstance(a, ChannelArg) and a.direction == direction]
+
+    def refs(self) -> list[RefArg]:
+        """Also those inside lists and dicts."""
+        found: list[RefArg] = []
+        for argument in self.arguments():
+            found += argument.refs if isinstance(argument, Nested) else [argument] if isinstance(argument, RefArg) else []
+        return found

@@ -1,0 +1,1 @@
+"""The dry run of the user's loop."""

@@ -1,0 +1,134 @@
+"""The front door on a small numpy task, all in this process."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rlinf_lab as lab
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.experiments import TrainingRun
+
+SMALL: dict[str, Any] = {"num_envs": 4, "steps": 20, "minibatch": 40, "epochs": 1, "progress": False, "horizon": 20}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+
+
+def train(**more: Any) -> TrainingRun:
+    return lab.train("ppo", "numpy/ReachArm-v0", **{**SMALL, "iterations": 6, "folder": False, **more})
+
+
+def arrays(run: TrainingRun) -> dict[str, np.ndarray]:
+    return run.policy().module.weights().arrays
+
+
+def same(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> bool:
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def test_looking_at_a_run_does_not_change_what_it_learns() -> None:
+    alone, watched = train(), train(eval_every={"iterations": 2}, eval_episodes=4, on_iteration=lambda row: {"doubled": 2 * row["env_steps"]})
+    early = watched.evaluate(episodes=4, seed=1)
+    assert early["episodes"] == 4 and 1 <= early["iteration"] <= 6 and early["length"] == 20
+    alone.wait()
+    watched.wait()
+    assert same(arrays(alone), arrays(watched))
+    table = watched.metrics
+    assert table["iteration"].tolist() == [1, 2, 3, 4, 5, 6] and table["seconds"].notna().all()
+    assert table["eval_return"].notna().tolist() == [False, True] * 3 and (table["doubled"] == 2 * table["env_steps"]).all()
+    assert watched.evaluate(4)["return"] == table["eval_return"].iloc[-1], "the same seeds, the same policy"
+    assert watched.evaluate(4, best=True)["return"] == table["eval_return"].max()
+
+
+def test_a_run_is_kept_and_goes_on_from_its_folder(tmp_path: Path) -> None:
+    run = train(folder=None, eval_every=160, eval_episodes=4).wait()
+    assert run.folder is not None and run.folder.parent == Path("runs")
+    about = json.loads((run.folder / "run.json").read_text())
+    assert about["state"] == "finished" and about["iteration"] == 6 and about["seeds"]["training"] == 0 and "torch" in about["versions"]
+    obs = np.random.default_rng(0).normal(size=(3, 8))
+    assert np.array_equal(lab.load_policy(run.folder).act(obs), run.policy().act(obs))
+    assert lab.load_policy(run.folder).act(obs[1]) == pytest.approx(run.policy().act(obs)[1], abs=1e-6), "one observation, no batch"
+    assert np.array_equal(lab.load_policy(run.folder, best=True).act(obs), run.policy(best=True).act(obs))
+    with pytest.raises(ConfigError, match=r"has done all its 6 iterations.*total_timesteps=960"):
+        lab.resume(run.folder)
+    saved = run.save(tmp_path / "copy")
+    more = lab.resume(saved, total_timesteps=640, progress=False).wait()
+    assert more.iteration == 8 and more.metrics["env_steps"].tolist() == [80.0 * i for i in range(1, 9)]
+    pairs = zip(run.metrics.to_dict("records"), more.metrics.to_dict("records"), strict=False)
+    assert all(a["policy_loss"] == b["policy_loss"] for a, b in pairs), "what was before is kept"
+
+
+def test_a_goal_ends_a_run_and_is_named() -> None:
+    run = train(iterations=50, until={"return": -1e9}, eval_every={"iterations": 1}, eval_episodes=2).wait()
+    assert run.state == "finished" and run.iteration == 1 and "≥ -1e+09" in run.reason and run.evaluate(2)["iteration"] == 1
+
+
+def test_pause_stop_and_asking_meanwhile() -> None:
+    began = threading.Semaphore(0)
+    run = train(iterations=10_000, on_iteration=lambda row: began.release())
+    first = run.evaluate(episodes=2)["iteration"]
+    run.pause()
+    held = run.evaluate(episodes=2)["iteration"]
+    assert held >= first and run.evaluate(episodes=2)["iteration"] == run.policy().version == held, "it is held: nothing is newer"
+    while began.acquire(blocking=False):
+        pass
+    run.unpause()
+    assert began.acquire(timeout=60)
+    assert run.evaluate(episodes=2)["iteration"] > held
+    run.stop()
+    assert run.state == "stopped" and run.policy().version == run.iteration == len(run.metrics)
+    assert run.wait() is run
+
+
+def test_what_on_iteration_raises_comes_out_where_the_user_waits() -> None:
+    def broken(row: object) -> None:
+        raise ZeroDivisionError("mine")
+
+    run = train(on_iteration=broken)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        run.wait()
+    assert run.state == "failed"
+
+
+def test_a_broken_environment_comes_out_too() -> None:
+    run = lab.train("ppo", "numpy/ReachArm-v0", **{**SMALL, "folder": False, "obs_size": 5})
+    with pytest.raises(lab.WorkerError, match="obs_size=8"):
+        run.evaluate(1)
+    with pytest.raises(lab.WorkerError, match="obs_size=8"):
+        run.wait()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"learning_rat": 1e-3}, "Did you mean 'learning_rate'"),
+        ({"lr": 1e-3}, "'lr' is called 'learning_rate' here. Next: learning_rate=0.001."),
+        ({"eval_evry": 3}, "eval_every"),
+        ({"gamma": 2.0}, "gamma is 2.0"),
+        ({"total_timesteps": 0}, "total_timesteps=0"),
+        ({"eval_every": {"steps": 3}}, "eval_every="),
+        ({"plan": "auto"}, "an ExecutionPlan"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_before_anything_starts(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, UnknownNameError), match=said):
+        train(**settings)
+
+
+def test_unknown_algorithms_and_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'ppo'"):
+        lab.train("pppo", "CartPole-v1")
+    with pytest.raises(ConfigError, match=r"it has no run.json"):
+        lab.resume(tmp_path)
+    with pytest.raises(ConfigError, match=r"it has no run.json"):
+        lab.load_policy(tmp_path / "nowhere")

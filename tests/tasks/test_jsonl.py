@@ -1,0 +1,49 @@
+"""Files of problems: good lines are problems, bad ones are named."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rlinf_lab.errors import ConfigError, UnknownNameError
+from rlinf_lab.tasks import Jsonl
+
+GOOD = {"prompt": "1+1=", "answer": 2, "level": 2, "source": "book"}
+
+
+@pytest.mark.parametrize(("line", "says"), [
+    ("{oops", "not JSON"), ("[1]", r"\[1\] is no object"), ('{"prompt": "a"}', "no field 'answer', only 'prompt'"),
+    ('{"prompt": "", "answer": "1"}', "'prompt' is '', not a text"), ('{"prompt": "a", "answer": null}', "'answer' is None"),
+    ('{"prompt": "a", "answer": "1", "level": 0}', "'level' is 0"),
+])  # fmt: skip
+def test_a_bad_line_is_named_or_left_out(tmp_path, line, says):
+    path = tmp_path / "problems.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
+    with pytest.raises(ConfigError, match=rf"problems\.jsonl, line 3: .*{says}"):
+        Jsonl(path)
+    with pytest.warns(UserWarning, match=rf"1 lines left out: line 3: .*{says}"):
+        task = Jsonl(path, on_error="skip")
+    assert len(task.problems) == 1
+
+
+def test_problems_and_their_verifier(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    path.write_text("".join(json.dumps({**GOOD, "prompt": f"{i}+0=", "answer": i}) + "\n" for i in range(40)))
+    task = Jsonl(path, verifier=lambda problem, text: text == problem.answer)
+    drawn = task.sample(np.random.default_rng(0), 30)
+    assert {p.prompt for p in drawn} < {f"{i}+0=" for i in range(40)} and all(
+        p.detail == {"source": "book"} for p in drawn
+    )
+    assert (
+        task.reward(drawn[0], drawn[0].answer).value == 1
+        and Jsonl(path).reward(drawn[0], "#" + drawn[0].answer).value == 1
+    )
+    with pytest.raises(UnknownNameError, match="exact"):
+        Jsonl(path, verifier="exactly")
+    with pytest.raises(FileNotFoundError):
+        Jsonl(tmp_path / "none.jsonl")
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match="no problem in it"):
+        Jsonl(path)

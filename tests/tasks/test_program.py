@@ -1,0 +1,62 @@
+"""Sampled programs: right ones pass, harmful ones end within their limits, and nothing of them is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlinf_lab.errors import ConfigError
+from rlinf_lab.tasks import Problem, Sandbox, program_reward
+from rlinf_lab.tasks.program import program_of
+
+PROBLEM = Problem("add", "", 1, {"tests": ["assert add(2, 3) == 5", "assert add(-1, 1) == 0"]})
+
+
+@pytest.mark.parametrize(("program", "value", "says"), [
+    ("def add(a, b):\n    return a + b", 1.0, "2 of 2"), ("def add(a, b):\n    return a * b - 1", 0.5, "1 of 2 tests; 'AssertionError'"),
+    ("def add(a, b): return", 0.0, "AssertionError"), ("def add(:", 0.0, "SyntaxError"),
+])  # fmt: skip
+def test_share_of_tests(program, value, says):
+    verdict = program_reward(PROBLEM, f"Here:\n```python\n{program}\n```\n", sandbox=Sandbox(seconds=20))
+    assert verdict.value == value and says in verdict.detail
+
+
+def test_limits_end_what_goes_beyond_them():
+    hasty = Sandbox(seconds=0.2)
+    assert hasty.run("import time; time.sleep(99)").reason == "time"
+    assert hasty.run("while True: pass").reason == "time"
+    sandbox = Sandbox(seconds=20, memory_mib=256, output_kib=4)
+    flood = sandbox.run("while True: print('a' * 999)")
+    assert flood.reason == "output" and len(flood.output) == 4096
+    assert "MemoryError" in sandbox.run("x = bytearray(1 << 29)").output
+    assert "File too large" in sandbox.run("open('f', 'wb').write(bytes(1 << 25))").output
+    assert sandbox.run("import os; os.abort()").returncode == -6
+    assert sandbox.run("import os; print(sorted(os.environ))").output == "['HOME', 'LC_ALL', 'PATH']\n"
+
+
+def test_nothing_is_left_behind():
+    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(77)\nprint('done', flush=True)"
+    ended = Sandbox(seconds=20).run(program)
+    assert ended.output == "done\n"
+    if ended.isolated:  # else a program that leaves its session is beyond reach
+        assert not [p for p in Path("/proc").glob("[0-9]*/cmdline") if _read(p).endswith(b"-I\0program.py\0")]
+        net = Sandbox(seconds=20).run("import socket; socket.create_connection(('127.0.0.1', 1), 1)")
+        assert "unreachable" in net.output
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_program_of_a_completion():
+    assert program_of("x = 1") == "x = 1"
+    assert program_of("a\n```\nfirst\n```\nb\n```py\nlast\n```") == "last\n"
+    assert program_of("a\n```python\ncut off") == "cut off"
+    assert program_reward(Problem("p", ""), "x").error.endswith("has no detail['tests']")
+    with pytest.raises(ConfigError, match=r"Sandbox\.seconds is 0"):
+        Sandbox(seconds=0)
+    assert Path(Sandbox().run("import os; print(os.getcwd())").output.strip()).name.startswith("rlinf_program_")
