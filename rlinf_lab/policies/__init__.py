@@ -4,6 +4,8 @@ from rlinf_lab.policies.actor_critic import ActorCritic
 from rlinf_lab.policies.flow import Flow
 from rlinf_lab.policies.gaussian_mlp import GaussianMLP
 from rlinf_lab.policies.make import make_policy
+from rlinf_lab.policies.recurrent import RecurrentActorCritic, make_recurrent_policy
+from rlinf_lab.policies.transformer import make_chunk_transformer
 from rlinf_lab.policies.weights import Weights
 
-__all__ = ["ActorCritic", "Flow", "GaussianMLP", "Weights", "make_policy"]
+__all__ = ["ActorCritic", "Flow", "GaussianMLP", "RecurrentActorCritic", "Weights", "make_chunk_transformer", "make_policy", "make_recurrent_policy"]
