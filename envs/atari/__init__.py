@@ -38,6 +38,11 @@ def tasks() -> list[str]:
     return list(_games())
 
 
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """See `vecenv.registry.Adapter`."""
+    return {"ale": True}
+
+
 def has(task: str) -> bool:
     return task in _games()
 

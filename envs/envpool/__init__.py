@@ -39,6 +39,11 @@ def tasks() -> list[str]:
     return [task for task in _simulator().list_all_envs() if not task.startswith(("gfootball", "Procgen"))]
 
 
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """See `vecenv.registry.Adapter`."""
+    return {"envpool": True}
+
+
 def has(task: str) -> bool:
     return task in _simulator().list_all_envs()
 

@@ -19,8 +19,8 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv import EnvSpec, checked_actions, other_environments
-from rlinf_lab.vecenv.loop import described
+from rlinf_lab.vecenv import EnvSpec, checked_actions
+from rlinf_lab.vecenv.loop import check_state, described
 
 AHEAD = 32  # states that a generator draws at once: the same numbers as one by one, a tenth of the time
 _NEVER = np.iinfo(np.int64).max
@@ -129,8 +129,7 @@ class ClassicVecEnv:
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the state is that of other environments."""
-        if state["of"] != self._kind() or state.get("runner") != "numpy":
-            raise other_environments(self._kind(), state["of"])
+        check_state(state, self._kind(), "numpy")
         held = copy.deepcopy(state)
         self._beginnings, self._started = held["beginnings"], held["started"]
         self._state_SN[:], self._age_N[:] = held["state_SN"], held["age_N"]

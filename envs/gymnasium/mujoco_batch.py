@@ -18,18 +18,14 @@ import gymnasium
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.gymnasium.mujoco_rules import RULES, Judgement
-from rlinf_lab.errors import EnvError, MissingDependencyError
+from envs.gymnasium.mujoco_rules import RULES, Judgement, Rule
+from rlinf_lab.errors import MissingDependencyError
 from rlinf_lab.records import EnvStep
-from rlinf_lab.vecenv import EnvSpec, checked_actions, other_environments
-from rlinf_lab.vecenv.loop import described
+from rlinf_lab.vecenv import EnvSpec, checked_actions
+from rlinf_lab.vecenv.loop import check_state, described
 from rlinf_lab.vecenv.spaces import Native, presented_action, presented_observation
 
 _NEVER = np.iinfo(np.int64).max
-
-
-def has_rule(task: str) -> bool:
-    return task in RULES
 
 
 class MujocoVecEnv:
@@ -42,10 +38,11 @@ class MujocoVecEnv:
             raise MissingDependencyError.of("mujoco", "metaworld", f"{id}") from error
         self._mujoco = mujoco
         self._outer = make()
-        self._env: Any = self._outer.unwrapped
-        self._rule = RULES[id.partition("/")[2]]
-        self.model = self._env.model
-        self._first = self._env.data  # which the renderer draws
+        env: Any = self._outer.unwrapped
+        self._env = env
+        self._rule: Rule = RULES[id.partition("/")[2]]
+        self.model = env.model
+        self._first = env.data  # which the renderer draws
         self._data = [self._first, *(mujoco.MjData(self.model) for _ in range(num_envs - 1))]
         self._rngs = [np.random.default_rng() for _ in range(num_envs)]
         self._views: dict[str, list[NDArray]] = {}
@@ -147,8 +144,7 @@ class MujocoVecEnv:
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the state is that of other environments."""
-        if state["of"] != self._kind() or state.get("runner") != "mujoco":
-            raise other_environments(self._kind(), state["of"])
+        check_state(state, self._kind(), "mujoco")
         held, signature = copy.deepcopy(state), self._mujoco.mjtState.mjSTATE_INTEGRATION
         for data, state_S in zip(self._data, held["state_NS"], strict=True):
             self._mujoco.mj_setState(self.model, data, state_S, signature)
@@ -168,10 +164,3 @@ class MujocoVecEnv:
     def __repr__(self) -> str:
         threads = "" if self.cores == 1 else f", {self.cores} threads"
         return described(self.spec, self.num_envs, f", a batch on MuJoCo{threads}")
-
-
-def from_maker(id: str, make: Callable[[], gymnasium.Env], num_envs: int, max_episode_steps: int | None, cores: int = 1) -> MujocoVecEnv:
-    """`EnvError` for a task without a rule."""
-    if id.partition("/")[2] not in RULES:
-        raise EnvError(f"{id} has no rule for a batch on MuJoCo; there are {sorted(RULES)}. Next: runner='loop'.")
-    return MujocoVecEnv(id, make, num_envs, max_episode_steps, cores)

@@ -92,9 +92,8 @@ class LiberoEnv:
         self._suite = benchmark.get_benchmark_dict()[suite]()
         self.task = self._suite.get_task(number)
         _check_assets()
-        from libero.libero.envs import OffScreenRenderEnv
-
         from libero.libero import get_libero_path
+        from libero.libero.envs import OffScreenRenderEnv
 
         bddl = Path(get_libero_path("bddl_files")) / self.task.problem_folder / self.task.bddl_file
         try:

@@ -72,6 +72,15 @@ def tasks() -> list[str]:
     return sorted(_simulator()[1])
 
 
+def runners(task: str, options: dict[str, Any]) -> dict[str, bool]:
+    """See `vecenv.registry.Adapter`."""
+    return {"batched" if _is_batched(task, options.get("control", CONTROL), options.get("batched", True)) else "loop": False}
+
+
+def _is_batched(task: str, control: str, batched: bool) -> bool:
+    return batched and control == CONTROL and task in RULES
+
+
 def has(task: str) -> bool:
     return task in _simulator()[1]
 
@@ -183,6 +192,6 @@ def make(task: str, num_envs: int, max_episode_steps: int | None = None, *, cont
     limit = _simulator()[1][task].max_episode_steps or 50
     observation, action = Box(-np.inf, np.inf, (obs_size,), np.float32), Box(-1.0, 1.0, (action_size,), np.float32)
     spec = EnvSpec(f"maniskill/{task}", observation, action, max_episode_steps or limit, "info['success'] of the task", renders=draws)
-    if batched and control == CONTROL and task in RULES:
+    if _is_batched(task, control, batched):
         return BatchedVecEnv(envs, spec, RULES[task])
     return LoopVecEnv(envs, spec)

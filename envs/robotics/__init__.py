@@ -13,7 +13,7 @@ import gymnasium
 
 from envs import gymnasium as single
 from rlinf_lab.errors import MissingDependencyError
-from rlinf_lab.vecenv import LoopVecEnv, VecEnv
+from rlinf_lab.vecenv import VecEnv
 
 NEEDS = "rlinf-lab[robotics]"
 
@@ -27,7 +27,8 @@ def _registered() -> list[str]:
         raise MissingDependencyError.of("gymnasium_robotics", "robotics", "An environment of gymnasium-robotics") from error
     if "FetchReach-v4" not in gymnasium.registry:
         gymnasium.register_envs(gymnasium_robotics)
-    return [task for task, spec in gymnasium.registry.items() if str(spec.entry_point).startswith("gymnasium_robotics.") and "MujocoPy" not in str(spec.entry_point)]
+    points = {task: str(spec.entry_point) for task, spec in gymnasium.registry.items()}
+    return [task for task, point in points.items() if point.startswith("gymnasium_robotics.") and "MujocoPy" not in point]
 
 
 def tasks() -> list[str]:
@@ -44,7 +45,7 @@ def has(task: str) -> bool:
     return task in _registered()
 
 
-def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> LoopVecEnv | VecEnv:
+def make(task: str, num_envs: int, max_episode_steps: int | None = None, **options: Any) -> VecEnv:
     """``options``: of gymnasium.make, such as reward_type."""
     _registered()
     return single.from_spec(f"robotics/{task}", gymnasium.spec(task), num_envs=num_envs, max_episode_steps=max_episode_steps, **options)

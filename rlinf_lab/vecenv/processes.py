@@ -35,7 +35,7 @@ from rlinf_lab.vecenv.base import EnvSpec, VecEnv
 from rlinf_lab.vecenv.bell import Bell
 from rlinf_lab.vecenv.environment_process import BUSY, CALL, CLOSE, FAILED, RESET, STEP
 from rlinf_lab.vecenv.framing import receive, send
-from rlinf_lab.vecenv.loop import checked_actions, described, other_environments
+from rlinf_lab.vecenv.loop import check_state, checked_actions, described
 from rlinf_lab.vecenv.shared_arrays import ANSWER, AT, HAS_FINAL, HAS_RESET_ONLY, HAS_SEED, HAS_SUCCESS, ORDER, SEED, SharedArrays
 
 END_SECONDS = 3.0
@@ -132,10 +132,10 @@ class ProcessVecEnv:
         self._run(STEP)
         arrays = self._arrays
         obs_N = map_tree(np.copy, arrays.obs_N)
-        has = arrays.notes_K8.any(axis=0)
+        has_final = bool(arrays.notes_K8[:, HAS_FINAL].any())
         return EnvStep(
             obs_N, arrays.reward_N.copy(), arrays.terminated_N.copy(), arrays.truncated_N.copy(), self._optional(arrays.success_N, HAS_SUCCESS),
-            self._final(obs_N) if has[HAS_FINAL] else obs_N, self._optional(arrays.reset_only_N, HAS_RESET_ONLY),
+            self._final(obs_N) if has_final else obs_N, self._optional(arrays.reset_only_N, HAS_RESET_ONLY),
         )  # fmt: skip
 
     def _final(self, obs_N: Tree) -> Tree:
@@ -177,12 +177,12 @@ class ProcessVecEnv:
 
     def save_state(self) -> dict[str, Any]:
         """See `base.Restorable`."""
-        return {"of": self._kind(), "started": self._started, "processes": [self._call_of(child, "save_state") for child in self._children]}
+        saved = [self._call_of(child, "save_state") for child in self._children]
+        return {"of": self._kind(), "runner": "processes", "started": self._started, "processes": saved}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """`EnvError` when the state is that of other environments, or of other shares."""
-        if state["of"] != self._kind():
-            raise other_environments(self._kind(), state["of"])
+        check_state(state, self._kind(), "processes")
         if len(state["processes"]) != len(self._children):
             raise EnvError(
                 f"{self.spec.id}: a state of {len(state['processes'])} processes cannot go on in {len(self._children)}. Next: cores={len(state['processes'])}."
@@ -247,7 +247,7 @@ class ProcessVecEnv:
 
     def _told(self, child: _Child, when: str) -> Any:
         """The next message of that process."""
-        ready, _, _ = select.select([child.control, child.ended], [], [], self._timeout)
+        ready, _, _ = select.select([child.control.fileno(), child.ended], [], [], self._timeout)
         if not ready:
             raise self._failed(child, f"has not come back for {self._timeout:g} s {when}", "")
         try:

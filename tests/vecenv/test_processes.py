@@ -81,12 +81,12 @@ def made() -> Iterator[Callable[..., ProcessVecEnv]]:
     for vector in vectors:
         vector.close()
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    assert not [name for name in os.listdir("/proc/self/fd") if "rlinf_lab environments" in _target(name)]
+    assert not [file for file in Path("/proc/self/fd").iterdir() if "rlinf_lab environments" in _target(file)]
 
 
-def _target(name: str) -> str:
+def _target(file: Path) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{name}")
+        return str(file.readlink())
     except OSError:
         return ""
 
