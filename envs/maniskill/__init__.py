@@ -26,6 +26,7 @@ from envs.maniskill.rules import RULES
 from rlinf_lab.errors import EnvError, MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome, VecEnv
 
+NEEDS = "rlinf-lab[maniskill]"
 CONTROL = "pd_joint_delta_pos"
 OWN_LIMIT = 1_000_000  # the vector's limit ends an episode, not the simulator's
 

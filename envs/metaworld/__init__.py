@@ -23,6 +23,7 @@ from envs.rendering import choose_renderer
 from rlinf_lab.errors import MissingDependencyError
 from rlinf_lab.vecenv import EnvSpec, LoopVecEnv, Outcome
 
+NEEDS = "rlinf-lab[metaworld]"
 OBSERVATION, ACTION = Box(-np.inf, np.inf, (39,), np.float32), Box(-1.0, 1.0, (4,), np.float32)
 LIMIT = 500  # steps, the simulator's own
 CAMERA = "corner"

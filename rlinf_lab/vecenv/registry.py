@@ -107,7 +107,7 @@ class EnvFactory:
 
     def _adapter(self) -> Any:
         """Of the simulator; None where a class or a function was handed over."""
-        point = _adapters().get(self.id.partition("/")[0]) if self.given is None else None
+        point = adapters().get(self.id.partition("/")[0]) if self.given is None else None
         return None if point is None else point.load()
 
     def spec(self, max_episode_steps: int | None = None, **options: Any) -> EnvSpec:
@@ -125,7 +125,7 @@ class EnvFactory:
     def _known_spec(self, max_episode_steps: int | None) -> EnvSpec | None:
         """As the adapter says without a simulator, where it can."""
         simulator, _, task = self.id.partition("/")
-        adapter: Any = _adapters()[simulator].load() if self.given is None and simulator in _adapters() else None
+        adapter: Any = adapters()[simulator].load() if self.given is None and simulator in adapters() else None
         if not hasattr(adapter, "spec"):
             return None
         try:
@@ -138,7 +138,7 @@ class EnvFactory:
         simulator, _, task = self.id.partition("/")
         if isinstance(self.given, type) and not issubclass(self.given, gymnasium.Env):
             return cannot_leave(self.given)
-        point = None if self.given is not None else _adapters().get(simulator)
+        point = None if self.given is not None else adapters().get(simulator)
         if point is None:
             return ""
         try:
@@ -194,7 +194,7 @@ def _by_id(id: str) -> EnvFactory:
     if id in _REGISTERED:
         return EnvFactory(id, partial(_from_callable, id, _REGISTERED[id]), _REGISTERED[id])
     simulator, _, task = id.partition("/")
-    if simulator in _adapters() and task and simulator != GYMNASIUM:
+    if simulator in adapters() and task and simulator != GYMNASIUM:
         return EnvFactory(id, partial(_from_adapter, simulator, task))
     task = task if simulator == GYMNASIUM and task else id
     spec = _gymnasium_spec(task)
@@ -206,7 +206,7 @@ def _by_id(id: str) -> EnvFactory:
 
 def _known_ids(simulator: str, simulator_given: bool) -> list[str]:
     prefix = f"{GYMNASIUM}/" if simulator == GYMNASIUM else ""
-    known = [*_REGISTERED, *(f"{name}/…" for name in _adapters()), *(prefix + task for task in gymnasium.registry)]
+    known = [*_REGISTERED, *(f"{name}/…" for name in adapters()), *(prefix + task for task in gymnasium.registry)]
     return [id for id in known if "/" in id] if simulator_given else known
 
 
@@ -221,7 +221,7 @@ def _gymnasium_spec(task: str) -> Any:
 
 
 def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps: int | None, **options: Any) -> VecEnv:
-    adapter: Adapter = _adapters()[simulator].load()
+    adapter: Adapter = adapters()[simulator].load()
     if not adapter.has(task):
         raise UnknownNameError.of("environment", f"{simulator}/{task}", [f"{simulator}/{t}" for t in adapter.tasks()])
     _check_options(f"{simulator}/{task}", adapter.make, options)
@@ -230,11 +230,11 @@ def _from_adapter(simulator: str, task: str, *, num_envs: int, max_episode_steps
 
 def _from_gymnasium(function: str, id: str, what: Any, **arguments: Any) -> VecEnv:
     """What the adapter of gymnasium makes of an EnvSpec, a class, a function or a VectorEnv of gymnasium's."""
-    vector: VecEnv = getattr(_adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
+    vector: VecEnv = getattr(adapters()[GYMNASIUM].load(), function)(id, what, **arguments)
     return vector
 
 
-def _adapters() -> dict[str, EntryPoint]:
+def adapters() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
@@ -346,7 +346,7 @@ def list_envs(simulator: str | None = None) -> list[str]:
 
     Raises `UnknownNameError` for a simulator that nobody knows, `MissingDependencyError` for one that is not installed.
     """
-    points = _adapters()
+    points = adapters()
     known = {*points, *(i.partition("/")[0] for i in _REGISTERED)}
     if simulator is not None and simulator not in known:
         raise UnknownNameError.of("simulator", simulator, known)

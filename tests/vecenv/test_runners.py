@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+import rlinf_lab as lab
 from rlinf_lab.errors import ConfigError, EnvError, UnknownNameError
 from rlinf_lab.vecenv import LoopVecEnv, make_vec
 from rlinf_lab.vecenv import runners as module
@@ -88,3 +90,14 @@ def test_a_state_goes_on_in_the_runner_that_saved_it() -> None:
     saved.reset(seed=0)
     with pytest.raises(EnvError, match="a state of runner 'numpy' cannot go on in 'loop'. Next: .*runner='numpy'"):
         make_vec("CartPole-v1", 2, runner="loop").restore_state(saved.save_state())
+
+
+def test_the_catalogue_says_what_runs_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "metaworld", None)
+    table = lab.envs.list()
+    assert table.loc["numpy", "runs"] and table.loc["gymnasium", "tasks"] > 5
+    assert not table.loc["metaworld", "runs"] and table.loc["metaworld", "needs"] == "rlinf-lab[metaworld]" and table.loc["metaworld", "why not"]
+    tasks = lab.envs.list("numpy")
+    assert tasks.loc["numpy/ReachArm-v0", "observation"].shape == (8,) and tasks.loc["numpy/ReachArm-v0", "max_episode_steps"] == 60
+    with pytest.raises(UnknownNameError, match="simulator"):
+        lab.envs.list("nympy")
