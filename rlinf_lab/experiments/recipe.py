@@ -2,11 +2,15 @@
 
 A recipe is one readable file with a frozen dataclass of settings and a function that builds a `Workflow` from it. The front door asks this of it:
 
-    config      ``env_id``, ``seed``, ``iterations`` (fields); ``env_steps`` (environment steps of one iteration, a property or a field)
+    config      fields ``env``, ``max_episode_steps``, ``seed``, ``total_timesteps``, ``iterations``; properties ``updates`` (iterations of the whole run),
+                ``env_steps`` (of one iteration), ``factory`` (an `EnvFactory`), ``spec``; ``make_policy()`` gives a constructor of the policy, which has
+                ``act(obs, None)`` and ``load(weights)``; ``preset(env, **changes)`` where settings are known that learn
     build       ``build(config, state=None) -> Workflow``, whose iteration function takes one request:
                 "train"       one update; returns its metrics, a dict of numbers
                 "checkpoint"  the same; returns {"metrics": ..., "state": ...}; of several ranks the state may be a list
                 "state"       returns the state, nothing is trained
+    shares      ``shares(config)``, optional: for each worker that may have several ranks, in how many equal parts its work divides at most, such as
+                ``{"simulator": config.num_envs}``; what ``plan="auto"`` looks at
     state       a tree (dicts, lists, numbers, arrays, tensors, `Weights`, `Moments`) from which ``build(config, state)`` goes on;
                 ``state["weights"]`` are the policy's
 
@@ -18,7 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
@@ -28,7 +32,15 @@ from rlinf_lab.workflow.workflow import Workflow
 
 GROUP = "rlinf_lab.recipes"
 #: By name: the module, its configuration and the function that builds the workflow. Loaded when asked for, torch with them.
-HOMES = {"ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build")}
+HOMES = {
+    "grpo": ("rlinf_lab.recipes.grpo", "GRPOConfig", "build"),
+    "ppo": ("rlinf_lab.recipes.ppo", "PPOConfig", "build"),
+}
+
+
+def no_shares(_config: Any) -> Mapping[str, int]:
+    """No worker may have several ranks."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Recipe:
     """a frozen dataclass"""
     build: Callable[..., Workflow]
     """``build(config, state=None)``"""
+    shares: Callable[[Any], Mapping[str, int]] = no_shares
+    """``shares(config)``; none: every worker has one rank"""
 
     @property
     def fields(self) -> dict[str, dataclasses.Field[Any]]:
@@ -57,7 +71,7 @@ def find(algorithm: str | Recipe) -> Recipe:
     if algorithm in HOMES:
         module, config, build = HOMES[algorithm]
         home = importlib.import_module(module)
-        return Recipe(algorithm, getattr(home, config), getattr(home, build))
+        return Recipe(algorithm, getattr(home, config), getattr(home, build), getattr(home, "shares", no_shares))
     found = {point.name: point for point in entry_points(group=GROUP)}
     if algorithm not in found:
         raise UnknownNameError.of("algorithm", algorithm, [*HOMES, *found])

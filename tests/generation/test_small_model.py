@@ -9,7 +9,16 @@ import torch
 from language_samples import ALPHABET, by_id, model, requests, same
 
 from rlinf_lab.errors import ConfigError, UnknownNameError
-from rlinf_lab.generation import Engine, SamplingParams, load_model, requests_for, small_model, token_batch, token_log_probs, warm_up
+from rlinf_lab.generation import (
+    Engine,
+    SamplingParams,
+    load_model,
+    requests_for,
+    small_model,
+    token_batch,
+    token_log_probs,
+    warm_up,
+)
 
 
 def test_characters_survive_the_tokenizer_and_strange_ones_are_named():
@@ -18,6 +27,8 @@ def test_characters_survive_the_tokenizer_and_strange_ones_are_named():
     assert lm.decode([*lm.encode(text), *lm.stop_ids, lm.pad_id]) == text and len(lm.encode(text)) == len(text)
     with pytest.raises(ConfigError, match=r"\['x', 'z'\]"):
         lm.encode("zabx")
+    with pytest.raises(ConfigError, match="heads=2, kv_heads=3"):
+        small_model("ab", kv_heads=3)
     for bad in ("", "aa", ["ab"]):
         with pytest.raises(ConfigError, match="alphabet"):
             small_model(bad)
