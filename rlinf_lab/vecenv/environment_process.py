@@ -24,7 +24,17 @@ from rlinf_lab.trees import assign, rows
 from rlinf_lab.vecenv.base import cannot_leave
 from rlinf_lab.vecenv.bell import Bell
 from rlinf_lab.vecenv.framing import receive, send
-from rlinf_lab.vecenv.shared_arrays import ANSWER, AT, HAS_FINAL, HAS_RESET_ONLY, HAS_SEED, HAS_SUCCESS, ORDER, SEED, SharedArrays
+from rlinf_lab.vecenv.shared_arrays import (
+    ANSWER,
+    AT,
+    HAS_FINAL,
+    HAS_RESET_ONLY,
+    HAS_SEED,
+    HAS_SUCCESS,
+    ORDER,
+    SEED,
+    SharedArrays,
+)
 
 STEP, RESET, CALL, CLOSE = range(4)
 WELL, FAILED, BUSY = range(3)

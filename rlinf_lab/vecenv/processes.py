@@ -36,7 +36,17 @@ from rlinf_lab.vecenv.bell import Bell
 from rlinf_lab.vecenv.environment_process import BUSY, CALL, CLOSE, FAILED, RESET, STEP
 from rlinf_lab.vecenv.framing import receive, send
 from rlinf_lab.vecenv.loop import check_state, checked_actions, described
-from rlinf_lab.vecenv.shared_arrays import ANSWER, AT, HAS_FINAL, HAS_RESET_ONLY, HAS_SEED, HAS_SUCCESS, ORDER, SEED, SharedArrays
+from rlinf_lab.vecenv.shared_arrays import (
+    ANSWER,
+    AT,
+    HAS_FINAL,
+    HAS_RESET_ONLY,
+    HAS_SEED,
+    HAS_SUCCESS,
+    ORDER,
+    SEED,
+    SharedArrays,
+)
 
 END_SECONDS = 3.0
 _START = "import sys; sys.path[:] = {paths!r}; from rlinf_lab.vecenv.environment_process import main; main(*{descriptors!r})"
