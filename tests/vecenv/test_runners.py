@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "rlinf_lab" / "runners.json"
 
 
-class Slow(gymnasium.Env):
-    """Waits without using the processor: two processes wait at the same time."""
-
+class Own(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
 
@@ -37,7 +34,6 @@ class Slow(gymnasium.Env):
         return self.np_random.uniform(-1, 1, 2).astype(np.float32), {}
 
     def step(self, action: int) -> Any:
-        time.sleep(0.02)
         return np.zeros(2, np.float32), 0.0, False, False, {}
 
 
@@ -63,14 +59,20 @@ def test_what_is_remembered_is_believed(memory: Path) -> None:
     assert make_vec("CartPole-v1", 2).spec.runner.why == "measured"
 
 
-def test_processes_are_taken_where_they_gain() -> None:
-    env = make_vec(Slow, 2, cores=2)
-    try:
-        assert isinstance(env, ProcessVecEnv) and env.cores == 2 and env.spec.runner.name == "processes"
-    finally:
-        env.close()
-    one = make_vec(Slow, 2)
-    assert str(one.spec.runner) == "loop (the only one)"
+def test_processes_are_taken_where_they_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured for real, so that both are made and closed; then as on a machine where one of them is faster."""
+    env = make_vec(Own, 2, cores=2)
+    assert set(env.spec.runner.rates) == {"loop", "processes"}
+    env.close()
+    for faster, slower in (("processes", "loop"), ("loop", "processes")):
+        monkeypatch.setattr(module, "_remembered", lambda key, f=faster, s=slower: {f: 20.0, s: 10.0})
+        env = make_vec(Own, 2, cores=2)
+        try:
+            assert isinstance(env, ProcessVecEnv) == (faster == "processes") and env.spec.runner.name == faster
+            assert getattr(env, "cores", 1) == (2 if faster == "processes" else 1)
+        finally:
+            env.close()
+    assert str(make_vec(Own, 2).spec.runner) == "loop (the only one)"
 
 
 def test_one_can_be_asked_for() -> None:
